@@ -27,7 +27,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.recipes.registry import load_recipe
 
-QUICKLY = ["judge.episodes=1", "run.certify=false"]
+QUICKLY = ["evaluation.episodes=1", "run.certify=false"]
 Script = Callable[[str], ModuleType]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SHAPE = ModelConfig(

@@ -75,7 +75,7 @@ def ppo(world: str, recipe: str = "ppo") -> str:
         HEAD.format(recipe=recipe).replace("checkpoint_every = 1", "checkpoint_every = 50")
         + f"""[env]
 id = "{WORLDS}:{world}"
-[judge]
+[evaluation]
 episodes = 1
 """
     ).replace("steps = 2", "steps = 12")

@@ -15,14 +15,14 @@ EXAMPLES = ROOT / "examples"
 
 SHORTER = {
     "bandit/thompson.toml": ["steps=50"],
-    "control/ppo_cartpole.toml": ["steps=2", "judge.episodes=2"],
-    "control/sac_pendulum.toml": ["steps=3", "judge.episodes=2"],
-    "offline/bc.toml": ["steps=3", "judge.episodes=2"],
-    "offline/bcq.toml": ["steps=2", "judge.episodes=2"],
-    "offline/bear.toml": ["steps=2", "judge.episodes=2"],
-    "offline/cql.toml": ["steps=3", "judge.episodes=2"],
-    "offline/iql.toml": ["steps=2", "judge.episodes=2"],
-    "offline/td3_bc.toml": ["steps=2", "judge.episodes=2"],
+    "control/ppo_cartpole.toml": ["steps=2", "evaluation.episodes=2"],
+    "control/sac_pendulum.toml": ["steps=3", "evaluation.episodes=2"],
+    "offline/bc.toml": ["steps=3", "evaluation.episodes=2"],
+    "offline/bcq.toml": ["steps=2", "evaluation.episodes=2"],
+    "offline/bear.toml": ["steps=2", "evaluation.episodes=2"],
+    "offline/cql.toml": ["steps=3", "evaluation.episodes=2"],
+    "offline/iql.toml": ["steps=2", "evaluation.episodes=2"],
+    "offline/td3_bc.toml": ["steps=2", "evaluation.episodes=2"],
     "control/double_q_learning_cliff_walking.toml": ["steps=5"],
     "control/dyna_q_maze.toml": ["steps=20"],
     "control/expected_sarsa_taxi.toml": ["steps=5"],
@@ -34,7 +34,7 @@ SHORTER = {
     "control/sarsa_cliff_walking.toml": ["steps=5"],
     "control/sarsa_lambda_frozen_lake.toml": ["steps=5"],
     "control/td_prediction_random_walk.toml": ["steps=5"],
-    "control/tile_sarsa_mountain_car.toml": ["steps=5", "judge.episodes=2"],
+    "control/tile_sarsa_mountain_car.toml": ["steps=5", "evaluation.episodes=2"],
 }
 """Per example what makes it a matter of seconds. The main job in chain_sum/ is run by the README's test, and what else
 there is in control/ by the tests of its recipe."""

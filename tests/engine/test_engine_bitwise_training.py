@@ -36,7 +36,7 @@ use = "rewards.py:short"
 prompts_per_step = 4
 samples_per_prompt = 4
 max_tokens = 70
-slots = 5
+max_concurrent = 5
 temperature = 0.9
 [learner]
 lr = 1e-2

@@ -28,7 +28,7 @@ use = "rewards.py:short"
 prompts_per_step = 4
 samples_per_prompt = 4
 max_tokens = 5
-slots = 8
+max_concurrent = 8
 temperature = 0.9
 [rollout.runner]
 kind = "vllm"
@@ -76,7 +76,7 @@ def test_each_step_is_answered_by_its_own_weights(server):
 
 
 def test_a_run_ahead_of_its_learner_says_how_old_answers_are(server):
-    assert main(["train", "run.toml", "name=ahead", "rollout.ahead=1"]) == 0
+    assert main(["train", "run.toml", "name=ahead", "rollout.max_staleness=1"]) == 0
     told = [line for line in metrics("ahead") if "async/staleness" in line]
     assert [line["async/staleness"] for line in told] == [0, 1, 1, 1]
 

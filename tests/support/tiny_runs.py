@@ -72,7 +72,7 @@ use = "rewards.py:close"
 prompts_per_step = 4
 samples_per_prompt = 4
 max_tokens = 4
-slots = 5
+max_concurrent = 5
 [learner]
 lr = 1e-2
 epochs = 2

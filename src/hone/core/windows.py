@@ -96,6 +96,7 @@ class SlidingWindow:
 
     @property
     def full(self) -> bool:
+        """True if the window has its full length."""
         return self.added >= self.size
 
     @property
@@ -104,6 +105,7 @@ class SlidingWindow:
         return self._largest.maximum
 
     def add(self, values: Iterable[float]) -> None:
+        """Add a value; the oldest leaves a full window."""
         for value in values:
             self._sums.set_value(self.added % self.size, float(value))
             self._largest.add(float(value))

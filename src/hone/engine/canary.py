@@ -19,7 +19,7 @@ from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput
 
 _TOKENS: Final = 8
 _SAMPLED: Final = 64
-"""Numbers of each parameter that are hashed."""
+"""Number of hashed elements of each parameter."""
 _TOLERANCE: Final = {torch.float32: 2e-4, torch.float64: 2e-5, torch.bfloat16: 0.1}
 """Nats, mean over the canary's tokens: a hundred times the difference between two orders of summation."""
 

@@ -8,7 +8,7 @@ from hone.core.generation import Request, SamplingParams, ScoreRequest
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-    """Raise ConfigError with every setting that cannot be meant."""
+    """Raise ConfigError with every invalid setting."""
     faults = ErrorCollector(ConfigError)
     if sampling.max_tokens < 1:
         faults.add(f"sampling.max_tokens must be at least 1, got {sampling.max_tokens}")

@@ -1,4 +1,4 @@
-"""Which runner an engine gets: the compiled one where it can be built, the torch one everywhere else."""
+"""Choice of an engine's runner: the compiled one if it can be built, else the torch one."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def choose_runner(
 
 
 def _unfit(model: GenerationModel) -> str | None:
-    """Why compiled code cannot run this model at all."""
+    """Return the reason why compiled code cannot run this model, if any."""
     if model.exactness == "bitwise":
         return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'
     if model.device.type != "cpu":

@@ -56,7 +56,7 @@ class EmbeddedEngine(EngineSession):
         self.fingerprints: dict[int, WeightFingerprint] = {}
         """Fingerprints of the latest versions."""
         self.observer: TokenObserver | None = None
-        """Sees tokens as they are drawn; costs nothing where there is none."""
+        """Listener of sampled tokens; without one there is no cost."""
         self.clock: Clock = clock or SystemClock()
         self._limits, self._text, self._canary = limits, text, canary
         self._ends = StopRules(text)
@@ -65,7 +65,7 @@ class EmbeddedEngine(EngineSession):
         self._order = 0
         self._opened = False
         self._refused = ""
-        """Why the weights that were published last must not draw."""
+        """Reason for rejecting the last published weights, if any."""
         self._door = threading.Lock()
         """Taken before the lock by `publish` and `pause`: a thread that runs passes takes the lock again and again."""
         super().__init__(threading.RLock(), slots=limits.slots, pages=limits.pages)
@@ -83,8 +83,8 @@ class EmbeddedEngine(EngineSession):
     # ----------------------------------------------------------------------------------------- asking
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
-        """Log-probabilities of given tokens, by the arithmetic of sampling: bit for bit those recorded at sampling by
-        an exact runner. Generation continues meanwhile.
+        """Compute log-probabilities of given tokens with the arithmetic of sampling. With an exact runner they equal
+        the recorded ones bit for bit. Generation continues meanwhile.
 
         Raises DataError naming every text that cannot be run.
         """
@@ -138,7 +138,7 @@ class EmbeddedEngine(EngineSession):
             self._finish()
 
     def pause(self) -> None:
-        """Begin no further pass until `resume`; the pass that runs ends first."""
+        """Start no further pass until `resume`; the current pass ends first."""
         with self._door, self._lock:
             self._paused = True
 
@@ -175,7 +175,7 @@ class EmbeddedEngine(EngineSession):
             self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
 
     def _step(self) -> None:
-        """A pass, once no weights are being published; results go to `_done` and `_scored`."""
+        """Run a pass when no weights are being published; results go to `_done` and `_scored`."""
         with self._door:
             pass
         with self._lock:

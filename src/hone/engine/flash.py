@@ -15,7 +15,7 @@ from hone.engine.protocol import ForwardFn, LinearFn, ModelShape, PagedAttention
 from hone.engine.work import ForwardBatch
 
 PAGE_TOKENS: Final = 256
-"""The page size that every version of the kernel takes."""
+"""Page size that every version of the kernel supports."""
 
 
 @dataclass(slots=True)
@@ -27,9 +27,9 @@ class FlashInputs:
     """`[T]` int64, as are the next three."""
     positions: Tensor
     page: Tensor
-    """The page that each token's key goes to."""
+    """Page of each token's key."""
     slot: Tensor
-    """Its place there."""
+    """Position of the key within its page."""
     starts: Tensor
     """`[B+1]` int32: sequence b owns the tokens `starts[b]:starts[b+1]`."""
     used: Tensor
@@ -37,10 +37,10 @@ class FlashInputs:
     pages: Tensor
     """`[B, most]` int32."""
     longest: int
-    """Most tokens of a sequence in this pass."""
+    """Largest number of tokens of a sequence in this pass."""
 
     def load(self, other: "FlashInputs") -> None:
-        """Take up the contents of tensors of the same shapes."""
+        """Copy the contents of tensors of the same shapes."""
         for mine, theirs in (
             (self.tokens, other.tokens),
             (self.positions, other.positions),

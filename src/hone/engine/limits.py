@@ -9,14 +9,14 @@ from hone.engine.table import RunningBatch
 
 
 class FinishRules(Protocol):
-    """Decides when a sample ends."""
+    """Rule that decides when a sample ends."""
 
     def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
-        """Rows, ascending, that end with their last token."""
+        """Return the rows, ascending, that end with their last token."""
         ...
 
     def finish_of(self, sample: SampleState) -> FinishReason | None:
-        """The same for a sample without a row."""
+        """Return the end of a sample without a row, if any."""
         ...
 
 
@@ -25,15 +25,15 @@ class SchedulerLimits:
     """Limits of a scheduler."""
 
     slots: int
-    """Rows."""
+    """Number of rows."""
     pages: int
     page_tokens: int
     sequence_tokens: int
-    """Most tokens of a prompt and its answer."""
+    """Largest number of tokens of a prompt and its answer."""
     pass_tokens: int = 512
-    """Tokens of a pass, as far as prompts are concerned; rows are never held back."""
+    """Largest number of prompt tokens of a pass; running rows are always included."""
     pass_draws: int = 4096
-    """Most logits per pass for prompts and scored texts."""
+    """Largest number of logits per pass for prompts and scored texts."""
     longest_first: bool = False
     """Start with the requests with the longest expected answers; otherwise in the order of submission."""
 
@@ -49,7 +49,7 @@ class SchedulerLimits:
 
 
 _LOGITS: Final = 1 << 25
-"""Numbers that the logits of one pass's prompts may take."""
+"""Largest number of elements of the prompts' logits in one pass."""
 
 
 def default_limits(*, slots: int, page_tokens: int, sequence_tokens: int, vocab: int) -> SchedulerLimits:

@@ -14,12 +14,13 @@ from hone.engine.work import SamplerOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnToken:
-    """One token of an answer that is being written."""
+    """One token of an unfinished answer."""
 
     request_id: str
     sample_index: int
     position: int
-    """Which token of its answer, from 0. A preempted answer may draw its last one again: the latest counts."""
+    """Index of the token in its answer, from 0. A preempted answer may sample its last token again: the latest
+    counts."""
     token: int
 
 

@@ -13,7 +13,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that can be taken at once."""
+        """Number of pages that are free now."""
         return len(self._free)
 
     def take(self) -> int:

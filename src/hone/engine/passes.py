@@ -1,4 +1,4 @@
-"""Passes over the model that read prompts beside the running rows."""
+"""Forward passes that prefill prompts beside the running rows."""
 
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -18,17 +18,17 @@ no_copies: Final = (_NONE, _NONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChunk:
-    """Tokens `start:stop` of a text that one pass reads."""
+    """Tokens `start:stop` of a text that one pass prefills."""
 
     group: PrefillGroup
     start: int
     stop: int
     drawing_samples: list[SampleState]
-    """Samples that draw after the last token."""
+    """Samples that sample a token after the last one."""
 
     @property
     def first_draw(self) -> int:
-        """The first of its tokens after which something is drawn or scored; `stop` if there is none."""
+        """First of its tokens with a sampled or scored successor; `stop` if there is none."""
         return self.stop if self.group.tokens_to_score is None else max(self.start, self.group.first_draw)
 
     @property

@@ -28,6 +28,7 @@ class BoundedClaim:
 
     @property
     def bound(self) -> float:
+        """The bound, lower or upper."""
         return self.at_least if self.at_least is not None else self.at_most or 0.0
 
     @property
@@ -38,6 +39,7 @@ class BoundedClaim:
 
     @property
     def holds(self) -> bool:
+        """True if the value is beyond the bound."""
         return self.margin > 0
 
 

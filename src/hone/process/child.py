@@ -56,6 +56,7 @@ class LineParser:
         self._size = 0
 
     def feed(self, data: bytes) -> Iterable[bytes]:
+        """Add received bytes, and yield the complete lines."""
         *ended, rest = data.split(b"\n")
         for piece in ended:
             yield b"".join([*self._parts, piece])

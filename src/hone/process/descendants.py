@@ -27,7 +27,7 @@ class _Relation:
 
 
 def kill_family(child: int, token: str) -> None:
-    """SIGKILL to a child that has not been waited for, and to its descendants, until none is found."""
+    """Kill (SIGKILL) a child that has not been waited for, and its descendants, until none is found."""
     _send(signal.SIGSTOP, child)  # it starts nothing more while its descendants are listed
     for _ in range(_ROUNDS):
         members = list(_living_descendants(child, token))

@@ -1,4 +1,5 @@
-"""The child's end: `python -m module REQUEST_FD REPLY_FD LIFE_FD arguments...`, as `child.ChildProcess` starts it."""
+"""Child side of the channel: `python -m module REQUEST_FD REPLY_FD LIFE_FD arguments...`, as `child.ChildProcess`
+starts it."""
 
 import ctypes
 import fcntl

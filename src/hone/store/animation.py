@@ -36,7 +36,7 @@ class EpisodeRecording:
     score: Number
     """Return of the episode."""
     steps: int
-    """Its length."""
+    """Length of the episode."""
     note: str = ""
     """Reason for missing frames; empty otherwise."""
 

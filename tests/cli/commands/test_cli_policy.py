@@ -16,7 +16,7 @@ steps = 4
 [env]
 id = "FrozenLake-v1"
 num_envs = 4
-[judge]
+[evaluation]
 episodes = 4
 """
 POLE = LAKE.replace("FrozenLake-v1", "CartPole-v1")

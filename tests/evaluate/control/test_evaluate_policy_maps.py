@@ -112,7 +112,7 @@ def test_networks_say_what_they_do_and_expect(tmp_path: Path):
 def test_maps_of_files_and_our_own_grids(tmp_path: Path):
     table = ActionTable(StateFeatures(count=9, actions=4))
     save_table(table, tmp_path)
-    world = {"kind": "grid", "rows": ["S.G", ".#.", "..."], "pays": {"G": 1.0}}
+    world = {"kind": "grid", "rows": ["S.G", ".#.", "..."], "rewards": {"G": 1.0}}
     (grid,) = policy_map(tmp_path, {"finite": {"world": world}}, step=1).slices
     assert [cell.mark for cell in grid.cells] == ["S", " ", "G", " ", "#", " ", " ", " ", " "]
     assert grid.cells[4].moves == {} and len(grid.cells[0].moves) == 4  # nothing learned: all are alike

@@ -102,7 +102,7 @@ def _sides() -> Iterator[None]:
 
 
 SMALL: dict[str, Any] = {
-    "rollout_steps": 14, "network": {"hidden": [16]}, "judge": {"episodes": 3},
+    "rollout_steps": 14, "network": {"hidden": [16]}, "evaluation": {"episodes": 3},
     "learner": {"lr": 1e-3, "epochs": 2, "minibatches": 2},
 }  # fmt: skip
 CASES: dict[str, tuple[str, Controller, dict[str, Any]]] = {
@@ -313,7 +313,8 @@ def test_it_balances_by_demonstrations_alone(tmp_path: Path) -> None:
     job = gail.ENTRY.build(
         config_of(
             shown(tmp_path, "CartPole-v1", steady), steps=40, env={"id": "CartPole-v1", "num_envs": 8},
-            rollout_steps=64, network={}, judge={"episodes": 20}, learner={"lr": 1e-3, "epochs": 10, "minibatches": 2},
+            rollout_steps=64, network={}, evaluation={"episodes": 20},
+            learner={"lr": 1e-3, "epochs": 10, "minibatches": 2},
         )
     )  # fmt: skip
     told = trained(job, 40)
@@ -374,8 +375,8 @@ def test_an_example_is_recorded_trained_resumed_and_judged(
     example = str(EXAMPLES / f"gail_{task}.toml")
     name = tomllib.loads(Path(example).read_text(encoding="utf-8"))["name"]
     assert main(["train", example, "--dry-run"]) == 0, capsys.readouterr().err
-    assert main(["train", example, "steps=2", "judge.episodes=2"]) == 0, capsys.readouterr().err
-    assert main(["train", example, "steps=3", "judge.episodes=2", "--resume"]) == 0, capsys.readouterr().err
+    assert main(["train", example, "steps=2", "evaluation.episodes=2"]) == 0, capsys.readouterr().err
+    assert main(["train", example, "steps=3", "evaluation.episodes=2", "--resume"]) == 0, capsys.readouterr().err
     assert main(["show", f"runs/{name}"]) == 0, capsys.readouterr().err
     assert main(["eval", f"runs/{name}", "--problems", "2"]) == 0, capsys.readouterr().err
     assert "eval/score" in capsys.readouterr().out

@@ -28,10 +28,10 @@ PETS: dict[str, Any] = {
     "env": {"id": "hone/CartPoleSwingUp-v0", "num_envs": 2, "max_episode_steps": 17},
     "rollout_steps": 5,
     "network": SMALL,
-    "learner": {"lr": 1e-3, "minibatches": 3, "max_grad_norm": None},
+    "learner": {"lr": 1e-3, "updates_per_iteration": 3, "max_grad_norm": None},
     "planning": PLAN,
-    "algorithm": {"members": 3, "batch": 4, "warmup": 11, "memory": 40, "reward": "cartpole_swing_up"},
-    "judge": {"episodes": 2},
+    "algorithm": {"members": 3, "batch": 4, "warmup": 11, "replay_capacity": 40, "reward": "cartpole_swing_up"},
+    "evaluation": {"episodes": 2},
 }
 MPPI = {"kind": "mppi", "horizon": 4, "candidates": 8, "propagation": "ts_1", "particles": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rollout_steps": 14,
         "network": {"hidden": [8]},
         "learner": {"lr": 1e-2, "minibatches": 2, "epochs": 2},
-        "judge": {"episodes": 5},
+        "evaluation": {"episodes": 5},
     },
     "reptile": {
         "recipe": "reptile",
@@ -51,7 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rollout_steps": 6,
         "network": {"hidden": [8]},
         "algorithm": {"inner_steps": 3},
-        "judge": {"episodes": 2},
+        "evaluation": {"episodes": 2},
     },
     "multitask_ppo": {
         "recipe": "multitask_ppo",
@@ -62,7 +62,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rollout_steps": 21,
         "network": {"hidden": [8, 8]},
         "learner": {"lr": 1e-3, "epochs": 2, "minibatches": 3},
-        "judge": {"episodes": 2},
+        "evaluation": {"episodes": 2},
     },
     "multitask_ppo_box": {
         "recipe": "multitask_ppo",
@@ -74,7 +74,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "network": {"hidden": [8]},
         "algorithm": {"tell_trunk": True},
         "learner": {"lr": 1e-3, "epochs": 2},
-        "judge": {"episodes": 2},
+        "evaluation": {"episodes": 2},
     },
     "dagger": {
         "recipe": "dagger",
@@ -83,26 +83,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rollout_steps": 20,
         "algorithm": {"beta_decay": 0.6, "batch": 16},
         "network": SMALL,
-        "learner": {"lr": 1e-3, "minibatches": 3},
-        "judge": {"episodes": 2},
+        "learner": {"lr": 1e-3, "updates_per_iteration": 3},
+        "evaluation": {"episodes": 2},
     },
     "sac_shown": {
         "recipe": "sac",
         "env": {"id": "Pendulum-v1"},
         "network": SMALL,
-        "learner": {"lr": 1e-3, "minibatches": 2, "max_grad_norm": None},
-        "replay": {"batch": 10, "memory": 70, "warmup": 30},
+        "learner": {"lr": 1e-3, "updates_per_iteration": 2, "max_grad_norm": None},
+        "replay": {"batch": 10, "capacity": 70, "warmup": 30},
         "demonstrations": {"log": "Pendulum-v1", "share": 0.3},
-        "judge": {"episodes": 2},
+        "evaluation": {"episodes": 2},
     },
     "dqn_shown": {
         "recipe": "dqn",
         "env": {"id": "CartPole-v1"},
         "network": SMALL,
-        "learner": {"lr": 1e-3, "minibatches": 2},
-        "replay": {"collect": 8, "batch": 10, "memory": 70, "warmup": 30},
+        "learner": {"lr": 1e-3, "updates_per_iteration": 2},
+        "replay": {"collect": 8, "batch": 10, "capacity": 70, "warmup": 30},
         "algorithm": {"demonstrations": {"log": "CartPole-v1", "share": 0.25}},
-        "judge": {"episodes": 2},
+        "evaluation": {"episodes": 2},
     },
 }
 COMMANDS = ["pets", "rl2", "reptile", "multitask_ppo", "dagger"]
@@ -259,7 +259,7 @@ def test_a_learnt_world_is_planned_in() -> None:
     config = {"recipe": "pets", "name": "x", "steps": 14, "env": {"id": "hone/CartPoleSwingUp-v0"}}
     known = {"reward": "cartpole_swing_up"}
     entry = load_recipe("pets")
-    job = entry.build(entry.config.model_validate({**config, "algorithm": known, "judge": {"episodes": 2}}))
+    job = entry.build(entry.config.model_validate({**config, "algorithm": known, "evaluation": {"episodes": 2}}))
     train(job.recipe, steps=14, callback=StepRecorder())
     assert job.evaluate is not None
     assert job.evaluate().metrics["eval/score"] > 20

@@ -47,9 +47,9 @@ FAMILY = (*VALUES, "discrete_sac")
 SMALL = {
     "env": {"id": "CartPole-v1", "num_envs": 2},
     "network": {"hidden": [16]},
-    "learner": {"minibatches": 3},
-    "replay": {"collect": 7, "batch": 8, "memory": 60, "warmup": 20},
-    "judge": {"episodes": 3},
+    "learner": {"updates_per_iteration": 3},
+    "replay": {"collect": 7, "batch": 8, "capacity": 60, "warmup": 20},
+    "evaluation": {"episodes": 3},
 }
 """The memory overflows within the run."""
 CARTPOLE = GymConfig(id="CartPole-v1", num_envs=2)
@@ -138,7 +138,13 @@ def test_an_example_is_trained_shown_and_judged(
     assert main(["train", str(path), "--dry-run"]) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert "updates" in said and "warning" not in said
-    shorter = ["steps=2", "replay.warmup=64", "replay.collect=16", "learner.minibatches=2", "judge.episodes=2"]
+    shorter = [
+        "steps=2",
+        "replay.warmup=64",
+        "replay.collect=16",
+        "learner.updates_per_iteration=2",
+        "evaluation.episodes=2",
+    ]
     assert main(["train", str(path), *shorter, "name=short"]) == 0, capsys.readouterr().err
     assert main(["show", "runs/short"]) == 0
     assert main(["eval", "short", "--problems", "2"]) == 0, capsys.readouterr().err
@@ -153,7 +159,7 @@ def test_epsilon_falls_evenly_over_decisions() -> None:
     assert exploration_level(chosen, 0) == 1.0
     assert exploration_level(chosen, 50) == pytest.approx(0.52)
     assert exploration_level(chosen, 100) == exploration_level(chosen, 10_000) == pytest.approx(0.04)
-    config = small(exploration={"kind": "epsilon", "over": 100})
+    config = small(exploration={"kind": "epsilon", "decay_env_steps": 100})
     policy = dqn.ENTRY.build(config).recipe.learner.policy
     levels = [config.exploration_policy(policy, version) for version in range(8)]
     assert all(isinstance(acting, NumpyGreedyPolicy) for acting in levels)
@@ -162,7 +168,7 @@ def test_epsilon_falls_evenly_over_decisions() -> None:
 
 
 def test_a_boltzmann_policy_is_a_softmax_of_the_values() -> None:
-    config = small(exploration={"kind": "boltzmann", "first": 0.5, "last": 0.5})
+    config = small(exploration={"kind": "boltzmann", "start": 0.5, "end": 0.5})
     policy = dqn.ENTRY.build(config).recipe.learner.policy
     acting = config.exploration_policy(policy, 3)
     assert isinstance(acting, NumpyCategoricalPolicy) and isinstance(config.exploration, LinearBoltzmann)
@@ -199,7 +205,7 @@ def test_noise_explores_and_the_mode_does_not() -> None:
     assert (rollout == rollout[0, 0]).all(), "one draw of the weights for a turn"
 
 
-# ------------------------------------------------------------------------------------------------- the slow copy
+# ------------------------------------------------------------------------------------------------- the target network
 
 
 def test_the_slow_copy_follows_after_whole_turns() -> None:
@@ -216,7 +222,7 @@ def test_the_slow_copy_follows_after_whole_turns() -> None:
 
 
 def test_the_slow_copy_may_follow_softly() -> None:
-    job = make("dqn", 1, algorithm={"target_rate": 0.25})
+    job = make("dqn", 1, algorithm={"tau": 0.25})
     policy: DqnPolicy = job.recipe.learner.policy
     before = [parameter.clone() for parameter in policy.values.parameters()]
     train(job.recipe, steps=1, callback=StepRecorder())
@@ -256,9 +262,9 @@ def test_a_support_has_a_width() -> None:
 LAKE: dict[str, Any] = {
     "env": {"id": "FrozenLake-v1", "num_envs": 4, "kwargs": {"is_slippery": False}},
     "network": {"hidden": [32], "activation": "relu", "layer_norm": False},  # each state has weights of its own
-    "learner": {"lr": 5e-3, "minibatches": 16},
+    "learner": {"lr": 5e-3, "updates_per_iteration": 16},
     "replay": {"collect": 16, "batch": 64, "warmup": 4000},
-    "judge": {"episodes": 2},
+    "evaluation": {"episodes": 2},
 }
 
 
@@ -286,9 +292,9 @@ def test_discrete_sac_learns() -> None:
         60,
         env={"id": "CartPole-v1"},
         network={"hidden": [32], "activation": "relu"},
-        learner={"lr": 3e-3, "minibatches": 32},
+        learner={"lr": 3e-3, "updates_per_iteration": 32},
         replay={"collect": 64, "batch": 64, "warmup": 500},
-        judge={"episodes": 10},
+        evaluation={"episodes": 10},
     )
     train(job.recipe, steps=60, callback=StepRecorder())
     assert job.evaluate is not None
@@ -331,7 +337,7 @@ def test_layer_normalisation_keeps_values_from_growing(normed: bool) -> None:
     """A copy after every four updates is too soon for a plain network: its values leave the 50 that there can be."""
     job = make(
         "dqn", 120, env={"id": "CartPole-v1"}, network={"hidden": [128, 128], "layer_norm": normed},
-        learner={"lr": 1e-3, "minibatches": 4}, replay={"collect": 8, "batch": 64, "warmup": 200},
+        learner={"lr": 1e-3, "updates_per_iteration": 4}, replay={"collect": 8, "batch": 64, "warmup": 200},
         algorithm={"discount": 0.98, "normalise_observations": normed},
     )  # fmt: skip
     told = StepRecorder()

@@ -49,8 +49,8 @@ def job_of(recipe: str, kind: str, logs: dict[str, str], *, steps: int = 8, **mo
     tables = {
         "recipe": recipe, "name": "x", "seed": 3, "steps": steps, "log": logs[kind],
         "network": {"hidden": [16], "activation": "relu"}, "batch": 32,
-        "learner": {"lr": 1e-3, "minibatches": 2, "max_grad_norm": None, "decay": "linear"},
-        "env": {"id": WORLDS[kind]}, "judge": {"episodes": 2},
+        "learner": {"lr": 1e-3, "updates_per_iteration": 2, "max_grad_norm": None, "lr_decay": "linear"},
+        "env": {"id": WORLDS[kind]}, "evaluation": {"episodes": 2},
         "algorithm": SMALLER.get(recipe, {}),
     }  # fmt: skip
     return entry.build(entry.config.model_validate(tables | more))

@@ -20,11 +20,11 @@ from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 QUICK: dict[str, dict[str, Any]] = {
-    "iql": {"expectile": 0.9, "inverse_temperature": 10.0, "target_rate": 0.05},
-    "bcq": {"target_rate": 0.05},
-    "cql": {"target_rate": 0.05, "conservatism": 0.5},
-    "td3_bc": {"target_rate": 0.05, "discount": 0.5},
-    "bear": {"target_rate": 0.05, "discount": 0.5, "samples": 20, "threshold": 0.2},
+    "iql": {"expectile": 0.9, "inverse_temperature": 10.0, "tau": 0.05},
+    "bcq": {"tau": 0.05},
+    "cql": {"tau": 0.05, "conservatism": 0.5},
+    "td3_bc": {"tau": 0.05, "discount": 0.5},
+    "bear": {"tau": 0.05, "discount": 0.5, "samples": 20, "threshold": 0.2},
 }
 
 
@@ -38,7 +38,7 @@ def learnt(recipe: str, log: Path, *, steps: int, **more: Any) -> TrainingJob[An
     tables = {
         "recipe": recipe, "name": "x", "steps": steps, "log": str(log), "batch": 64,
         "network": {"hidden": [32], "activation": "relu"},
-        "learner": {"lr": 3e-3, "minibatches": 10, "max_grad_norm": None},
+        "learner": {"lr": 3e-3, "updates_per_iteration": 10, "max_grad_norm": None},
     }  # fmt: skip
     if "algorithm" in entry.config.model_fields:
         tables["algorithm"] = QUICK[recipe]
@@ -57,7 +57,7 @@ def stitched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("recipe", "score"), [("bc", 1.0), ("iql", 2.0), ("bcq", 2.0), ("cql", 2.0)])
 def test_stitching(recipe: str, score: float, stitched: Path) -> None:
     """What a policy is worth is looked up in the table, and found again by whoever tries it out."""
-    job = learnt(recipe, stitched, steps=60, env={"id": "hone/Stitching-v0"}, judge={"episodes": 2})
+    job = learnt(recipe, stitched, steps=60, env={"id": "hone/Stitching-v0"}, evaluation={"episodes": 2})
     mdp = stitching_mdp(discount=1.0)
     best = job.recipe.learner.policy.numpy_policy().best(np.arange(mdp.states))
     assert start_value(mdp, evaluate_policy(mdp, best)) == score

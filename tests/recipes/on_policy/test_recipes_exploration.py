@@ -28,7 +28,7 @@ from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 SMALL: dict[str, Any] = {"hidden": [16]}
-FEW: dict[str, Any] = {"batch": 16, "memory": 300, "warmup": 40}
+FEW: dict[str, Any] = {"batch": 16, "capacity": 300, "warmup": 40}
 UPDATES: dict[str, Any] = {"lr": 1e-3, "minibatches": 2}
 CASES: dict[str, dict[str, Any]] = {
     "her_dqn": {
@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def made(name: str, *, steps: int = 8, **changes: Any) -> TrainingJob[Any]:
     entry = load_recipe(name)
-    settings: dict[str, Any] = {"recipe": name, "name": "x", "seed": 3, "steps": steps, "judge": {"episodes": 3}}
+    settings: dict[str, Any] = {"recipe": name, "name": "x", "seed": 3, "steps": steps, "evaluation": {"episodes": 3}}
     fields = entry.config.model_fields
     settings |= {key: value for key, value in (("network", SMALL), ("learner", UPDATES)) if key in fields}
     return entry.build(entry.config.model_validate({**settings, **CASES[name], **changes}))
@@ -91,7 +91,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
 
 def learnt(name: str, *, steps: int, **changes: Any) -> tuple[float, list[dict[str, float]]]:
     """Score of the mode at the end, and the metrics of every step."""
-    job = made(name, steps=steps, **{"judge": {"episodes": 40}, "network": {"hidden": [64, 64]}, **changes})
+    job = made(name, steps=steps, **{"evaluation": {"episodes": 40}, "network": {"hidden": [64, 64]}, **changes})
     told: list[dict[str, float]] = []
     train(job.recipe, steps=steps, callback=lambda step, episodes, credits, metrics: told.append(dict(metrics)))
     assert job.evaluate is not None
@@ -104,7 +104,7 @@ def test_hindsight_flips_bits_where_plain_replay_does_not() -> None:
     fast = {
         "env": {"id": "hone/BitFlip-v0", "num_envs": 16, "kwargs": {"bits": 9}},
         "replay": {"warmup": 500, "batch": 256}, "network": {"hidden": [128], "activation": "relu"},
-        "learner": {"lr": 2e-3, "minibatches": 4, "max_grad_norm": None},
+        "learner": {"lr": 2e-3, "updates_per_iteration": 4, "max_grad_norm": None},
     }  # fmt: skip
     score, _ = learnt("her_dqn", steps=250, **fast)
     assert score > 0.9
@@ -320,7 +320,7 @@ def test_an_example_trains_is_shown_and_is_judged_again(
 ) -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "control" / f"{name}.toml"
     monkeypatch.chdir(tmp_path)
-    assert main(["train", str(example), "steps=2", "judge.episodes=2", *EXAMPLES[name], "--name", "short"]) == 0, (
+    assert main(["train", str(example), "steps=2", "evaluation.episodes=2", *EXAMPLES[name], "--name", "short"]) == 0, (
         capsys.readouterr().err
     )
     assert main(["show", "short"]) == 0

@@ -27,28 +27,30 @@ from hone.train.control.rows import TransitionRows
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 
-BASE: dict[str, Any] = {"name": "x", "seed": 3, "network": {"hidden": [16]}, "judge": {"episodes": 3}}
+BASE: dict[str, Any] = {"name": "x", "seed": 3, "network": {"hidden": [16]}, "evaluation": {"episodes": 3}}
 CARTPOLE = {"id": "CartPole-v1", "num_envs": 4}
 PENDULUM = {"id": "Pendulum-v1", "num_envs": 2}
 CLIPPED = {"id": "Pendulum-v1", "num_envs": 3, "clip_actions": True}
 BOTH = {"observations": True, "rewards": True}
-REPLAY = {"batch": 16, "memory": 70, "warmup": 30}
+REPLAY = {"batch": 16, "capacity": 70, "warmup": 30}
 OU = {"kind": "ornstein_uhlenbeck"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "a2c": {"recipe": "a2c", "env": CARTPOLE},
-    "a2c_ahead": {"recipe": "a2c", "env": CARTPOLE, "algorithm": {"ahead": 2, "normalise": BOTH}},
+    "a2c_ahead": {"recipe": "a2c", "env": CARTPOLE, "algorithm": {"max_staleness": 2, "normalise": BOTH}},
     "a2c_box": {"recipe": "a2c", "env": CLIPPED, "rollout_steps": 70, "algorithm": {"normalise": BOTH}},
     "ppo_normalised": {
         "recipe": "ppo", "env": CARTPOLE, "rollout_steps": 21, "learner": {"lr": 1e-3, "epochs": 2, "minibatches": 3},
         "algorithm": {"normalise": BOTH, "clip_decay": "linear"},
     },
-    "ppo_ahead": {"recipe": "ppo", "env": CARTPOLE, "algorithm": {"ahead": 1}, "learner": {"lr": 1e-3, "epochs": 2}},
+    "ppo_ahead": {
+        "recipe": "ppo", "env": CARTPOLE, "algorithm": {"max_staleness": 1}, "learner": {"lr": 1e-3, "epochs": 2},
+    },
     "ppo_kl": {"recipe": "ppo_kl", "env": CARTPOLE, "learner": {"lr": 1e-2, "epochs": 2}},
     "reinforce": {"recipe": "reinforce_control", "env": CARTPOLE, "rollout_steps": 9},
     "reinforce_mean": {"recipe": "reinforce_control", "env": CARTPOLE, "algorithm": {"baseline": "mean"}},
     "reinforce_none": {"recipe": "reinforce_control", "env": CARTPOLE, "algorithm": {"baseline": "none"}},
     "ddpg": {"recipe": "ddpg", "env": PENDULUM, "replay": REPLAY, "exploration": OU},
-    "td3": {"recipe": "td3", "env": PENDULUM, "replay": REPLAY, "learner": {"lr": 1e-3, "minibatches": 3}},
+    "td3": {"recipe": "td3", "env": PENDULUM, "replay": REPLAY, "learner": {"lr": 1e-3, "updates_per_iteration": 3}},
 }  # fmt: skip
 
 
@@ -271,7 +273,7 @@ def test_the_numpy_mirror_is_the_network() -> None:
 
 
 def test_td3_moves_its_policy_on_every_second_update_only() -> None:
-    job = made("td3", 4, learner={"lr": 1e-3, "minibatches": 1})
+    job = made("td3", 4, learner={"lr": 1e-3, "updates_per_iteration": 1})
     policy = job.recipe.learner.policy
     moved: list[tuple[bool, bool]] = []
     before = [(policy.actor.to_numpy().layers[0][0].copy(), next(policy.slow_critics.parameters()).clone())]
@@ -325,7 +327,7 @@ def _rows() -> Any:
 )
 def test_they_learn_cartpole(name: str, steps: int, score: float) -> None:
     """A random policy reaches 22."""
-    epochs = {"learner": {"lr": 1e-3, "decay": "constant", "epochs": 20}} if name == "ppo_kl" else {}
+    epochs = {"learner": {"lr": 1e-3, "lr_decay": "constant", "epochs": 20}} if name == "ppo_kl" else {}
     quick: Callable[..., TrainingJob[Any]] = made
     changes = {"env": {"id": "CartPole-v1", "num_envs": 8}, "network": {"hidden": [64, 64]}, "rollout_steps": 32}
     job = quick(name, steps, **{**changes, **epochs, **({"rollout_steps": 5} if name == "a2c" else {})})
@@ -351,7 +353,7 @@ MINE = (
 
 @pytest.mark.parametrize("name", MINE)
 def test_examples_run_a_few_steps(name: str) -> None:
-    overrides = ["steps=2", "judge.episodes=2", *(["replay.warmup=20"] if "pendulum" in name else [])]
+    overrides = ["steps=2", "evaluation.episodes=2", *(["replay.warmup=20"] if "pendulum" in name else [])]
     (stage,) = planned_runs(read_document(EXAMPLES / f"{name}.toml", overrides))
     config = stage.resolved.config
     job = load_recipe(config.recipe).build(config)

@@ -26,14 +26,14 @@ LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}
 WALK: dict[str, Any] = {"world": {"kind": "chain"}, "copies": 3}
 GYM: dict[str, Any] = {"id": "FrozenLake-v1", "num_envs": 3}
-LINE: dict[str, Any] = {"kind": "linear", "begin": 1.0, "end": 0.1, "turns": 6}
+LINE: dict[str, Any] = {"kind": "linear", "start": 1.0, "end": 0.1, "decay_iterations": 6}
 SMALL: dict[str, dict[str, Any]] = {
-    "q_learning": {"recipe": "q_learning", "env": GYM, "explore": {"kind": "ucb"}},
-    "q_learning_counts": {"recipe": "q_learning", "finite": CLIFF, "explore": {"kind": "counts"}},
+    "q_learning": {"recipe": "q_learning", "env": GYM, "exploration": {"kind": "ucb"}},
+    "q_learning_counts": {"recipe": "q_learning", "finite": CLIFF, "exploration": {"kind": "counts"}},
     "double_q_learning": {"recipe": "double_q_learning", "finite": CLIFF},
-    "sarsa": {"recipe": "sarsa", "env": GYM, "explore": {"kind": "epsilon_greedy", "epsilon": LINE}},
+    "sarsa": {"recipe": "sarsa", "env": GYM, "exploration": {"kind": "epsilon_greedy", "epsilon": LINE}},
     "sarsa_n": {"recipe": "sarsa", "finite": CLIFF, "algorithm": {"steps": 3}},
-    "expected_sarsa": {"recipe": "expected_sarsa", "finite": LAKE, "explore": {"kind": "boltzmann"}},
+    "expected_sarsa": {"recipe": "expected_sarsa", "finite": LAKE, "exploration": {"kind": "boltzmann"}},
     "sarsa_lambda": {"recipe": "sarsa_lambda", "env": {**GYM, "num_envs": 2}, "rollout_steps": 3},
     "dyna_q": {"recipe": "dyna_q", "finite": LAKE, "algorithm": {"planning": 3}},
     "prioritized_sweeping": {"recipe": "prioritized_sweeping", "finite": CLIFF},
@@ -45,7 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gradient_td": {"recipe": "gradient_td", "algorithm": {"method": "target_network", "copy_every": 7}},
     "tile_sarsa": {"recipe": "tile_sarsa", "env": {"id": "MountainCar-v0", "num_envs": 2}},
 }  # fmt: skip
-JUDGED = {"judge": {"episodes": 3}}
+JUDGED = {"evaluation": {"episodes": 3}}
 ANY = EpsilonGreedy(epsilon=ConstantSchedule(value=1.0))
 
 

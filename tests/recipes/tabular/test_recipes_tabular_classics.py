@@ -25,8 +25,8 @@ LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}
 WALK: dict[str, Any] = {"world": {"kind": "chain"}, "copies": 3}
 GYM: dict[str, Any] = {"id": "FrozenLake-v1", "num_envs": 3}
-LINE: dict[str, Any] = {"kind": "linear", "begin": 1.0, "end": 0.1, "turns": 6}
-JUDGED = {"judge": {"episodes": 3}}
+LINE: dict[str, Any] = {"kind": "linear", "start": 1.0, "end": 0.1, "decay_iterations": 6}
+JUDGED = {"evaluation": {"episodes": 3}}
 ANY = EpsilonGreedy(epsilon=ConstantSchedule(value=1.0))
 
 
@@ -63,7 +63,7 @@ def test_prediction_on_the_random_walk_comes_to_the_exact_values() -> None:
     world = {"finite": {**WALK, "copies": 16}, "rollout_steps": 32}
     for method, settings, bound in (
         ({"kind": "n_step", "steps": 8}, falling, 0.05),
-        ({"kind": "lambda", "decay": 0.8, "trace": "dutch"}, {"table": {"rate": {"rate": 0.003}}}, 0.08),
+        ({"kind": "lambda", "trace_lambda": 0.8, "trace": "dutch"}, {"table": {"rate": {"rate": 0.003}}}, 0.08),
     ):
         job = ran({"recipe": "td_prediction"}, 250, algorithm={"method": method}, **world, **settings)
         assert job.evaluate is not None
@@ -82,7 +82,7 @@ def test_off_policy_control_finds_the_best_policy() -> None:
     settings = {
         "recipe": "monte_carlo", "finite": {"world": {"kind": "chain", "length": 5}, "copies": 8},
         "algorithm": {"off_policy": True, "discount": 0.9},
-        "explore": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5}},
+        "exploration": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5}},
     }  # fmt: skip
     job = ran(settings, 400)
     mdp = build_finite_mdp(FiniteConfig.model_validate(settings["finite"]), discount=0.9)
@@ -96,11 +96,13 @@ def transitions_end(episodes: Episodes) -> np.ndarray:
 
 def test_a_truncated_episode_bootstraps_and_a_terminated_one_does_not() -> None:
     """A world of one state that pays 1 for ever and is cut every two steps is worth 1 / (1 - discount)."""
-    world = {"finite": {"world": {"kind": "grid", "rows": ["S"], "step": 1.0, "pays": {}}, "limit": 2, "copies": 2}}
+    world = {
+        "finite": {"world": {"kind": "grid", "rows": ["S"], "step_reward": 1.0, "rewards": {}}, "limit": 2, "copies": 2}
+    }
     for recipe, more in (("q_learning", {}), ("sarsa", {}), ("sarsa", {"steps": 2}), ("monte_carlo", {})):
         job = ran({"recipe": recipe, **world}, 400, algorithm={"discount": 0.5, **more}, table={"rate": {"rate": 0.3}})
         np.testing.assert_allclose(job.recipe.learner.policy.q, 2.0, atol=1e-3)
-    ended = {"finite": {"world": {"kind": "grid", "rows": ["SG"], "pays": {"G": 3.0}}}}
+    ended = {"finite": {"world": {"kind": "grid", "rows": ["SG"], "rewards": {"G": 3.0}}}}
     job = ran({"recipe": "q_learning", **ended}, 200, table={"rate": {"rate": 0.5}})
     assert job.recipe.learner.policy.q[0, 2] == pytest.approx(3.0)
 
@@ -196,7 +198,7 @@ def test_sarsa_takes_the_safe_way_and_q_learning_the_shortest() -> None:
     """Sutton & Barto, example 6.6, judged exactly."""
     world = {"finite": {**CLIFF, "copies": 32, "limit": 200}, "rollout_steps": 16}
     scores: dict[str, float] = {}
-    for recipe, rate in (("sarsa", {"rate": 1.0, "power": 0.3, "least": 0.05}), ("q_learning", {"rate": 0.5})):
+    for recipe, rate in (("sarsa", {"rate": 1.0, "power": 0.3, "minimum": 0.05}), ("q_learning", {"rate": 0.5})):
         job = ran({"recipe": recipe, **world}, 400, table={"rate": rate})
         assert job.evaluate is not None
         scores[recipe] = job.evaluate().metrics["eval/score"]
@@ -213,7 +215,7 @@ def test_q_learning_comes_to_the_best_policy(name: str, steps: int, bar: float) 
         "recipe": "q_learning", "finite": {"world": {"kind": "gymnasium", "id": name}, "copies": 64, "limit": 200},
         "rollout_steps": 16,
         "table": {"rate": {"rate": 1.0, "power": 0.7} if frozen else {"rate": 0.5}},
-        "explore": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5 if frozen else 0.2}},
+        "exploration": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5 if frozen else 0.2}},
     }  # fmt: skip
     if frozen:
         settings["finite"].pop("limit")

@@ -26,7 +26,9 @@ STATES, ACTIONS, DISCOUNT = 5, 2, 0.75
 
 def job_of(settings: Mapping[str, Any]) -> TrainingJob[Any]:
     entry = load_recipe(settings["recipe"])
-    config = entry.config.model_validate({"name": "x", "seed": 3, "steps": 8, "judge": {"episodes": 3}, **settings})
+    config = entry.config.model_validate(
+        {"name": "x", "seed": 3, "steps": 8, "evaluation": {"episodes": 3}, **settings}
+    )
     return entry.build(config)
 
 
@@ -194,7 +196,7 @@ def test_td_and_true_online_td_are_their_formulas_step_after_step() -> None:
         visits[state] += 1
         v[state] += visits[state] ** -0.8 * (reward + (0.0 if ended else v[after]) - v[state])
     np.testing.assert_allclose(found, v[:19], rtol=0, atol=1e-9)
-    found, lived = walked({"kind": "lambda", "decay": 0.8, "trace": "dutch"}, {"rate": 0.05}, 30)
+    found, lived = walked({"kind": "lambda", "trace_lambda": 0.8, "trace": "dutch"}, {"rate": 0.05}, 30)
     v, kept = np.zeros(20), dict[int, tuple[np.ndarray, float]]()
     for state, reward, after, ended, episode in steps_of(lived):
         trace, old = kept.get(episode) or (np.zeros(20), v[state])
@@ -266,7 +268,7 @@ def test_off_policy_control_is_its_pseudocode() -> None:
     settings = {
         "recipe": "monte_carlo", "finite": {"world": {"kind": "chain", "length": 5}, "copies": 8},
         "algorithm": {"off_policy": True, "discount": 0.5},
-        "explore": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5}},
+        "exploration": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5}},
     }  # fmt: skip
     job, lived = lived_through(settings, 60)
     q, mass = np.zeros((5, 2)), np.zeros((5, 2))
@@ -290,7 +292,7 @@ ON_POLICY = ["sarsa", "expected_sarsa", "sarsa_lambda", "monte_carlo"]
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 64}
 SMALL_CLIFF: dict[str, Any] = {
     "world": {
-        "kind": "grid", "rows": ["....", "....", "SXXG"], "step": -1.0, "pays": {"G": 0.0, "X": -10.0},
+        "kind": "grid", "rows": ["....", "....", "SXXG"], "step_reward": -1.0, "rewards": {"G": 0.0, "X": -10.0},
     },
     "copies": 32, "limit": 50,
 }  # fmt: skip
@@ -304,11 +306,11 @@ def test_control_is_best_as_exploration_and_steps_fall(name: str, place: str) ->
     settings: dict[str, Any] = {
         "recipe": name, "finite": LAKE if lake else SMALL_CLIFF, "rollout_steps": 16,
         "table": {"rate": {"rate": 0.02 if lake else 0.05} if traced else {"rate": 1.0, "power": 0.8, "least": 0.005}},
-        "explore": {
+        "exploration": {
             "kind": "epsilon_greedy",
-            "epsilon": {"kind": "exponential", "begin": 1.0, "end": 0.0, "half_life": 100 if lake else 40},
+            "epsilon": {"kind": "exponential", "start": 1.0, "end": 0.0, "half_life": 100 if lake else 40},
         },
-        "algorithm": {"decay": 0.5} if traced else {},
+        "algorithm": {"trace_lambda": 0.5} if traced else {},
     }  # fmt: skip
     job, _ = lived_through(settings, 700 if lake else 300)
     assert job.evaluate is not None
@@ -321,9 +323,9 @@ def test_sarsa_walks_along_the_edge_once_it_does_not_err() -> None:
     settings = {
         "recipe": "sarsa", "rollout_steps": 16, "table": {"rate": {"rate": 0.3}},
         "finite": {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 64, "limit": 200},
-        "explore": {
+        "exploration": {
             "kind": "boltzmann",
-            "temperature": {"kind": "exponential", "begin": 50.0, "end": 0.0, "half_life": 60},
+            "temperature": {"kind": "exponential", "start": 50.0, "end": 0.0, "half_life": 60},
         },
     }  # fmt: skip
     job, _ = lived_through(settings, 900)

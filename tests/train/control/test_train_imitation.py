@@ -214,13 +214,13 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
     """A linear policy cannot do the exclusive or, so both learners err; only one was ever shown the way back. What a
     clone does off the road is chance: with this seed it stays there."""
     env = GymConfig(id="Drift-v0", num_envs=4)
-    common: dict[str, Any] = {"name": "x", "network": {"hidden": []}, "judge": {"episodes": 40}}
+    common: dict[str, Any] = {"name": "x", "network": {"hidden": []}, "evaluation": {"episodes": 40}}
     asked = dagger.ENTRY.build(
         dagger.DaggerConfig.model_validate(
             {
                 **common, "recipe": "dagger", "steps": 12, "env": env.model_dump(), "algorithm": {"beta_decay": 0.0},
                 "expert": {"kind": "program", "use": f"{experts}:drift"},
-                "learner": {"lr": 3e-2, "minibatches": 20, "max_grad_norm": None},
+                "learner": {"lr": 3e-2, "updates_per_iteration": 20, "max_grad_norm": None},
             }
         )
     )  # fmt: skip
@@ -290,8 +290,8 @@ def opened(folder: Path) -> str:
 def lock(steps: int, **changes: Any) -> dict[str, Any]:
     return {
         "recipe": "dqn", "name": "x", "steps": steps, "env": {"id": "Lock-v0"},
-        "network": {"hidden": [32], "layer_norm": False}, "learner": {"lr": 3e-3, "minibatches": 16},
-        "replay": {"collect": 32, "batch": 64, "warmup": 100}, "judge": {"episodes": 1}, **changes,
+        "network": {"hidden": [32], "layer_norm": False}, "learner": {"lr": 3e-3, "updates_per_iteration": 16},
+        "replay": {"collect": 32, "batch": 64, "warmup": 100}, "evaluation": {"episodes": 1}, **changes,
     }  # fmt: skip
 
 

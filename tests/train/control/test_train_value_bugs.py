@@ -174,7 +174,7 @@ def test_terminal_and_timeout_on_the_same_step_is_terminal(steps: int) -> None:
 
 
 def flat(values: dict[int, tuple[float, float]]) -> DqnPolicy:
-    """A network without hidden layers over one-hot states: a table, here the same for the slow copy."""
+    """A network without hidden layers over one-hot states: a table, here the same for the target network."""
     space = PolicySpaces(inputs=ObservationInputs(size=4, one_hot=True), actions=DiscreteActions(count=2))
     policy = DqnPolicy(space, MlpConfig(hidden=[]), seed=0)
     with torch.no_grad():
@@ -294,7 +294,7 @@ def test_priorities_come_back_from_the_update_that_made_them() -> None:
         entry.config.model_validate(
             {
                 "recipe": "prioritized_dqn", "name": "x", "steps": 3, "env": {"id": "CartPole-v1"},
-                "network": {"hidden": [8]}, "learner": {"minibatches": 1},
+                "network": {"hidden": [8]}, "learner": {"updates_per_iteration": 1},
                 "replay": {"collect": 8, "batch": 16, "warmup": 40},
             }
         )

@@ -169,7 +169,7 @@ def test_packed_episodes_are_the_same_episodes():
                 assert other.dtype == column.dtype
 
 
-AHEAD = ["rollout.ahead=1", "learner.epochs=1", "steps=4"]
+AHEAD = ["rollout.max_staleness=1", "learner.epochs=1", "steps=4"]
 
 
 @pytest.mark.parametrize("runner", ["torch", "auto"])

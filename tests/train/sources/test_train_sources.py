@@ -250,7 +250,7 @@ def test_outcomes_are_told_of_episodes_that_ended_and_were_scored() -> None:
 )
 def test_schedules_by_hand(decay: str, expected: list[float]) -> None:
     """Four steps of warm-up to 1, four of decay to 0.1."""
-    config = LearnerConfig.model_validate({"lr": 1.0, "warmup_steps": 4, "decay": decay, "final_lr": 0.1})
+    config = LearnerConfig.model_validate({"lr": 1.0, "warmup_steps": 4, "lr_decay": decay, "final_lr": 0.1})
     rate = learning_rate_schedule(config, 8)
     assert [rate(update) for update in range(9)] == pytest.approx(expected)
     assert rate(1000) == pytest.approx(expected[-1])

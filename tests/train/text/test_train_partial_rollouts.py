@@ -192,7 +192,7 @@ def run_with_a_barrier(folder, monkeypatch, on_publish: str) -> list[dict]:
     monkeypatch.setattr(EmbeddedEngine, "submit", barrier.submit(EmbeddedEngine.submit))
     monkeypatch.setattr(EmbeddedEngine, "publish", barrier.publish(EmbeddedEngine.publish))
     monkeypatch.setattr(TorchRunner, "run", barrier.run(TorchRunner.run))
-    asked = f'rollout.ahead={{steps=1, on_publish="{on_publish}"}}'
+    asked = f'rollout.max_staleness={{steps=1, on_publish="{on_publish}"}}'
     assert hone("train", "grpo.toml", asked, *RUN, "name=midway") == 0
     return [json.loads(line) for line in (folder / "runs" / "midway" / "metrics.jsonl").read_text().splitlines()]
 
@@ -217,7 +217,7 @@ def test_no_step_ahead_is_the_same_run_to_the_bit_whatever_becomes_of_answers(tm
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
     for name, asked in (("plain", "0"), ("table", '{steps=0, on_publish="keep"}')):
-        assert hone("train", "grpo.toml", f"rollout.ahead={asked}", *RUN, f"name={name}") == 0
+        assert hone("train", "grpo.toml", f"rollout.max_staleness={asked}", *RUN, f"name={name}") == 0
     assert lines_of(tmp_path / "runs" / "plain") == lines_of(tmp_path / "runs" / "table")
     assert "depends on time" not in capsys.readouterr().out
 
@@ -225,7 +225,7 @@ def test_no_step_ahead_is_the_same_run_to_the_bit_whatever_becomes_of_answers(tm
 def test_a_run_in_two_goes_keeps_the_bound_and_every_batch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
-    asked = ['rollout.ahead={steps=2, on_publish="recompute"}', "rollout.runner=auto", *RUN[1:-1], "name=parts"]
+    asked = ['rollout.max_staleness={steps=2, on_publish="recompute"}', "rollout.runner=auto", *RUN[1:-1], "name=parts"]
     assert hone("train", "grpo.toml", *asked, "steps=4") == 0
     assert hone("train", "grpo.toml", *asked, "steps=8", "--resume") == 0
     figures = [json.loads(line) for line in (tmp_path / "runs" / "parts" / "metrics.jsonl").read_text().splitlines()]
@@ -237,7 +237,7 @@ def test_a_run_in_two_goes_keeps_the_bound_and_every_batch(tmp_path, monkeypatch
 def test_a_server_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
-    asked = 'rollout.ahead={steps=1, on_publish="keep"}'
+    asked = 'rollout.max_staleness={steps=1, on_publish="keep"}'
     server = 'rollout.runner={kind="vllm", url="http://127.0.0.1:9"}'
     assert hone("train", "grpo.toml", asked, server, "--dry-run") == 2
     assert 'rollout.max_staleness.on_publish = "keep"' in capsys.readouterr().err

@@ -158,6 +158,7 @@ class _SeedProcess:
 
     @staticmethod
     def start(seed: int, words: Sequence[str]) -> "_SeedProcess":
+        """Start the process of one seed; its output goes to a temporary file."""
         output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         command = [sys.executable, "-m", "hone.cli.main", *words]
         # Its own session, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
@@ -167,6 +168,7 @@ class _SeedProcess:
         return _SeedProcess(seed=seed, process=process, output=output, stop_sent=[])
 
     def error_lines(self) -> list[str]:
+        """Return the errors of a failed process, or the end of its output."""
         self.output.seek(0)
         lines = self.output.read().decode("utf-8", "replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

@@ -87,7 +87,7 @@ def space_to_json(space: spaces.Space[Any]) -> Json:
 
 
 def _bound(values: Array) -> Json:
-    """One number where all are the same: images have ten thousands."""
+    """Shorten equal numbers to one: images have ten thousands."""
     first = values.flat[0]
     return first.item() if (values == first).all() else values.tolist()
 
@@ -117,7 +117,7 @@ class SharedMemoryLayout:
     """Arrays in the shared memory for k environments of one process."""
 
     count: int
-    """k"""
+    """Number of environments, k."""
     kind: str
     """Type of observations, as numpy writes it."""
     shape: list[int]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import gymnasium
 
 OPTION_MEMORY_ID = "hone/Remembering-v0"
-"""Wraps a given environment, so it is trusted no more than that one."""
+"""Name of the built-in wrapper; it is isolated as the wrapped environment is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", 
 
 
 class UnreadableValueError(Exception):
-    """The value is no data: a function, a window, a physics engine."""
+    """The value is not data: a function, a window, a physics engine."""
 
 
 @dataclass
@@ -50,6 +50,7 @@ class ArrayCollector:
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict[str, NDArray[np.generic]])
 
     def add(self, value: NDArray[np.generic]) -> str:
+        """Keep an array, and return its placeholder in the tree."""
         name = str(len(self.arrays))
         self.arrays[name] = value.copy()
         return name
@@ -98,8 +99,8 @@ def restore(envs: GymVectorEnv, state: State) -> None:
 def why_inexact_resume(
     make: Callable[[int], GymVectorEnv], *, seed: int, count: int = 2, steps: int = 24
 ) -> str | None:
-    """The reason why a restored environment continues differently, or None: step, take a snapshot, step on; restore it
-    into a fresh environment, take the same steps, and compare."""
+    """Reason why a restored environment continues differently, or None. Steps, takes a snapshot and steps on; then
+    restores it into a fresh environment, takes the same steps, and compares."""
     first, second = make(count), make(count)
     try:
         reset_all(first, seed)

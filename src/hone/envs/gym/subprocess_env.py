@@ -253,7 +253,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return self._step_requests[form]
 
     def _gather_arrays(self, name: str) -> Array:
-        """A copy `[B, ...]` of an array that the processes wrote."""
+        """Copy `[B, ...]` of an array in shared memory."""
         return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
 
     def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ChildLostError]:
@@ -285,7 +285,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             _checked_reply(reply)
 
     def history(self) -> State:
-        """Seeds, losses, and how long ago they were; without asking the processes."""
+        """Seeds, losses and the steps since then; sends nothing to the processes."""
         return {
             "base": self._base,
             "seeds": np.array([seed for block in self._blocks for seed in block.seeds], dtype=np.int64),

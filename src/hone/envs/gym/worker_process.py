@@ -89,7 +89,7 @@ class _PendingReply:
 
 
 def _memory() -> int:
-    """A file without a name, for memory shared with a child: it vanishes when both ends are gone."""
+    """Anonymous file for memory shared with a child; it is freed when both processes have closed it."""
     if sys.platform == "linux":
         return os.memfd_create("hone-environments")
     with tempfile.TemporaryFile() as file:

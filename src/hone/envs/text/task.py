@@ -40,6 +40,7 @@ class TaskConfig(Config):
 
     @property
     def is_generated(self) -> bool:
+        """True for a reasoning-gym task, False for a file."""
         return self.source.startswith(PREFIX)
 
     @model_validator(mode="after")

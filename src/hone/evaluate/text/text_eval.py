@@ -123,6 +123,7 @@ class ScoredAnswers:
         ]
 
     def metrics(self) -> Metrics:
+        """Metrics of the evaluation, `eval/...`."""
         estimate = self.estimate
         return {
             "eval/score": estimate.mean,

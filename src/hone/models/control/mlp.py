@@ -108,10 +108,12 @@ class BoxActions:
 
     @property
     def size(self) -> int:
+        """Number of dimensions of an action."""
         return len(self.low)
 
     @property
     def is_finite(self) -> bool:
+        """True if all bounds are finite."""
         return all(math.isfinite(bound) for bound in (*self.low, *self.high))
 
 

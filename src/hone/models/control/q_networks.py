@@ -37,6 +37,7 @@ class CategoricalReturn:
 
     @property
     def support(self) -> list[float]:
+        """Returns of the atoms `[atoms]`."""
         width = (self.high - self.low) / (self.size - 1)
         return [self.low + number * width for number in range(self.size)]
 
