@@ -1,10 +1,12 @@
 """Results on disk: `finding.json` and `plot.svg` in a folder with the experiment's name."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hone.lab.finding import BarPlot, ExperimentResult, Panel
 from hone.lab.picture import render_panels
 from hone.store.durable import Json, finite_or_none, replace_file, to_json, writing
+from hone.store.records import record_json
 
 
 def save_result(finding: ExperimentResult, *, name: str, title: str, seed: int, folder: Path) -> Path:
@@ -25,16 +27,7 @@ def result_json(finding: ExperimentResult, *, name: str, seed: int) -> Json:
         "verdict": finding.verdict,
         "holds": finding.holds,
         "margin": finite_or_none(finding.margin),
-        "claims": [
-            {
-                "says": claim.says,
-                "value": finite_or_none(claim.value),
-                "at_least": claim.at_least,
-                "at_most": claim.at_most,
-                "margin": finite_or_none(claim.margin),
-            }
-            for claim in finding.claims
-        ],
+        "claims": [record_json(claim) | {"margin": finite_or_none(claim.margin)} for claim in finding.claims],
         "figures": {key: finite_or_none(float(value)) for key, value in finding.figures.items()},
         "table": {"header": list(finding.header), "rows": [list(row) for row in finding.rows]},
         "panels": [_panel(panel) for panel in finding.panels],
@@ -44,14 +37,9 @@ def result_json(finding: ExperimentResult, *, name: str, seed: int) -> Json:
 def _panel(panel: Panel) -> Json:
     if isinstance(panel, BarPlot):
         return {"title": panel.title, "bars": dict(zip(panel.labels, map(float, panel.values), strict=True))}
-    return {
-        "title": panel.title,
-        "x": panel.x_label,
-        "series": {
-            line.label: {
-                "x": [finite_or_none(float(value)) for value in line.x],
-                "y": [finite_or_none(float(value)) for value in line.y],
-            }
-            for line in panel.series
-        },
-    }
+    series: dict[str, Json] = {line.label: {"x": _numbers(line.x), "y": _numbers(line.y)} for line in panel.series}
+    return {"title": panel.title, "x": panel.x_label, "series": series}
+
+
+def _numbers(values: Sequence[float]) -> Json:
+    return [finite_or_none(float(value)) for value in values]

@@ -4,7 +4,7 @@ Belongs here: the sections of the page. `hone.evaluate.comparison` computes the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hone.report.html import (
@@ -93,11 +93,9 @@ def format_signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
-def format_interval(value: ScoreInterval) -> str:
-    """Format as `0.91 (0.88 to 0.94)`, or as the mean alone without an interval."""
-    if math.isnan(value.low):
-        return format_number(value.mean)
-    return f"{format_number(value.mean)} ({format_number(value.low)} to {format_number(value.high)})"
+def format_interval(value: ScoreInterval, number: Callable[[float], str] = format_number) -> str:
+    """Format as `0.91 (0.88 to 0.94)`, or as the mean alone without an interval; `number` formats each figure."""
+    return number(value.mean) + ("" if math.isnan(value.low) else f" ({number(value.low)} to {number(value.high)})")
 
 
 def format_threshold_time(reached: TimeToThreshold) -> str:

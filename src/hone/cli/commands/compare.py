@@ -14,8 +14,8 @@ from hone.cli.terminal.progress import compact_duration, compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError
 from hone.evaluate.comparison import compare
-from hone.report.comparison_page import significance_note, write_comparison
-from hone.store.comparison import Comparison, GroupSummary, ScoreInterval, TimeToThreshold
+from hone.report.comparison_page import format_interval, significance_note, write_comparison
+from hone.store.comparison import Comparison, GroupSummary, TimeToThreshold
 from hone.store.durable import to_json
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
@@ -68,10 +68,8 @@ def show_comparison(screen: TerminalScreen, comparison: Comparison) -> None:
     _show_scores(screen, comparison)
     _show_curves(screen, comparison)
     for one in comparison.improvements:
-        screen.line(
-            f"{one.after} scores higher than {one.before} with probability {format_interval(one.probability)}"
-            f"{significance_note(one.probability)}"
-        )
+        chance = f"{format_interval(one.probability, compact_number)}{significance_note(one.probability)}"
+        screen.line(f"{one.after} scores higher than {one.before} with probability {chance}")
     for pair in comparison.paired:
         screen.line(
             f"{pair.after} against {pair.before} on the same {pair.n} questions: {pair.difference:+.3g} "
@@ -99,7 +97,7 @@ def _show_scores(screen: TerminalScreen, comparison: Comparison) -> None:
             group.name,
             *(group.settings.get(key, "-") for key in keys),
             str(len(group.runs)),
-            format_interval(group.iqm),
+            format_interval(group.iqm, compact_number),
             compact_number(group.median.mean),
             compact_number(group.mean.mean),
             *(_when(group.reached.get(task)) for task in tasks),
@@ -155,10 +153,3 @@ def _curve_row(group: GroupSummary, task: str, comparison: Comparison) -> list[s
         BARS[1 + round(height)] if np.isfinite(at) else " " for height, at in zip(heights, drawn, strict=True)
     )
     return [group.name, *cells, bars]
-
-
-def format_interval(value: ScoreInterval) -> str:
-    """Format as `0.910 (0.880 to 0.940)`, or as the mean alone without an interval."""
-    if np.isnan(value.low):
-        return compact_number(value.mean)
-    return f"{compact_number(value.mean)} ({compact_number(value.low)} to {compact_number(value.high)})"
