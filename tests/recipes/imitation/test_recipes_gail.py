@@ -24,6 +24,7 @@ from hone.envs.logs.parquet import DecisionLog, write_log
 from hone.models.control.discriminator import AdversarialActorCritic
 from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.imitation import gail
+from hone.train.control.experts import require_same_spaces
 from hone.train.control.rows import step_rows
 from hone.train.invariance.check import build_certificate, job_gradient_probes
 from hone.train.invariance.probe import synthetic_control_episodes
@@ -340,8 +341,8 @@ def test_demonstrations_of_another_world_are_refused(tmp_path: Path) -> None:
     shifted = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=2, start=1))
     for theirs in (states, shifted):
         with pytest.raises(ConfigError, match="is of another world"):
-            gail.require_same_spaces("log", theirs, numbers)
-    gail.require_same_spaces("log", numbers, numbers)
+            require_same_spaces("log", "log", theirs, numbers)
+    require_same_spaces("log", "log", numbers, numbers)
 
 
 def test_all_faults_come_at_once_and_before_work(tmp_path: Path) -> None:

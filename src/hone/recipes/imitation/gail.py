@@ -19,7 +19,6 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +30,7 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import ConfigError, DataError, run_all_checks
+from hone.core.errors import run_all_checks
 from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.credit.adversarial import (
@@ -43,9 +42,8 @@ from hone.credit.adversarial import (
 )
 from hone.credit.returns import gae, standardised
 from hone.envs.gym.world import GymWorld, open_world
-from hone.envs.logs.parquet import read_log
 from hone.models.control.discriminator import AdversarialActorCritic
-from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.models.control.mlp import MlpConfig
 from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms, add_terms
@@ -53,6 +51,7 @@ from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
+from hone.train.control.experts import demonstrations_of, require_same_spaces
 from hone.train.control.job import control_job, decisions_fingerprint
 from hone.train.control.on_policy import (
     ClippedAlgorithm,
@@ -63,7 +62,7 @@ from hone.train.control.on_policy import (
 )
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import network_spaces, world_spaces
+from hone.train.control.spaces import world_spaces
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
@@ -159,31 +158,6 @@ class DemonstrationPool:
             expert_chosen=self.chosen[picks],
             interpolation=between,
         )
-
-
-def demonstrations_of(log: str) -> tuple[Episodes, PolicySpaces]:
-    """Every decision of a log as an episode of its own, and the spaces it was taken in. Raises DataError."""
-    read = read_log(Path(log))
-    steps = read.episodes.transitions()
-    if not len(steps):
-        raise DataError(f"{log}: there are no decisions in it")
-    return steps, network_spaces(read.observation_space, read.action_space)
-
-
-def require_same_spaces(log: str, theirs: PolicySpaces, ours: PolicySpaces) -> None:
-    """Raises ConfigError for demonstrations of another world."""
-    if theirs != ours:
-        raise ConfigError(
-            f"log = {log!r} is of another world: it has {describe_spaces(theirs)}, the environment "
-            f"{describe_spaces(ours)}"
-        )
-
-
-def describe_spaces(space: PolicySpaces) -> str:
-    """What is seen and done, in words."""
-    inputs, actions = space.inputs, space.actions
-    seen = f"{inputs.size} states from {inputs.start}" if inputs.one_hot else f"{inputs.size} numbers seen"
-    return f"{seen} and {actions}" + (f" from {actions.start}" if isinstance(actions, DiscreteActions) else "")
 
 
 # ---------------------------------------------------------------------------------------------- credit and losses
@@ -306,7 +280,7 @@ def open_run(config: GailConfig) -> OpenedRun:
 
         checks: dict[str, Callable[[], Any]] = {"log": lambda: demonstrations_of(config.log), "env": environments}
         (steps, theirs), world = run_all_checks(checks).values()
-        require_same_spaces(config.log, theirs, world_spaces(world))
+        require_same_spaces("log", config.log, theirs, world_spaces(world))
         on_fault.pop_all()
     return opened_run((steps, world), build, warnings=world.warnings, close=world.close)
 

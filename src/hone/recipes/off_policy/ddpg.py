@@ -46,15 +46,7 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> 
 
 def method(config: DdpgConfig, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
     """One critic, and a policy that is updated with it."""
-    algorithm = config.algorithm
-    return deterministic_method(
-        config,
-        spaces,
-        critics=1,
-        critic_objective=critic_objective,
-        discount=algorithm.discount,
-        tau=algorithm.tau,
-    )
+    return deterministic_method(config, spaces, config.algorithm, critics=1, critic_objective=critic_objective)
 
 
 ENTRY = off_policy_recipe(

@@ -18,6 +18,7 @@ from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.q_networks import DiscreteSacPolicy
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
+from hone.recipes.off_policy.sac import soft_phases
 from hone.replay.ring import RingBuffer
 from hone.train.config import RunSettings
 from hone.train.control.off_policy import (
@@ -27,7 +28,7 @@ from hone.train.control.off_policy import (
     off_policy_recipe,
     rows_with_noise,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.phases import TdAlgorithm
 from hone.train.control.rows import TransitionRows
 from hone.train.learner.config import ReplayLearnerConfig
 
@@ -85,19 +86,10 @@ def method(config: DiscreteSacConfig, spaces: PolicySpaces) -> OffPolicyMethod[D
     policy = DiscreteSacPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
     assert isinstance(spaces.actions, DiscreteActions)
     target_entropy = algorithm.entropy * math.log(spaces.actions.count)
-    actor = [*policy.actor.parameters(), policy.log_temperature]
+    actor = partial(actor_objective, target_entropy=target_entropy)
     return OffPolicyMethod(
         policy=policy,
-        phases=[
-            optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
-            optimizer_phase(
-                "actor",
-                partial(actor_objective, target_entropy=target_entropy),
-                actor,
-                config.learner,
-                after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
-            ),
-        ],
+        phases=soft_phases(config.learner, policy, critic_objective, actor, tau=algorithm.tau),
         layout=rows_with_noise(config, "none", 0),
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=RingBuffer(config.replay.capacity),

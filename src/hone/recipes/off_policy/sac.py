@@ -4,7 +4,10 @@ Twin critics with target networks, a squashed Gaussian policy, and a learned tem
 solve Pendulum-v1 within 20,000 steps.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from torch import Tensor
 from hone.credit.returns import one_step_target
 from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
+from hone.models.control.q_networks import DiscreteSacPolicy
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
 from hone.replay.mixed import ReplayBuffer
@@ -20,6 +24,10 @@ from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.train.control.off_policy import OffPolicyMethod, ReplayRunConfig, off_policy_recipe, rows_with_noise
 from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
+from hone.train.learner.config import OptimizerConfig
+from hone.train.learner.gradient import OptimizerPhase
+
+S = TypeVar("S", SoftActorCritic, DiscreteSacPolicy)
 
 
 class SacAlgorithm(TdAlgorithm):
@@ -64,33 +72,34 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
     return LossTerms(loss=actor.loss + heat.loss, compute_metrics=lambda: {**actor.metrics, **heat.metrics})
 
 
-def soft_actor_critic(
-    config: ReplayRunConfig,
-    policy: SoftActorCritic,
-    algorithm: SacAlgorithm,
-    buffer: ReplayBuffer,
+def soft_phases(
+    config: OptimizerConfig,
+    policy: S,
+    critic: Callable[[S, TransitionRows], LossTerms],
+    actor: Callable[[S, TransitionRows], LossTerms],
     *,
-    shuffle: bool = False,
+    tau: float,
+) -> list[OptimizerPhase[S, TransitionRows]]:
+    """Critics, then actor and temperature, then the target networks of the critics."""
+    acting = [*policy.actor.parameters(), policy.log_temperature]
+    follow = target_update([(policy.targets, policy.critics)], tau=tau)
+    return [
+        optimizer_phase("critic", critic, policy.critics.parameters(), config),
+        optimizer_phase("actor", actor, acting, config, after_step=follow),
+    ]
+
+
+def soft_actor_critic(
+    config: ReplayRunConfig, policy: SoftActorCritic, algorithm: SacAlgorithm, buffer: ReplayBuffer
 ) -> OffPolicyMethod[SoftActorCritic]:
-    """Critics, then actor and temperature, on samples of `buffer`."""
-    target_entropy = algorithm.entropy_per_action * policy.action_size
-    actor = [*policy.actor.parameters(), policy.log_temperature]
+    """SAC on samples of `buffer`."""
+    actor = partial(actor_objective, target_entropy=algorithm.entropy_per_action * policy.action_size)
     return OffPolicyMethod(
         policy=policy,
-        phases=[
-            optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
-            optimizer_phase(
-                "actor",
-                partial(actor_objective, target_entropy=target_entropy),
-                actor,
-                config.learner,
-                after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
-            ),
-        ],
+        phases=soft_phases(config.learner, policy, critic_objective, actor, tau=algorithm.tau),
         layout=rows_with_noise(config, "sac", 2, policy.action_size),
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=buffer,
-        shuffle=shuffle,
     )
 
 
@@ -98,7 +107,8 @@ def method(config: SacConfig, spaces: PolicySpaces) -> OffPolicyMethod[SoftActor
     """Policy and replay buffer of the recipe; demonstrations come first in a sample, so batches are drawn from it."""
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     buffer = with_demonstrations(RingBuffer(config.replay.capacity), config.demonstrations, spaces)
-    return soft_actor_critic(config, policy, config.algorithm, buffer, shuffle=config.demonstrations is not None)
+    made = soft_actor_critic(config, policy, config.algorithm, buffer)
+    return replace(made, shuffle=config.demonstrations is not None)
 
 
 ENTRY = off_policy_recipe(

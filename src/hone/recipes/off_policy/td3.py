@@ -57,14 +57,9 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, 
 def method(config: Td3Config, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
     """Two critics, and a policy that is updated less often."""
     algorithm = config.algorithm
+    critic = partial(critic_objective, algorithm=algorithm)
     return deterministic_method(
-        config,
-        spaces,
-        critics=2,
-        critic_objective=partial(critic_objective, algorithm=algorithm),
-        discount=algorithm.discount,
-        tau=algorithm.tau,
-        policy_every=algorithm.policy_every,
+        config, spaces, algorithm, critics=2, critic_objective=critic, policy_every=algorithm.policy_every
     )
 
 

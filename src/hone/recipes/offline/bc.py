@@ -8,8 +8,9 @@ from hone.models.control.mlp import PolicySpaces
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.terms import LossTerms
 from hone.train.config import RunSettings
-from hone.train.control.offline import OfflineMethod, OfflineRunConfig, offline_recipe
-from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.offline import OfflineRunConfig, offline_recipe
+from hone.train.control.phases import LearningMethod
+from hone.train.control.rows import StepRows, split_decision_rows, step_rows
 from hone.train.learner.config import ReplayLearnerConfig, policy_phase
 
 
@@ -31,7 +32,7 @@ def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
     )
 
 
-def method(config: BcConfig, spaces: PolicySpaces) -> OfflineMethod[ActorCritic]:
+def method(config: BcConfig, spaces: PolicySpaces) -> LearningMethod[ActorCritic]:
     """The policy's network alone, on the log as it is."""
     policy = ActorCritic(spaces, config.network, seed=config.seed, critic=False).to(config.run.device)
 
@@ -40,7 +41,9 @@ def method(config: BcConfig, spaces: PolicySpaces) -> OfflineMethod[ActorCritic]
         return step_rows(decisions, credits, device=config.run.device)
 
     phases = [policy_phase(policy, objective, config.learner)]
-    return OfflineMethod(policy=policy, phases=phases, layout=layout, credit=reward_as_advantage)
+    return LearningMethod(
+        policy=policy, phases=phases, layout=layout, credit=reward_as_advantage, split=split_decision_rows
+    )
 
 
 ENTRY = offline_recipe(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.models.control.mlp import DiscreteActions, PolicySpaces
-from hone.models.control.offline import BcqPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
+from hone.models.control.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
 from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.soft import twin_critic_loss
@@ -21,13 +21,12 @@ from hone.objectives.td import ddpg_actor_loss, double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
 from hone.train.control.offline import (
-    LoggedRows,
-    OfflineMethod,
     OfflineRunConfig,
     logged_method,
     offline_recipe,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.rows import TransitionRows
 
 
 class BcqAlgorithm(TdAlgorithm):
@@ -55,7 +54,7 @@ class BcqConfig(OfflineRunConfig):
 # ---------------------------------------------------------------------------------------------- finite actions
 
 
-def discrete_objective(policy: DiscreteBcqPolicy, rows: LoggedRows) -> LossTerms:
+def discrete_objective(policy: DiscreteBcqPolicy, rows: TransitionRows) -> LossTerms:
     """Huber's error of Q against the best admissible action + imitation by the model of the log."""
     with torch.no_grad():
         allowed = bcq_admissible_actions(
@@ -73,7 +72,7 @@ def value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:
     return table.gather(1, chosen[:, None]).squeeze(1)
 
 
-def discrete_method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[DiscreteBcqPolicy]:
+def discrete_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy]:
     """Double Q-learning over the actions that the behaviour model finds likely."""
     algorithm = config.algorithm
     policy = DiscreteBcqPolicy(spaces, config.network, seed=config.seed, threshold=algorithm.threshold)
@@ -87,14 +86,14 @@ def discrete_method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[Di
 # ---------------------------------------------------------------------------------------------- boxes
 
 
-def generator_objective(policy: BcqPolicy, rows: LoggedRows) -> LossTerms:
+def generator_objective(policy: BcqPolicy | BearPolicy, rows: TransitionRows) -> LossTerms:
     """How badly logged actions are rebuilt, and how far their codes are from standard normal."""
     rebuilt, mean, log_std = policy.generator.reconstruct(rows.seen, rows.chosen, rows.noise[:, : policy.latent_size])
     return bcq_vae_loss(rebuilt, rows.chosen, mean, log_std)
 
 
 @torch.no_grad()
-def value_target(policy: BcqPolicy, rows: LoggedRows, *, pessimism: float) -> Tensor:
+def value_target(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -> Tensor:
     """`[n]` by the best of several perturbed actions of the generator."""
     count = len(rows)
     codes = rows.noise[:, 2 * policy.latent_size :].reshape(-1, policy.latent_size)
@@ -104,20 +103,20 @@ def value_target(policy: BcqPolicy, rows: LoggedRows, *, pessimism: float) -> Te
     return bcq_target(rows.reward, rows.discount, first, second, pessimism=pessimism)
 
 
-def critic_objective(policy: BcqPolicy, rows: LoggedRows, *, pessimism: float) -> LossTerms:
+def critic_objective(policy: BcqPolicy, rows: TransitionRows, *, pessimism: float) -> LossTerms:
     """Squared errors of both critics against the best of several perturbed actions of the generator."""
     target = value_target(policy, rows, pessimism=pessimism)
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def perturbation_objective(policy: BcqPolicy, rows: LoggedRows) -> LossTerms:
+def perturbation_objective(policy: BcqPolicy, rows: TransitionRows) -> LossTerms:
     """Generated actions, moved to where the first critic finds them better."""
     code = rows.noise[:, policy.latent_size : 2 * policy.latent_size]
     action = policy.perturb_actions(rows.seen, policy.generate_actions(rows.seen, code))
     return ddpg_actor_loss(first_q_value(policy.critics, rows.seen, action))
 
 
-def continuous_method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[BcqPolicy]:
+def continuous_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[BcqPolicy]:
     """Generator, twin critics and perturbation network, over a box of actions."""
     algorithm, learning = config.algorithm, config.learner
     policy = BcqPolicy(
@@ -135,7 +134,7 @@ def continuous_method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[
     return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-def method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[DiscreteBcqPolicy] | OfflineMethod[BcqPolicy]:
+def method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy] | LearningMethod[BcqPolicy]:
     """Networks and losses of the recipe for the actions of the log."""
     discrete = isinstance(spaces.actions, DiscreteActions)
     return discrete_method(config, spaces) if discrete else continuous_method(config, spaces)

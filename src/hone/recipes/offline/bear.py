@@ -15,7 +15,6 @@ from hone.models.control.mlp import PolicySpaces
 from hone.models.control.offline import BearPolicy, twin_q_values
 from hone.objectives.constraint import (
     bcq_target,
-    bcq_vae_loss,
     bear_actor_loss,
     bear_multiplier_loss,
     gaussian,
@@ -24,14 +23,14 @@ from hone.objectives.constraint import (
 )
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
+from hone.recipes.offline.bcq import generator_objective
 from hone.train.control.offline import (
-    LoggedRows,
-    OfflineMethod,
     OfflineRunConfig,
     logged_method,
     offline_recipe,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.rows import TransitionRows
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
@@ -62,14 +61,8 @@ class BearConfig(OfflineRunConfig):
     """Constraint and targets."""
 
 
-def generator_objective(policy: BearPolicy, rows: LoggedRows) -> LossTerms:
-    """How badly logged actions are rebuilt, and how far their codes are from standard normal."""
-    rebuilt, mean, log_std = policy.generator.reconstruct(rows.seen, rows.chosen, rows.noise[:, : policy.latent_size])
-    return bcq_vae_loss(rebuilt, rows.chosen, mean, log_std)
-
-
 @torch.no_grad()
-def value_target(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Tensor:
+def value_target(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> Tensor:
     """`[n]` by the best of several draws of the policy."""
     count, many = len(rows), algorithm.proposals
     noise = rows.noise[:, policy.latent_size : policy.latent_size + many * policy.action_size].reshape(count, many, -1)
@@ -79,13 +72,13 @@ def value_target(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorit
     return bcq_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
 
 
-def critic_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorithm) -> LossTerms:
+def critic_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> LossTerms:
     """Squared errors of both critics against the best of several draws of the policy."""
     target = value_target(policy, rows, algorithm=algorithm)
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def actor_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorithm) -> LossTerms:
+def actor_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: BearAlgorithm) -> LossTerms:
     """Worth of a draw, the distance of several from the generator's at its price, and the price.
 
     Distances are taken before tanh, as in the authors' code, for which the threshold was found.
@@ -102,7 +95,7 @@ def actor_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgo
     return add_terms(bear_actor_loss(worth, distance, policy.log_multiplier), price)
 
 
-def method(config: BearConfig, spaces: PolicySpaces) -> OfflineMethod[BearPolicy]:
+def method(config: BearConfig, spaces: PolicySpaces) -> LearningMethod[BearPolicy]:
     """Generator, twin critics, and the policy with its multiplier. Raises ConfigError for actions without a box."""
     algorithm, learning = config.algorithm, config.learner
     policy = BearPolicy(spaces, config.network, seed=config.seed, samples=algorithm.samples)

@@ -20,14 +20,14 @@ from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, 
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
+from hone.recipes.off_policy.sac import soft_phases
 from hone.train.control.offline import (
-    LoggedRows,
-    OfflineMethod,
     OfflineRunConfig,
     logged_method,
     offline_recipe,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.rows import TransitionRows
 from hone.train.learner.config import ReplayLearnerConfig
 
 
@@ -56,7 +56,7 @@ class CqlConfig(OfflineRunConfig):
 # ---------------------------------------------------------------------------------------------- finite actions
 
 
-def discrete_objective(policy: QNetworkPolicy, rows: LoggedRows, *, conservatism: float) -> LossTerms:
+def discrete_objective(policy: QNetworkPolicy, rows: TransitionRows, *, conservatism: float) -> LossTerms:
     """Temporal difference + conservatism * gap, over finite actions."""
     table = policy.values(rows.seen)
     value = table.gather(1, rows.chosen[:, None]).squeeze(1)
@@ -65,12 +65,12 @@ def discrete_objective(policy: QNetworkPolicy, rows: LoggedRows, *, conservatism
 
 
 @torch.no_grad()
-def discrete_target(policy: QNetworkPolicy, rows: LoggedRows) -> Tensor:
+def discrete_target(policy: QNetworkPolicy, rows: TransitionRows) -> Tensor:
     """`[n]` of double Q-learning."""
     return double_target(rows.reward, rows.discount, policy.values(rows.next_seen), policy.target(rows.next_seen))
 
 
-def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[QNetworkPolicy]:
+def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[QNetworkPolicy]:
     """Double Q-learning plus the conservative gap, over finite actions."""
     algorithm = config.algorithm
     policy = QNetworkPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
@@ -83,7 +83,7 @@ def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[QN
 # ---------------------------------------------------------------------------------------------- boxes
 
 
-def continuous_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: float) -> LossTerms:
+def continuous_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism: float) -> LossTerms:
     """SAC's squared errors + conservatism * the gap of each critic, over a box of actions.
 
     The critics see the logged action and the proposals of a state in one pass.
@@ -96,7 +96,7 @@ def continuous_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservat
     return LossTerms(loss=loss, compute_metrics=lambda: {**error.metrics, **gaps[0].metrics})
 
 
-def critic_inputs(policy: SoftActorCritic, rows: LoggedRows) -> tuple[Tensor, Tensor, Tensor]:
+def critic_inputs(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
     """The soft target `[n]`, log densities of proposed actions `[n, m]`, and what a critic reads of the logged action
     and those, state by state: `[n * (1 + m), size + a]`."""
     target, actions, density = proposed_actions(policy, rows)
@@ -106,7 +106,7 @@ def critic_inputs(policy: SoftActorCritic, rows: LoggedRows) -> tuple[Tensor, Te
 
 
 @torch.no_grad()
-def proposed_actions(policy: SoftActorCritic, rows: LoggedRows) -> tuple[Tensor, Tensor, Tensor]:
+def proposed_actions(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor, Tensor]:
     """The soft target `[n]`, and actions `[n, 3 * samples, a]`: uniform, of the policy here, and of the policy one step
     on, with the logarithms of their densities.
 
@@ -133,7 +133,7 @@ def proposed_actions(policy: SoftActorCritic, rows: LoggedRows) -> tuple[Tensor,
     return target, actions, torch.cat((flat, logp[0, :, 1:], logp[1, :, 1:]), dim=1)
 
 
-def actor_objective(policy: SoftActorCritic, rows: LoggedRows) -> LossTerms:
+def actor_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
     """SAC's policy and temperature."""
     mean, log_std = gaussian_parameters(policy, rows.seen)
     noise = rows.noise[:, : policy.action_size]
@@ -150,22 +150,17 @@ def gaussian_parameters(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, 
     return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
-def continuous_method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[SoftActorCritic]:
+def continuous_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[SoftActorCritic]:
     """SAC plus the conservative gap, CQL(H), over a box of actions."""
     algorithm = config.algorithm
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(continuous_objective, conservatism=algorithm.conservatism)
-    actor = [*policy.actor.parameters(), policy.log_temperature]
-    follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
-    phases = [
-        optimizer_phase("critic", critic, policy.critics.parameters(), config.learner),
-        optimizer_phase("actor", actor_objective, actor, config.learner, after_step=follow),
-    ]
+    phases = soft_phases(config.learner, policy, critic, actor_objective, tau=algorithm.tau)
     noise_size = (2 + 3 * algorithm.samples) * policy.action_size
     return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-def method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[QNetworkPolicy] | OfflineMethod[SoftActorCritic]:
+def method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[QNetworkPolicy] | LearningMethod[SoftActorCritic]:
     """Networks and losses of the recipe for the actions of the log."""
     discrete = isinstance(spaces.actions, DiscreteActions)
     return discrete_method(config, spaces) if discrete else continuous_method(config, spaces)

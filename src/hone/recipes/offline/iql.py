@@ -16,13 +16,12 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
 from hone.train.control.offline import (
-    LoggedRows,
-    OfflineMethod,
     OfflineRunConfig,
     logged_method,
     offline_recipe,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.rows import TransitionRows
 
 
 class IqlAlgorithm(TdAlgorithm):
@@ -43,7 +42,7 @@ class IqlConfig(OfflineRunConfig):
     """Expectile and extraction."""
 
 
-def objective(policy: IqlPolicy, rows: LoggedRows, *, algorithm: IqlAlgorithm) -> LossTerms:
+def objective(policy: IqlPolicy, rows: TransitionRows, *, algorithm: IqlAlgorithm) -> LossTerms:
     """Expectile loss of V + squared errors of both Q + weighted imitation."""
     with torch.no_grad():
         slow = torch.minimum(*twin_q_values(policy.targets, rows.seen, rows.chosen))
@@ -65,7 +64,7 @@ def objective(policy: IqlPolicy, rows: LoggedRows, *, algorithm: IqlAlgorithm) -
     )
 
 
-def method(config: IqlConfig, spaces: PolicySpaces) -> OfflineMethod[IqlPolicy]:
+def method(config: IqlConfig, spaces: PolicySpaces) -> LearningMethod[IqlPolicy]:
     """Values, critics and policy in one phase. Raises ConfigError for a box of actions without bounds."""
     algorithm = config.algorithm
     policy = IqlPolicy(spaces, config.network, seed=config.seed).to(config.run.device)

@@ -22,14 +22,13 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
 from hone.train.control.offline import (
-    LoggedRows,
-    OfflineMethod,
     OfflineRunConfig,
     logged_method,
     offline_recipe,
     rows_in_dtype,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.train.control.rows import TransitionRows
 
 
 class Td3BcAlgorithm(TdAlgorithm):
@@ -54,7 +53,7 @@ class Td3BcConfig(OfflineRunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledRows(LoggedRows):
+class ScaledRows(TransitionRows):
     """Rows that know how large values are in their whole batch."""
 
     scale: Tensor
@@ -62,14 +61,14 @@ class ScaledRows(LoggedRows):
 
 
 @torch.no_grad()
-def value_target(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
+def value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
     """`[n]` by the lesser slow value of a smoothed action."""
     action = torch.tanh(policy.slow_actor(rows.next_seen))
     action = smoothed_action(action, rows.noise, scale=algorithm.smoothing, limit=algorithm.smoothing_limit)
     return twin_target(rows.reward, rows.discount, *twin_q_values(policy.slow_critics, rows.next_seen, action))
 
 
-def critic_objective(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> LossTerms:
+def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3BcAlgorithm) -> LossTerms:
     """Squared errors of both critics against the lesser slow one at a smoothed action."""
     target = value_target(policy, rows, algorithm=algorithm)
     return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
@@ -83,7 +82,7 @@ def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> LossT
 
 @torch.no_grad()
 def scaled(
-    policy: DeterministicActorCritic, rows: LoggedRows, update: int, reduction: Reduction, *, alpha: float
+    policy: DeterministicActorCritic, rows: TransitionRows, update: int, reduction: Reduction, *, alpha: float
 ) -> ScaledRows:
     """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""
     del update
@@ -94,7 +93,7 @@ def scaled(
     return ScaledRows(**vars(alike), scale=scale)
 
 
-def method(config: Td3BcConfig, spaces: PolicySpaces) -> OfflineMethod[DeterministicActorCritic]:
+def method(config: Td3BcConfig, spaces: PolicySpaces) -> LearningMethod[DeterministicActorCritic]:
     """Twin critics, then the policy and the target networks less often. Raises ConfigError for actions without a
     box."""
     algorithm = config.algorithm

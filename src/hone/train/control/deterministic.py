@@ -24,7 +24,7 @@ from hone.objectives.td import ddpg_actor_loss
 from hone.objectives.terms import LossTerms
 from hone.replay.ring import RingBuffer
 from hone.train.control.off_policy import OffPolicyMethod, ReplayConfig, ReplayRunConfig, rows_with_noise
-from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 from hone.train.sources.wrapper import SourceWrapper
 
@@ -137,11 +137,10 @@ def chosen_action_values(policy: DeterministicActorCritic, rows: TransitionRows)
 def deterministic_method(
     config: DeterministicRunConfig,
     spaces: PolicySpaces,
+    algorithm: TdAlgorithm,
     *,
     critics: int,
     critic_objective: TransitionObjective,
-    discount: float,
-    tau: float,
     policy_every: int = 1,
 ) -> OffPolicyMethod[DeterministicActorCritic]:
     """Critics, then on every `policy_every`-th update the policy, and the target networks after it."""
@@ -159,11 +158,11 @@ def deterministic_method(
                 policy.actor.parameters(),
                 config.learner,
                 update_every=policy_every,
-                after_step=target_update(pairs, tau=tau),
+                after_step=target_update(pairs, tau=algorithm.tau),
             ),
         ],
         layout=rows_with_noise(config, config.recipe, policy.action_size),
-        credit=partial(one_step_target, discount=discount),
+        credit=partial(one_step_target, discount=algorithm.discount),
         buffer=RingBuffer(config.replay.capacity),
         actor=actor,
         wrap_source=lambda source: WithNoiseState(source, actor),

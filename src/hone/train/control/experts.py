@@ -28,7 +28,7 @@ from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.replay.mixed import DemonstrationMixer, ReplayBuffer
 from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
-from hone.train.control.spaces import log_spaces
+from hone.train.control.spaces import network_spaces
 from hone.train.job import close_nothing
 from hone.train.sources.wrapper import SourceWrapper
 
@@ -171,6 +171,31 @@ class DemonstrationsConfig(Config):
     """Share of every batch."""
 
 
+def demonstrations_of(log: str) -> tuple[Episodes, PolicySpaces]:
+    """Every decision of a log as an episode of its own, and the spaces it was taken in. Raises DataError."""
+    read = read_log(Path(log))
+    steps = read.episodes.transitions()
+    if not len(steps):
+        raise DataError(f"{log}: there are no decisions in it")
+    return steps, network_spaces(read.observation_space, read.action_space)
+
+
+def require_same_spaces(key: str, log: str, theirs: PolicySpaces, ours: PolicySpaces) -> None:
+    """Raises ConfigError for demonstrations of another world."""
+    if theirs != ours:
+        raise ConfigError(
+            f"{key} = {log!r} is of another world: it has {describe_spaces(theirs)}, the environment "
+            f"{describe_spaces(ours)}"
+        )
+
+
+def describe_spaces(space: PolicySpaces) -> str:
+    """What is seen and done, in words."""
+    inputs, actions = space.inputs, space.actions
+    seen = f"{inputs.size} states from {inputs.start}" if inputs.one_hot else f"{inputs.size} numbers seen"
+    return f"{seen} and {actions}" + (f" from {actions.start}" if isinstance(actions, DiscreteActions) else "")
+
+
 def with_demonstrations(
     buffer: ReplayBuffer, config: DemonstrationsConfig | None, spaces: PolicySpaces
 ) -> ReplayBuffer:
@@ -180,16 +205,8 @@ def with_demonstrations(
     """
     if config is None:
         return buffer
-    log = read_log(Path(config.log))
-    theirs = log_spaces(log)
-    if theirs.actions != spaces.actions or theirs.inputs.size != spaces.inputs.size:
-        raise ConfigError(
-            f"demonstrations.log = {config.log!r} is of another world: it has {theirs.inputs.size} numbers seen and "
-            f"{theirs.actions}, the environment {spaces.inputs.size} and {spaces.actions}"
-        )
-    steps = log.episodes.transitions()
-    if not len(steps):
-        raise DataError(f"{config.log}: there are no decisions in it")
+    steps, theirs = demonstrations_of(config.log)
+    require_same_spaces("demonstrations.log", config.log, theirs, spaces)
     shown = RingBuffer(len(steps))
     shown.add(steps)
     return DemonstrationMixer(buffer, shown, share=config.share)

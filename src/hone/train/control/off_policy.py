@@ -4,15 +4,15 @@ Belongs here: wiring of environments, replay buffer and gradient learner. Does n
 runs. A recipe's `method` names its networks and losses (`OffPolicyMethod`); `off_policy_recipe` does the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.credit import Credits, Values
+from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
@@ -27,11 +27,11 @@ from hone.replay.mixed import ReplayBuffer
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, accept_spaces, control_job, open_gym_run
+from hone.train.control.phases import LearningMethod, method_learner
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import world_spaces
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
-from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
+from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.loop import Recipe, Source
 from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.live import Actor, LiveSource
@@ -126,58 +126,30 @@ class ScheduledExplorer(NetworkActor):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffPolicyMethod(Generic[P]):
+class OffPolicyMethod(LearningMethod[P]):
     """What makes one off-policy algorithm, for one config and its spaces."""
 
-    policy: P
-    phases: Sequence[OptimizerPhase[P, Any]]
-    layout: Callable[[Episodes, Credits, int], TrainingRows[Any]]
-    """Transitions, their credits and the number of updates so far -> rows."""
-    credit: Callable[[Episodes, Values], Credits]
     buffer: ReplayBuffer
     actor: Actor[P] | None = None
     """The behaviour policy; None: the policy that was published last."""
     wrap_source: Callable[[Source[P]], Source[P]] | None = None
     """Wrapper of the source that fills the replay buffer."""
-    after_step: Callable[[P, int], None] | None = None
-    """Policy and update number; runs after the phases of each update, for what none of them can do by itself."""
-    shuffle: bool = False
-    """Whether the batches of an iteration are drawn from its sample in a random order: for samples that are ordered."""
 
 
 def replay_job(
     config: OffPolicyRunConfig, world: GymWorld, method: OffPolicyMethod[P], replay: ReplayConfig
 ) -> TrainingJob[P]:
     """Training job of a method: its actor fills the replay buffer, its phases learn from samples of it."""
-    policy, learning = method.policy, config.learner
-
-    def layout(transitions: Episodes, credits: Credits) -> TrainingRows[Any]:
-        return method.layout(transitions, credits, learner.updates)
-
-    def after_step(policy: P) -> None:
-        if method.after_step is not None:
-            method.after_step(policy, learner.updates)
-
-    learner: GradientLearner[P, Any] = GradientLearner(
-        policy=policy,
-        layout=layout,
-        phases=method.phases,
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
-        epochs=learning.epochs,
-        minibatches=learning.updates_per_iteration,
-        shuffle=method.shuffle,
-        after_step=after_step,
-    )
-    actor = NetworkActor(policy.numpy_policy()) if method.actor is None else method.actor
+    actor = NetworkActor(method.policy.numpy_policy()) if method.actor is None else method.actor
     source: Source[P] = DropFailedEpisodes(LiveSource(world, actor), world)
     source = ReplaySource(
         source if method.wrap_source is None else method.wrap_source(source),
         buffer=method.buffer,
-        sample_size=replay.batch * learning.updates_per_iteration,
+        sample_size=replay.batch * config.learner.updates_per_iteration,
         warmup=replay.warmup,
         seed=config.seed,
     )
+    learner = method_learner(config, config.learner, method)
     recipe = Recipe(source=source, credit=method.credit, learner=learner)
     return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 

@@ -7,10 +7,10 @@ A row is what a network reads: observations standardised by the log, finite acti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from hone.core.credit import Credits, Values
+from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.returns import one_step_target
@@ -30,11 +30,12 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
-from hone.train.control.rows import DecisionRows, split_decision_rows
+from hone.train.control.phases import LearningMethod, method_learner
+from hone.train.control.rows import TransitionRows, split_decision_rows, transition_rows
 from hone.train.control.spaces import log_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
-from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
-from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
+from hone.train.learner.config import ReplayLearnerConfig
+from hone.train.learner.gradient import OptimizerPhase
 from hone.train.loop import Recipe
 from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.logged import LogSource
@@ -66,57 +67,19 @@ class OfflineRunConfig(RunConfig):
 # ---------------------------------------------------------------------------------------------- rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoggedRows(DecisionRows):
-    """Decisions of a log, encoded."""
-
-    seen: Tensor
-    """`[n, size]`"""
-    chosen: Tensor
-    """`[n]` numbers from 0, or `[n, a]` in [-1, 1]."""
-    reward: Tensor
-    discount: Tensor
-    """`[n]` on the worth of `after`; 0 where the world ended."""
-    next_seen: Tensor
-    """`[n, size]` what was seen next."""
-    noise: Tensor
-    """`[n, draws]` standard normal numbers of this update; they travel with the row, so that no split can change
-    them."""
-
-    def take(self, rows: NDArray[np.int64]) -> Self:
-        """Views, where the rows stand together: the updates of a turn are cut out of it in order."""
-        first, count = int(rows[0]), len(rows)
-        if int(rows[-1]) - first + 1 != count or (np.diff(rows) != 1).any():
-            return super().take(rows)
-        columns = {name: column[first : first + count] for name, column in vars(self).items() if name != "weight"}
-        return type(self)(weight=self.weight[:count], **columns)
-
-    def to(self, dtype: torch.dtype) -> Self:
-        """The same in another precision."""
-        columns: dict[str, Tensor] = vars(self)
-        return type(self)(
-            **{name: column.to(dtype) if column.is_floating_point() else column for name, column in columns.items()}
-        )
-
-
 def logged_rows(
     transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, spaces: PolicySpaces, device: str = "cpu"
-) -> LoggedRows:
-    """Rows of single-decision episodes; `credits` from `one_step_target`."""
-    assert credits.discount is not None
+) -> TransitionRows:
+    """Encoded rows of single-decision episodes: observations `[n, size]`, actions as `encode_actions` says; `credits`
+    from `one_step_target`."""
     assert transitions.final is not None
-    columns = {
-        "weight": np.ones(transitions.decisions, np.float32),
-        "seen": spaces.inputs.array(transitions.observations),
-        "chosen": encode_actions(transitions.chosen, spaces.actions),
-        "reward": credits.advantage,
-        "discount": credits.discount,
-        "next_seen": spaces.inputs.array(transitions.final),
-        "noise": noise,
-    }
-    return LoggedRows(
-        **{name: torch.from_numpy(np.ascontiguousarray(column)).to(device) for name, column in columns.items()}
+    encoded = replace(
+        transitions,
+        seen=spaces.inputs.array(transitions.observations),
+        chosen=encode_actions(transitions.chosen, spaces.actions),
+        final=spaces.inputs.array(transitions.final),
     )
+    return transition_rows(encoded, credits, noise, device=device)
 
 
 def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxActions) -> NDArray[np.generic]:
@@ -130,21 +93,10 @@ def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxAc
     return np.clip((flat - 0.5 * (low + high)) / (0.5 * (high - low)), -1.0, 1.0)
 
 
-R = TypeVar("R", bound=LoggedRows)
+R = TypeVar("R", bound=TransitionRows)
 
 
 # ---------------------------------------------------------------------------------------------- learning
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineMethod(Generic[P]):
-    """What makes one algorithm on a log, for one config and the spaces of the log."""
-
-    policy: P
-    phases: Sequence[OptimizerPhase[P, Any]]
-    layout: Callable[[Episodes, Credits, int], TrainingRows[Any]]
-    """Decisions of the log, their credits and the number of updates so far -> rows."""
-    credit: Callable[[Episodes, Values], Credits]
 
 
 def logged_method(
@@ -154,22 +106,23 @@ def logged_method(
     *,
     discount: float,
     noise_size: int = 0,
-) -> OfflineMethod[P]:
-    """Temporal-difference learning on `LoggedRows`, in the precision of the policy.
+) -> LearningMethod[P]:
+    """Temporal-difference learning on `logged_rows`, in the precision of the policy.
 
     Each row has `noise_size` random numbers.
     """
 
-    def layout(transitions: Episodes, credits: Credits, updates: int) -> LoggedRows:
+    def layout(transitions: Episodes, credits: Credits, updates: int) -> TransitionRows:
         shape = (transitions.decisions, noise_size)
         noise = generator(config.seed, "offline", updates).standard_normal(shape, "float32")
         return logged_rows(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
 
-    return OfflineMethod(
+    return LearningMethod(
         policy=policy,
         phases=[replace(one, objective=partial(_objective_in_policy_dtype, one.objective)) for one in phases],
         layout=layout,
         credit=partial(one_step_target, discount=discount),
+        split=split_decision_rows,
     )
 
 
@@ -179,35 +132,25 @@ def _objective_in_policy_dtype(objective: Callable[[Q, R], LossTerms], policy: Q
 
 def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
     """`rows`, converted where they are of another precision."""
-    return rows if rows.reward.dtype == dtype else rows.to(dtype)
+    if rows.reward.dtype == dtype:
+        return rows
+    columns: dict[str, Tensor] = vars(rows)
+    return type(rows)(
+        **{name: column.to(dtype) if column.is_floating_point() else column for name, column in columns.items()}
+    )
 
 
 # ---------------------------------------------------------------------------------------------- the job
 
 
 def offline_job(
-    config: C, log: DecisionLog, *, method: Callable[[C, PolicySpaces], OfflineMethod[P]]
+    config: C, log: DecisionLog, *, method: Callable[[C, PolicySpaces], LearningMethod[P]]
 ) -> TrainingJob[P]:
     """Training job of `method(config, spaces)` on the log; observations are standardised by it."""
-    made, learning = method(config, log_spaces(log)), config.learner
-
-    def layout(transitions: Episodes, credits: Credits) -> TrainingRows[Any]:
-        return made.layout(transitions, credits, learner.updates)
-
-    learner: GradientLearner[P, Any] = GradientLearner(
-        policy=made.policy,
-        layout=layout,
-        phases=made.phases,
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
-        epochs=learning.epochs,
-        minibatches=learning.updates_per_iteration,
-        shuffle=False,
-        split=split_decision_rows,
-    )
-    source = LogSource(
-        log.episodes.transitions(), batch_size=config.batch * learning.updates_per_iteration, seed=config.seed
-    )
+    made = method(config, log_spaces(log))
+    count = config.batch * config.learner.updates_per_iteration
+    source = LogSource(log.episodes.transitions(), batch_size=count, seed=config.seed)
+    learner = method_learner(config, config.learner, made)
     return control_job(
         Recipe(source=source, credit=made.credit, learner=learner),
         env=config.env,
@@ -217,7 +160,7 @@ def offline_job(
     )
 
 
-def open_offline(config: C, *, method: Callable[[C, PolicySpaces], OfflineMethod[Any]]) -> OpenedRun:
+def open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMethod[Any]]) -> OpenedRun:
     """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
     log = read_log(Path(config.log))
     warnings = [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
@@ -239,7 +182,7 @@ def offline_recipe(
     summary: str,
     paper: str,
     config: type[C],
-    method: Callable[[C, PolicySpaces], OfflineMethod[Any]],
+    method: Callable[[C, PolicySpaces], LearningMethod[Any]],
     limitation: str,
 ) -> RecipeSpec:
     """Recipe on a log: its method, and what people should know of it."""

@@ -1,19 +1,25 @@
-"""Optimizer phases over a policy's parameters, and target networks that follow them."""
+"""Optimizer phases over a policy's parameters, the target networks that follow them, and a learner of replayed data."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
 from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
 from hone.core.reduction import Reduction
 from hone.models.control.actor_critic import polyak_update
 from hone.objectives.terms import LossTerms
+from hone.train.config import RunConfig
 from hone.train.learner.adam import Adam
-from hone.train.learner.config import OptimizerConfig
+from hone.train.learner.config import OptimizerConfig, ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.flat_parameters import FlatParameters, contiguous_view, make_contiguous
-from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TensorBatch, TrainingRows, split_by_rows
 
 Q = TypeVar("Q", bound=nn.Module)
 R = TypeVar("R", bound=TensorBatch)
@@ -26,6 +32,50 @@ class TdAlgorithm(Config):
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningMethod(Generic[Q]):
+    """What makes one algorithm on decisions of a replay buffer or a log, for one config and its spaces."""
+
+    policy: Q
+    phases: Sequence[OptimizerPhase[Q, Any]]
+    layout: Callable[[Episodes, Credits, int], TrainingRows[Any]]
+    """Decisions, their credits and the number of updates so far -> rows."""
+    credit: Callable[[Episodes, Values], Credits]
+    after_step: Callable[[Q, int], None] | None = None
+    """Policy and update number; runs after the phases of each update, for what none of them can do by itself."""
+    shuffle: bool = False
+    """Whether the batches of an iteration are drawn from its sample in a random order: for samples that are ordered."""
+    split: Callable[[Any, NDArray[np.int64], int, Reduction], Iterator[Any]] = split_by_rows
+    """See `GradientLearner.split`."""
+
+
+def method_learner(
+    config: RunConfig, learning: ReplayLearnerConfig, method: LearningMethod[Q]
+) -> GradientLearner[Q, Any]:
+    """Gradient learner of a method, which is told the number of updates so far."""
+
+    def layout(decisions: Episodes, credits: Credits) -> TrainingRows[Any]:
+        return method.layout(decisions, credits, learner.updates)
+
+    def after_step(policy: Q) -> None:
+        if method.after_step is not None:
+            method.after_step(policy, learner.updates)
+
+    learner: GradientLearner[Q, Any] = GradientLearner(
+        policy=method.policy,
+        layout=layout,
+        phases=method.phases,
+        seed=config.seed,
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
+        epochs=learning.epochs,
+        minibatches=learning.updates_per_iteration,
+        shuffle=method.shuffle,
+        after_step=after_step,
+        split=method.split,
+    )
+    return learner
 
 
 def optimizer_phase(

@@ -1,7 +1,8 @@
 """Rows of single decisions, as control networks read them: on-policy steps and transitions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Self, TypeVar
 
 import numpy as np
@@ -28,8 +29,8 @@ class DecisionRows:
         return np.broadcast_to(np.int64(1), len(self))
 
     def take(self, rows: NDArray[np.int64]) -> Self:
-        index = torch.from_numpy(rows).to(self.weight.device)
-        columns = {name: column.index_select(0, index) for name, column in vars(self).items() if name != "weight"}
+        pick = row_picker(rows, self.weight.device)
+        columns = {name: pick(column) for name, column in vars(self).items() if name != "weight"}
         return type(self)(weight=self.weight[: len(rows)], **columns)
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
@@ -39,6 +40,14 @@ class DecisionRows:
 
     def tensors(self) -> Self:
         return self
+
+
+def row_picker(rows: NDArray[np.int64], device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Function that gathers `rows` of a column; where they are consecutive, it returns a view."""
+    count = len(rows)
+    if count and int(rows[-1]) - int(rows[0]) == count - 1 and bool((rows[1:] - rows[:-1] == 1).all()):
+        return partial(torch.narrow, dim=0, start=int(rows[0]), length=count)
+    return partial(torch.index_select, dim=0, index=torch.from_numpy(rows).to(device))
 
 
 C = TypeVar("C", bound=DecisionRows)

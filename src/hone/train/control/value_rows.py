@@ -24,7 +24,7 @@ from hone.objectives.terms import LossTerms
 from hone.replay.priority import PrioritizedSampler, PriorityParams
 from hone.replay.ring import RingBuffer
 from hone.replay.steps import StepBuffer
-from hone.train.control.rows import DecisionRows
+from hone.train.control.rows import DecisionRows, row_picker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,8 @@ class ValueRows(DecisionRows):
     """`[n, 2, noise]` numbers of this update's two draws of the weights, the same in every row; noise is 0 without."""
 
     def take(self, rows: NDArray[np.int64]) -> Self:
-        count = len(rows)
-        first = int(rows[0]) if count else 0
-        if count and rows[-1] - first == count - 1 and bool((rows[1:] - rows[:-1] == 1).all()):  # a view, no copy
-            return type(self)(**{name: column[first : first + count] for name, column in vars(self).items()})
-        index = torch.from_numpy(rows).to(self.weight.device)
-        return type(self)(**{name: column.index_select(0, index) for name, column in vars(self).items()})
+        pick = row_picker(rows, self.weight.device)
+        return type(self)(**{name: pick(column) for name, column in vars(self).items()})
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         return replace(self, weight=self.weight / total(len(self), reduction))
