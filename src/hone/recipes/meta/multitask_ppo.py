@@ -30,15 +30,10 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
+from hone.train.control import on_policy
 from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
-from hone.train.control.on_policy import (
-    ClippedAlgorithm,
-    actor_critic_loss,
-    require_clipping,
-    rollout_learner,
-)
 from hone.train.control.rows import StepRows
 from hone.train.control.spaces import world_spaces
 from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
@@ -47,7 +42,7 @@ from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
 
-class MultitaskAlgorithm(ClippedAlgorithm):
+class MultitaskAlgorithm(on_policy.ClippedAlgorithm):
     """The numbers of PPO, and what the trunk knows."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
@@ -91,9 +86,7 @@ def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: Multit
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
-    return actor_critic_loss(
-        surrogate, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
-    )
+    return on_policy.actor_critic_loss(surrogate, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
 @torch.no_grad()
@@ -110,7 +103,7 @@ def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig]) -> Pol
     found = [world_spaces(world) for world in worlds]
     first = found[0]
     for space, task in zip(found, tasks, strict=True):
-        require_clipping(task, space)
+        on_policy.require_clipping(task, space)
         same = space.inputs.size == first.inputs.size and space.actions == first.actions
         if not same or space.inputs.one_hot:
             raise ConfigError(
@@ -134,7 +127,7 @@ def build(config: MultitaskConfig, worlds: Sequence[GymWorld]) -> TrainingJob[Mu
         partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda), tasks=len(tasks)
     )
     phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
-    learner = rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
+    learner = on_policy.rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
     sources = [
         DropFailedEpisodes(LiveSource(world, TaskActor(policy.for_task(number).numpy_policy(), task=number)), world)
         for number, world in enumerate(worlds)

@@ -28,16 +28,10 @@ from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunSettings
+from hone.train.control import on_policy
 from hone.train.control.acting import NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, open_gym_run
 from hone.train.control.meta_rl import Reptile
-from hone.train.control.on_policy import (
-    RolloutRunConfig,
-    actor_critic_loss,
-    derive_on_policy,
-    require_clipped_actions,
-    rollout_job,
-)
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import world_spaces
 from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
@@ -58,7 +52,7 @@ class ReptileAlgorithm(Config):
     """Weight of the entropy bonus; a deterministic initialisation cannot adapt."""
 
 
-class ReptileConfig(RolloutRunConfig):
+class ReptileConfig(on_policy.RolloutRunConfig):
     """An initialisation for a family of tasks."""
 
     run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
@@ -81,7 +75,7 @@ def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> 
     """-A log pi - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     actor = reinforce_loss(now.logp, rows.advantage)
-    return actor_critic_loss(actor, now, rows.target, value_weight=0.0, entropy_weight=entropy_weight)
+    return on_policy.actor_critic_loss(actor, now, rows.target, value_weight=0.0, entropy_weight=entropy_weight)
 
 
 def credit(episodes: Episodes, values: Values, *, discount: float) -> Credits:
@@ -120,7 +114,7 @@ def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
         inner_iterations=algorithm.inner_steps,
         outer_rate=lambda task: algorithm.outer_rate * max(0.0, 1.0 - task / tasks),
     )
-    job = rollout_job(config, world, partial(credit, discount=algorithm.discount), learner)
+    job = on_policy.rollout_job(config, world, partial(credit, discount=algorithm.discount), learner)
     return replace(
         job,
         save_policy=lambda folder: save_policy(start, folder),
@@ -132,7 +126,7 @@ def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
 def open_run(config: ReptileConfig) -> OpenedRun:
     """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""
     env = task_family(config, trials=config.algorithm.inner_steps)
-    return open_gym_run(config, env, steps=config.rollout_steps, build=build, require=require_clipped_actions)
+    return open_gym_run(config, env, steps=config.rollout_steps, build=build, require=on_policy.require_clipped_actions)
 
 
 def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
@@ -180,7 +174,7 @@ def derive(config: ReptileConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     inner_steps = config.algorithm.inner_steps
     tasks = f"{config.steps} iterations / {inner_steps} = {config.steps // inner_steps}"
-    return {"tasks": tasks, **derive_on_policy(config)}
+    return {"tasks": tasks, **on_policy.derive_on_policy(config)}
 
 
 ENTRY = RecipeSpec(

@@ -16,25 +16,15 @@ from hone.models.control.recurrent import RecurrentActorCritic
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.train.config import RunSettings
+from hone.train.control import on_policy
 from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.meta_rl import TrialRows, predict_trial_values, trial_rows, with_thompson_baseline
-from hone.train.control.on_policy import (
-    ClippedAlgorithm,
-    RolloutRunConfig,
-    actor_critic_loss,
-    control_parts,
-    derive_on_policy,
-    open_rollout_run,
-    rollout_job,
-    rollout_learner,
-    standardised_gae,
-)
 from hone.train.control.spaces import world_spaces
 from hone.train.job import RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, policy_phase
 
 
-class Rl2Algorithm(ClippedAlgorithm):
+class Rl2Algorithm(on_policy.ClippedAlgorithm):
     """Credit and loss."""
 
     discount: float = Field(default=0.9, ge=0, le=1)
@@ -45,7 +35,7 @@ class Rl2Algorithm(ClippedAlgorithm):
     """Weight of the entropy bonus."""
 
 
-class Rl2Config(RolloutRunConfig):
+class Rl2Config(on_policy.RolloutRunConfig):
     """Recurrent policy on trials."""
 
     run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
@@ -69,12 +59,8 @@ def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Al
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy, through time."""
     now, clip = policy.evaluate_actions(rows.seen, rows.chosen), algorithm.clip
     surrogate = clipped_surrogate(now.logp, rows.logp.flatten(), rows.advantage.flatten(), low=clip, high=clip)
-    return actor_critic_loss(
-        surrogate,
-        now,
-        rows.target.flatten(),
-        value_weight=algorithm.value_weight,
-        entropy_weight=algorithm.entropy_weight,
+    return on_policy.actor_critic_loss(
+        surrogate, now, rows.target.flatten(), algorithm.value_weight, algorithm.entropy_weight
     )
 
 
@@ -82,11 +68,11 @@ def build(config: Rl2Config, world: GymWorld) -> TrainingJob[RecurrentActorCriti
     """Training job that acts in `world`."""
     policy, algorithm = RecurrentActorCritic(world_spaces(world), config.network, seed=config.seed), config.algorithm
     phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
-    learner = rollout_learner(
+    learner = on_policy.rollout_learner(
         config, config.learner, policy, [phase], layout=trial_rows, predict_values=predict_trial_values
     )
-    credit = partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
-    job = rollout_job(config, world, credit, learner)
+    credit = partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
+    job = on_policy.rollout_job(config, world, credit, learner)
     return with_thompson_baseline(job, config.env, episodes=config.evaluation.episodes, seed=config.seed)
 
 
@@ -99,8 +85,8 @@ ENTRY = RecipeSpec(
     summary="meta-learning: a recurrent policy over whole trials",
     paper="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
     config=Rl2Config,
-    open=partial(open_rollout_run, build=build, require=require_fit),
-    derive=derive_on_policy,
-    parts=control_parts(build, source="Live(trials)"),
+    open=partial(on_policy.open_rollout_run, build=build, require=require_fit),
+    derive=on_policy.derive_on_policy,
+    parts=on_policy.control_parts(build, source="Live(trials)"),
     limitation="generalises only to tasks of the training family, and to trials of the training length.",
 )

@@ -15,20 +15,14 @@ from hone.objectives.policy import cispo, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import (
-    ActorCriticAlgorithm,
-    OnPolicyMethod,
-    OnPolicyRunConfig,
-    actor_critic_loss,
-    on_policy_recipe_spec,
-)
+from hone.train.control import on_policy
 from hone.train.control.rows import StepRows
 from hone.train.job import RecipeParts
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 
 
-class A2cAlgorithm(ActorCriticAlgorithm):
+class A2cAlgorithm(on_policy.ActorCriticAlgorithm):
     """The numbers of the paper, with the returns of short rollouts."""
 
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
@@ -44,7 +38,7 @@ class A2cAlgorithm(ActorCriticAlgorithm):
     """Running normalisation of observations and rewards."""
 
 
-class A2cConfig(OnPolicyRunConfig):
+class A2cConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     rollout_steps: int = Field(default=5, ge=1)
@@ -62,15 +56,13 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -
         actor = cispo(now.logp, rows.logp, rows.advantage, ratio_cap=algorithm.ratio_cap)
     else:
         actor = reinforce_loss(now.logp, rows.advantage)
-    return actor_critic_loss(
-        actor, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
-    )
+    return on_policy.actor_critic_loss(actor, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
-def method(config: A2cConfig) -> OnPolicyMethod:
+def method(config: A2cConfig) -> on_policy.OnPolicyMethod:
     """Credit and loss of the recipe, as the on-policy family takes them."""
     algorithm = config.algorithm
-    return OnPolicyMethod(
+    return on_policy.OnPolicyMethod(
         credit=partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm),
         normalise=algorithm.normalise,
@@ -79,7 +71,7 @@ def method(config: A2cConfig) -> OnPolicyMethod:
     )
 
 
-ENTRY = on_policy_recipe_spec(
+ENTRY = on_policy.on_policy_recipe_spec(
     summary="on-policy control: one policy-gradient step on a few steps of many environments, with a critic",
     paper="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
     config=A2cConfig,

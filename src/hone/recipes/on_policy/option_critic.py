@@ -20,23 +20,15 @@ from hone.models.control.options import OptionCriticPolicy
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
+from hone.train.control import on_policy
 from hone.train.control.job import open_gym_run
-from hone.train.control.on_policy import (
-    ClippedAlgorithm,
-    OnPolicyRunConfig,
-    control_parts,
-    derive_on_policy,
-    rollout_job,
-    rollout_learner,
-    standardised_gae,
-)
 from hone.train.control.rows import StepRows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob
 from hone.train.learner.config import policy_phase
 
 
-class OptionCriticAlgorithm(ClippedAlgorithm):
+class OptionCriticAlgorithm(on_policy.ClippedAlgorithm):
     """The numbers of both papers."""
 
     entropy_weight: float = Field(default=0.01, ge=0)
@@ -51,7 +43,7 @@ class OptionCriticAlgorithm(ClippedAlgorithm):
     """Weight of the termination loss."""
 
 
-class OptionCriticConfig(OnPolicyRunConfig):
+class OptionCriticConfig(on_policy.OnPolicyRunConfig):
     """Options with networks on Gymnasium environments with a finite set of actions."""
 
     algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
@@ -97,10 +89,9 @@ def build(config: OptionCriticConfig, world: GymWorld, *, spaces: PolicySpaces) 
         spaces, config.network, seed=config.seed, options=algorithm.options, epsilon=algorithm.epsilon
     ).to(config.run.device)
     phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
-    credit = partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
-    return rollout_job(
-        config, world, credit, rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
-    )
+    credit = partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
+    learner = on_policy.rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
+    return on_policy.rollout_job(config, world, credit, learner)
 
 
 def open_run(config: OptionCriticConfig) -> OpenedRun:
@@ -116,7 +107,7 @@ ENTRY = RecipeSpec(
     paper="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
     config=OptionCriticConfig,
     open=open_run,
-    derive=derive_on_policy,
-    parts=control_parts(build, objective, source="Live(Gymnasium with a memory)"),
+    derive=on_policy.derive_on_policy,
+    parts=on_policy.control_parts(build, objective, source="Live(Gymnasium with a memory)"),
     limitation="without a deliberation cost, options end at every step or one takes over; finite actions only.",
 )

@@ -14,14 +14,7 @@ from hone.core.reduction import Reduction
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
-from hone.train.control.on_policy import (
-    ActorCriticAlgorithm,
-    OnPolicyMethod,
-    OnPolicyRunConfig,
-    actor_critic_loss,
-    on_policy_recipe_spec,
-    standardised_gae,
-)
+from hone.train.control import on_policy
 from hone.train.control.ppo_backward import ppo_loss_with_backward
 from hone.train.control.rows import StepRows
 from hone.train.learner.config import LearnerConfig
@@ -29,7 +22,7 @@ from hone.train.learner.gradient import TrainingRows
 from hone.train.sources.normalise import NormaliseConfig
 
 
-class PpoAlgorithm(ActorCriticAlgorithm):
+class PpoAlgorithm(on_policy.ActorCriticAlgorithm):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
@@ -49,7 +42,7 @@ class PpoAlgorithm(ActorCriticAlgorithm):
     """Running normalisation of observations and rewards."""
 
 
-class PpoConfig(OnPolicyRunConfig):
+class PpoConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     rollout_steps: int = Field(default=32, ge=1)
@@ -81,9 +74,7 @@ def objective(
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     low, high = clip_range(algorithm, clip_schedule)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
-    return actor_critic_loss(
-        surrogate, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
-    )
+    return on_policy.actor_critic_loss(surrogate, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
 def objective_with_backward(
@@ -102,12 +93,12 @@ def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> t
     return factor * algorithm.clip_low, factor * algorithm.clip_high
 
 
-def ppo_method(config: OnPolicyRunConfig, algorithm: PpoAlgorithm) -> OnPolicyMethod:
+def ppo_method(config: on_policy.OnPolicyRunConfig, algorithm: PpoAlgorithm) -> on_policy.OnPolicyMethod:
     """Credit and loss of PPO with the numbers of `algorithm`."""
     shrinks = algorithm.clip_decay == "linear"
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
-    return OnPolicyMethod(
-        credit=partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
+    return on_policy.OnPolicyMethod(
+        credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm, clip_schedule=width),
         objective_with_backward=partial(objective_with_backward, algorithm=algorithm, clip_schedule=width),
         normalise=algorithm.normalise,
@@ -117,12 +108,12 @@ def ppo_method(config: OnPolicyRunConfig, algorithm: PpoAlgorithm) -> OnPolicyMe
     )
 
 
-def method(config: PpoConfig) -> OnPolicyMethod:
+def method(config: PpoConfig) -> on_policy.OnPolicyMethod:
     """Credit and loss of the recipe, as the on-policy family takes them."""
     return ppo_method(config, config.algorithm)
 
 
-ENTRY = on_policy_recipe_spec(
+ENTRY = on_policy.on_policy_recipe_spec(
     summary="on-policy control: clipped policy gradient with a critic",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=PpoConfig,

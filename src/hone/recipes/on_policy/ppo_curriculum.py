@@ -13,24 +13,17 @@ from hone.envs.gym.world import GymWorld, inspect_world, open_world
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import PolicySpaces
 from hone.recipes.on_policy.ppo import PpoAlgorithm, ppo_method
+from hone.train.control import on_policy
 from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.curriculum import CurriculumConfig, CurriculumSource, stage_env
 from hone.train.control.job import open_gym_run
-from hone.train.control.on_policy import (
-    OnPolicyMethod,
-    OnPolicyRunConfig,
-    control_parts,
-    derive_on_policy,
-    on_policy_job,
-    require_supported_spaces,
-)
 from hone.train.control.spaces import network_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob
 from hone.train.loop import Source
 from hone.train.sources.live import LiveSource
 
 
-class PpoCurriculumConfig(OnPolicyRunConfig):
+class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
     """PPO, from the easiest stage to the environment as it is; `env` and the evaluation are of the last stage."""
 
     algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
@@ -39,7 +32,7 @@ class PpoCurriculumConfig(OnPolicyRunConfig):
     """The stages before it."""
 
 
-def method(config: PpoCurriculumConfig) -> OnPolicyMethod:
+def method(config: PpoCurriculumConfig) -> on_policy.OnPolicyMethod:
     """PPO's credit and loss."""
     return ppo_method(config, config.algorithm)
 
@@ -62,7 +55,7 @@ def build(config: PpoCurriculumConfig, world: GymWorld) -> TrainingJob[ActorCrit
         )
         return stages[0]
 
-    job = on_policy_job(config, world, replace(method(config), wrap_source=staged))
+    job = on_policy.on_policy_job(config, world, replace(method(config), wrap_source=staged))
 
     def close() -> None:
         job.close()
@@ -79,7 +72,7 @@ def open_run(config: PpoCurriculumConfig) -> OpenedRun:
     ]
 
     def require(config: PpoCurriculumConfig, space: PolicySpaces) -> None:
-        require_supported_spaces(config.env, space, config.algorithm.normalise)
+        on_policy.require_supported_spaces(config.env, space, config.algorithm.normalise)
         spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
         other = next((stage for stage, found in enumerate(spaces) if found != spaces[-1]), None)
         if other is not None:
@@ -100,7 +93,7 @@ def derive(config: PpoCurriculumConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     curriculum = config.curriculum
     return {
-        **derive_on_policy(config),
+        **on_policy.derive_on_policy(config),
         "stages": f"{len(curriculum.stages)} and the environment as it is; each passed at {curriculum.threshold:.0%} "
         f"of {curriculum.window}",
     }
@@ -112,6 +105,6 @@ ENTRY = RecipeSpec(
     config=PpoCurriculumConfig,
     open=open_run,
     derive=derive,
-    parts=control_parts(ppo_method, source="Staged(Live(Gymnasium))"),
+    parts=on_policy.control_parts(ppo_method, source="Staged(Live(Gymnasium))"),
     limitation="needs user-defined stages of difficulty; a run stays at a stage that it does not pass.",
 )

@@ -17,14 +17,7 @@ from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.kl import k3
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
-from hone.train.control.on_policy import (
-    ActorCriticAlgorithm,
-    OnPolicyMethod,
-    OnPolicyRunConfig,
-    actor_critic_loss,
-    on_policy_recipe_spec,
-    standardised_gae,
-)
+from hone.train.control import on_policy
 from hone.train.control.rows import StepRows
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
@@ -33,7 +26,7 @@ TOLERANCE, FACTOR = 1.5, 2.0
 """The paper's: within this ratio of the target the coefficient stays; outside it changes by this factor."""
 
 
-class PpoKlAlgorithm(ActorCriticAlgorithm):
+class PpoKlAlgorithm(on_policy.ActorCriticAlgorithm):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
@@ -48,7 +41,7 @@ class PpoKlAlgorithm(ActorCriticAlgorithm):
     """Running normalisation of observations and rewards."""
 
 
-class PpoKlConfig(OnPolicyRunConfig):
+class PpoKlConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     rollout_steps: int = Field(default=32, ge=1)
@@ -91,22 +84,17 @@ def objective(
     """
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     actor = importance_weighted(now.logp, rows.logp, rows.advantage)
-    penalised = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=kl_coef.value)
-    return actor_critic_loss(
-        LossTerms(loss=penalised, compute_metrics=lambda: actor.metrics),
-        now,
-        rows.target,
-        value_weight=algorithm.value_weight,
-        entropy_weight=algorithm.entropy_weight,
-    )
+    loss = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=kl_coef.value)
+    penalised = LossTerms(loss=loss, compute_metrics=lambda: actor.metrics)
+    return on_policy.actor_critic_loss(penalised, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
-def method(config: PpoKlConfig) -> OnPolicyMethod:
+def method(config: PpoKlConfig) -> on_policy.OnPolicyMethod:
     """Credit and loss of the recipe, as the on-policy family takes them."""
     algorithm = config.algorithm
     kl_coef = KlCoefController(algorithm.coefficient, algorithm.target_nats)
-    return OnPolicyMethod(
-        credit=partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
+    return on_policy.OnPolicyMethod(
+        credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm, kl_coef=kl_coef),
         normalise=algorithm.normalise,
         discount=algorithm.discount,
@@ -115,7 +103,7 @@ def method(config: PpoKlConfig) -> OnPolicyMethod:
     )
 
 
-ENTRY = on_policy_recipe_spec(
+ENTRY = on_policy.on_policy_recipe_spec(
     summary="on-policy control: policy gradient with an adaptive KL penalty",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
     config=PpoKlConfig,

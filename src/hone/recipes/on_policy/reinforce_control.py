@@ -70,9 +70,7 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceContro
     """-A log p + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     actor = reinforce_loss(now.logp, rows.advantage)
-    return actor_critic_loss(
-        actor, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
-    )
+    return actor_critic_loss(actor, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
 def method(config: ReinforceControlConfig) -> OnPolicyMethod:

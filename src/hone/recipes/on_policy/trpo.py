@@ -18,16 +18,8 @@ from hone.objectives.natural import trust_region_step
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
+from hone.train.control import on_policy
 from hone.train.control.acting import predict_values
-from hone.train.control.on_policy import (
-    OnPolicyRunConfig,
-    control_parts,
-    derive_on_policy,
-    open_rollout_run,
-    rollout_job,
-    rollout_learner,
-    standardised_gae,
-)
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import world_spaces
@@ -48,7 +40,7 @@ class TrpoAlgorithm(Config):
     """How far a step may go, and how it is looked for."""
 
 
-class TrpoConfig(OnPolicyRunConfig):
+class TrpoConfig(on_policy.OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     rollout_steps: int = Field(default=128, ge=1)
@@ -81,7 +73,7 @@ def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[
         surrogate=surrogate,
         parameters=FlatParameters(parameter for parameter in policy.parameters() if id(parameter) not in own),
         region=config.algorithm.region.region(),
-        critic=rollout_learner(config, config.learner, policy, [critic]),
+        critic=on_policy.rollout_learner(config, config.learner, policy, [critic]),
         predict_values=predict_values,
     )
 
@@ -89,15 +81,17 @@ def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[
 def build(config: TrpoConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     """Training job that acts in `world`."""
     policy = ActorCritic(world_spaces(world), config.network, seed=config.seed).to(config.run.device)
-    credit = partial(standardised_gae, discount=config.algorithm.discount, gae_lambda=config.algorithm.gae_lambda)
-    return rollout_job(config, world, credit, make_learner(config, policy))
+    credit = partial(
+        on_policy.standardised_gae, discount=config.algorithm.discount, gae_lambda=config.algorithm.gae_lambda
+    )
+    return on_policy.rollout_job(config, world, credit, make_learner(config, policy))
 
 
 def derive(config: TrpoConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     region = config.algorithm.region
     return {
-        **derive_on_policy(config),
+        **on_policy.derive_on_policy(config),
         "gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss",
     }
 
@@ -106,8 +100,8 @@ ENTRY = RecipeSpec(
     summary="on-policy control: the longest natural-gradient step within a bound on the KL",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
-    open=partial(open_rollout_run, build=build),
+    open=partial(on_policy.open_rollout_run, build=build),
     derive=derive,
-    parts=control_parts(build, trust_region_step),
+    parts=on_policy.control_parts(build, trust_region_step),
     limitation="one step per batch, with some twenty gradients; the KL is estimated on the batch, not integrated.",
 )

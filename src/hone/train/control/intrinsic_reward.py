@@ -30,14 +30,7 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import (
-    ClippedAlgorithm,
-    OnPolicyRunConfig,
-    derive_on_policy,
-    open_rollout_run,
-    rollout_job,
-    rollout_learner,
-)
+from hone.train.control import on_policy
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import world_spaces
@@ -48,7 +41,7 @@ RETURN_STATISTICS_DECAY = 0.9
 novelty so small that the second critic's errors hide it."""
 
 
-class IntrinsicRewardAlgorithm(ClippedAlgorithm):
+class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
     """PPO's numbers, and those of the second stream; `discount` is of the extrinsic reward, `gae_lambda` of both."""
 
     entropy_weight: float = Field(default=0.01, ge=0)
@@ -61,7 +54,7 @@ class IntrinsicRewardAlgorithm(ClippedAlgorithm):
     """Weight of the intrinsic advantage; 0 is PPO without it."""
 
 
-class IntrinsicRewardRunConfig(OnPolicyRunConfig):
+class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
     """A policy, two critics, and a measure of novelty on Gymnasium environments."""
 
     rollout_steps: int = Field(default=64, ge=2)
@@ -186,8 +179,10 @@ def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[Curi
     if learnt:
         phases.append(optimizer_phase("novelty", novelty_objective, learnt, config.learner))
     layout = partial(intrinsic_reward_rows, device=config.run.device)
-    learner = rollout_learner(config, config.learner, policy, phases, layout=layout, predict_values=predict_values)
-    return rollout_job(config, world, IntrinsicRewardCredit(policy, config.algorithm), learner)
+    learner = on_policy.rollout_learner(
+        config, config.learner, policy, phases, layout=layout, predict_values=predict_values
+    )
+    return on_policy.rollout_job(config, world, IntrinsicRewardCredit(policy, config.algorithm), learner)
 
 
 def intrinsic_reward_recipe_spec(
@@ -204,8 +199,8 @@ def intrinsic_reward_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_rollout_run, build=build),
-        derive=derive_on_policy,
+        open=partial(on_policy.open_rollout_run, build=build),
+        derive=on_policy.derive_on_policy,
         parts=RecipeParts(
             source="Live(Gymnasium)",
             credit=(standardised, with_novelty, non_episodic_gae),

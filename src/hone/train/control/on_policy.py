@@ -100,7 +100,7 @@ def standardised_gae(episodes: Episodes, values: Values, *, discount: float, gae
 
 
 def actor_critic_loss(
-    actor: LossTerms, now: PolicyOutput, target: Tensor, *, value_weight: float, entropy_weight: float
+    actor: LossTerms, now: PolicyOutput, target: Tensor, value_weight: float, entropy_weight: float
 ) -> LossTerms:
     """`actor` + value_weight * the critic's squared error - entropy_weight * entropy; no error without a critic."""
     parts = [actor]
