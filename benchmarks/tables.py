@@ -43,10 +43,22 @@ def shown(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def processor() -> str:
+    """The processor's own name for itself, where the system tells it, else its architecture."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in facts:
+        return platform.machine()
+    flags = facts.get("flags", "").split()
+    sets = [name for name, flag in (("AMX", "amx_tile"), ("AVX-512", "avx512f"), ("AVX2", "avx2")) if flag in flags]
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']}; {', '.join(sets)})"
+
+
 def table(rows: Sequence[Row], *, threads: int, quick: bool) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "gymnasium"))
     lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, {'one thread' if threads == 1 else f'{threads} threads'}; "
+        f"{processor()}, {os.cpu_count()} cores, {'one thread' if threads == 1 else f'{threads} threads'}; "
         f"Python {platform.python_version()}, {packages}; {datetime.datetime.now(tz=datetime.UTC).date()}"
         + ("; quick run, decides nothing" if quick else ""),
         "",

@@ -1,0 +1,160 @@
+"""Small networks of control: what the compiled ReLU networks and PPO's written-out gradient are worth in whole runs.
+
+    python benchmarks/control_kernels.py             about five minutes on one core
+    python benchmarks/control_kernels.py --quick     a minute: decides nothing
+    python benchmarks/control_kernels.py --only ppo  one part: ppo, compiled
+
+Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the part, and in plain
+torch with autograd. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
+of the other, the median over pairs of slices, with a 95% bootstrap interval. A part stays in hone where a whole recipe
+is at least 1.3 times as fast with it. The compiled networks need a processor with AMX tiles, and their rows are left
+out elsewhere.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from control import run
+from control_policy import PENDULUM, ZOO, built
+from offline import RACES, SAME, Race, noise_log
+from offline import built as built_offline
+from tables import Row, grow, tell
+
+from hone.models.native import perceptron
+from hone.native.build import SWITCH
+from hone.train.job import TrainingJob
+
+PPO_RUNS = {
+    "PPO, CartPole-v1, 8 x 32, 20 epochs (rl-zoo)": (ZOO, 4),
+    "PPO, CartPole-v1, 64 x 32, 4 epochs of 4 minibatches": (
+        {
+            "recipe": "ppo", "env": {"id": "CartPole-v1", "num_envs": 64}, "rollout_steps": 32,
+            "learner": {"lr": 1e-3, "epochs": 4, "minibatches": 4},
+        },
+        8,
+    ),
+    "PPO, Pendulum-v1, 8 x 128, 10 epochs of 8 minibatches": (
+        {
+            "recipe": "ppo", "env": {"id": "Pendulum-v1", "num_envs": 8, "clip_actions": True}, "rollout_steps": 128,
+            "learner": {"lr": 1e-3, "epochs": 10, "minibatches": 8},
+        },
+        3,
+    ),
+}  # fmt: skip
+"""Settings, and iterations of a slice."""
+
+
+def taken(job: TrainingJob[Any], iterations: int) -> float:
+    """CPU seconds of some further iterations."""
+    begin = time.process_time()
+    run(job, iterations)
+    return time.process_time() - begin
+
+
+def paired_row(name: str, with_part: Callable[[], float], without: Callable[[], float], *, quick: bool) -> Row:
+    pairs = 3 if quick else 20
+    ratios: list[float] = []
+    for pair in range(-1, pairs):  # the first pair warms up
+        sides = (with_part, without) if pair % 2 else (without, with_part)
+        times = {side: side() for side in sides}
+        ratios += [times[without] / times[with_part]] if pair >= 0 else []
+    draws = np.random.default_rng(0)
+    medians = np.median(draws.choice(ratios, (2000, pairs)), axis=1)
+    low, high = (float(edge) for edge in np.percentile(medians, (2.5, 97.5)))
+    value = float(np.median(ratios))
+    return Row(
+        row=name, value=value, unit="times as fast", low=low, high=high, seeds=pairs,
+        bar=">= 1.3", met=None if quick else value >= 1.3,
+    )  # fmt: skip
+
+
+def ppo_rows(*, quick: bool) -> Iterator[Row]:
+    """PPO by its written-out gradient and by autograd."""
+    for name, (settings, iterations) in PPO_RUNS.items():
+        written, plain = (built(settings, seed=0, steps=10_000) for _ in range(2))
+        plain.recipe.learner.phases[0].objective_with_backward = None  # pyright: ignore[reportAttributeAccessIssue]
+        yield paired_row(
+            name,
+            lambda job=written, count=iterations: taken(job, count),
+            lambda job=plain, count=iterations: taken(job, count),
+            quick=quick,
+        )
+        written.close()
+        plain.close()
+
+
+def switched(job: TrainingJob[Any], iterations: int, *, on: bool) -> float:
+    os.environ[SWITCH] = "1" if on else "0"
+    return taken(job, iterations)
+
+
+def compiled_rows(*, quick: bool) -> Iterator[Row]:
+    """ReLU networks by compiled kernels and by torch."""
+    if not perceptron.available_functions():
+        print("no AMX here: the rows of the compiled networks are left out")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        makers: dict[str, tuple[Callable[[], TrainingJob[Any]], int]] = {}
+        for name, settings in PENDULUM.items():
+            makers[f"{name.upper()}, Pendulum-v1"] = (lambda settings=settings: started(settings), 30)
+        for race in RACES:
+            log = Path(folder) / f"{race.discrete}.parquet"
+            if not log.exists():
+                noise_log(log, discrete=race.discrete)
+            kind = "finite actions" if race.discrete else "a box"
+            makers[f"{race.recipe}, {kind}"] = (lambda race=race, log=log: offline_job(race, log), 1)
+        for name, (make, iterations) in makers.items():
+            compiled, plain = make(), make()
+            yield paired_row(
+                name,
+                lambda job=compiled, count=iterations: switched(job, count, on=True),
+                lambda job=plain, count=iterations: switched(job, count, on=False),
+                quick=quick,
+            )
+    os.environ[SWITCH] = "1"
+
+
+def started(settings: dict[str, Any]) -> TrainingJob[Any]:
+    """A job past its warm-up."""
+    job = built(settings, seed=0, steps=10_000)
+    run(job, 50)
+    return job
+
+
+def offline_job(race: Race, log: Path) -> TrainingJob[Any]:
+    learner = {"lr": 3e-4, "updates_per_iteration": 10, "max_grad_norm": None}
+    network = {"hidden": [256, 256], "activation": "relu"}
+    tables = {"log": str(log), "network": network, "batch": 256, "learner": learner, "steps": 10_000}
+    return built_offline(race.recipe, tables | {"algorithm": SAME.get(race.recipe, {})})
+
+
+PARTS = {"compiled": compiled_rows, "ppo": ppo_rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure compiled networks and written-out gradients.")
+    parser.add_argument("--quick", action="store_true", help="few pairs, decides nothing")
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the other's table alone")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for part, measure in PARTS.items():
+        if asked.only in (None, part):
+            title = f"Control, kernels, {part}"
+            rows += grow(
+                title, "benchmarks/control_kernels.py", measure(quick=asked.quick), threads=1, quick=asked.quick
+            )
+    tell(rows)
+
+
+if __name__ == "__main__":
+    main()
