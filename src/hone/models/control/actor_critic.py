@@ -40,6 +40,10 @@ class ControlPolicy(nn.Module, ABC):
     def numpy_policy(self) -> NumpyPolicy:
         """Numpy policy with these weights; on a CPU it shares their memory."""
 
+    def action_indices(self, chosen: Tensor) -> Tensor:
+        """Environment actions `[n]` -> indices 0 .. choices - 1."""
+        return chosen - self.spaces.choices.start if self.spaces.choices.start else chosen
+
     def extras(self) -> Mapping[str, Any]:
         """Constructor arguments besides spaces and network, as plain JSON."""
         return {}
@@ -164,9 +168,9 @@ class SoftActorCritic(ControlPolicy):
         return torch.minimum(first, second).squeeze(-1)
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions = self.spaces.actions
-        assert isinstance(actions, BoxActions)
-        return NumpySquashedGaussianPolicy(network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=actions)
+        return NumpySquashedGaussianPolicy(
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.box
+        )
 
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.actor(self.spaces.inputs.tensor(seen)).chunk(2, dim=1)
@@ -180,9 +184,8 @@ class QNetworkPolicy(ControlPolicy):
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, DiscreteActions), "a table of action values needs a finite set of actions"
-        self.values = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
-        self.target = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
+        self.values = Mlp(spaces.inputs.size, spaces.choices.count, network, seed=seed, stream="values")
+        self.target = Mlp(spaces.inputs.size, spaces.choices.count, network, seed=seed, stream="values")
         self.target.requires_grad_(requires_grad=False)
 
     def q_values(self, seen: Tensor) -> Tensor:
@@ -195,9 +198,7 @@ class QNetworkPolicy(ControlPolicy):
         return self.target(self.spaces.inputs.tensor(seen))
 
     def numpy_policy(self) -> NumpyGreedyPolicy:
-        actions = self.spaces.actions
-        assert isinstance(actions, DiscreteActions)
-        return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=actions)
+        return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
 
 
 def as_mlps(modules: nn.ModuleList) -> list[Mlp]:

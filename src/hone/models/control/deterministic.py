@@ -77,9 +77,9 @@ class DeterministicActorCritic(ControlPolicy):
         return [critic(x).squeeze(-1) for critic in as_mlps(self.slow_critics)]
 
     def numpy_policy(self) -> "NumpyDeterministicPolicy":
-        actions = self.spaces.actions
-        assert isinstance(actions, BoxActions)
-        return NumpyDeterministicPolicy(network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=actions)
+        return NumpyDeterministicPolicy(
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.box
+        )
 
     def extras(self) -> Mapping[str, Any]:
         return {"critics": len(self.critics)}

@@ -124,6 +124,18 @@ class PolicySpaces:
     inputs: ObservationInputs
     actions: DiscreteActions | BoxActions
 
+    @property
+    def choices(self) -> DiscreteActions:
+        """Actions of a policy that was made for finitely many."""
+        assert isinstance(self.actions, DiscreteActions), "action values need a finite set of actions"
+        return self.actions
+
+    @property
+    def box(self) -> BoxActions:
+        """Actions of a policy that was made for a box."""
+        assert isinstance(self.actions, BoxActions)
+        return self.actions
+
 
 class Mlp(nn.Module):
     """`inputs -> hidden... -> outputs`, orthogonal initial weights (Saxe et al., 2014), biases 0.

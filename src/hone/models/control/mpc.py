@@ -114,9 +114,7 @@ class ModelPlanner(ControlPolicy):
         )
 
     def numpy_policy(self) -> "MpcPolicy":
-        actions = self.spaces.actions
-        assert isinstance(actions, BoxActions)
-        world = ImaginedRollouts(dynamics=self.ensemble.for_planning(), bounds=actions, reward=self.reward)
+        world = ImaginedRollouts(dynamics=self.ensemble.for_planning(), bounds=self.spaces.box, reward=self.reward)
         return MpcPolicy(rollouts=world, planning=self.planning, is_fitted=self.ensemble.is_fitted)
 
     def extras(self) -> Mapping[str, Any]:

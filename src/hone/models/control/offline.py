@@ -119,21 +119,18 @@ class DiscreteBcqPolicy(ControlPolicy):
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, threshold: float) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, DiscreteActions), "a table of action values needs a finite set of actions"
-        size, count = spaces.inputs.size, spaces.actions.count
+        size, count = spaces.inputs.size, spaces.choices.count
         self.threshold = threshold
         self.values = Mlp(size, count, network, seed=seed, stream="values")
         self.target = Mlp(size, count, network, seed=seed, stream="values").requires_grad_(requires_grad=False)
         self.behaviour = Mlp(size, count, network, seed=seed, stream="behaviour", gain=0.01)
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions = self.spaces.actions
-        assert isinstance(actions, DiscreteActions)
         return NumpyDiscreteBcqPolicy(
             network=self.values.to_numpy(),
             behaviour=self.behaviour.to_numpy(),
             inputs=self.spaces.inputs,
-            actions=actions,
+            actions=self.spaces.choices,
             threshold=self.threshold,
         )
 
@@ -271,13 +268,11 @@ def best_of_samples_policy(
 ) -> NumpyBestOfSamplesPolicy:
     """Policy that samples several actions and takes the first critic's best."""
     critic = as_mlps(policy.critics)[0].to_numpy()
-    actions = policy.spaces.actions
-    assert isinstance(actions, BoxActions)
     return NumpyBestOfSamplesPolicy(
         proposer=proposer,
         critic=critic,
         inputs=policy.spaces.inputs,
-        actions=actions,
+        actions=policy.spaces.box,
         samples=policy.samples,
         noise_size=noise_size,
     )

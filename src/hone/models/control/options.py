@@ -45,14 +45,13 @@ class OptionTablePolicy(ControlPolicy):
         return self.get_buffer(name).numpy()
 
     def numpy_policy(self) -> NumpyPolicy:
-        assert isinstance(self.spaces.actions, DiscreteActions)
         return NumpyCallAndReturnPolicy(
             values=self.table("values"),
             policies=self.table("policies"),
             termination=self.table("stops"),
             initiation_set=self.table("begins"),
             inputs=self.spaces.inputs,
-            actions=self.spaces.actions,
+            actions=self.spaces.choices,
             epsilon=self.epsilon,
         )
 
@@ -151,13 +150,12 @@ class OptionCriticPolicy(ControlPolicy):
         return (1.0 - stop) * values.gather(1, place).squeeze(1) + stop * self.epsilon_greedy_value(values)
 
     def numpy_policy(self) -> NumpyPolicy:
-        assert isinstance(self.spaces.actions, DiscreteActions)
         return NumpyOptionCriticPolicy(
             values=self.values.to_numpy(),
             action_logits=self.within.to_numpy(),
             termination_logits=self.ends.to_numpy(),
             inputs=self.spaces.inputs,
-            actions=self.spaces.actions,
+            actions=self.spaces.choices,
             options=self.options,
             epsilon=self.epsilon,
         )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.layer_norm_mlp import LayerNormMlp
-from hone.models.control.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.models.control.mlp import Mlp, MlpConfig, PolicySpaces
 from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy, NumpyPolicy
 from hone.models.control.numpy_q import NumpyNoisyMlp, NumpyNoisyPolicy, NumpyQNetwork
 
@@ -138,9 +138,8 @@ class DqnPolicy(ControlPolicy):
         self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, architecture: QArchitecture = PLAIN_ARCHITECTURE
     ) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, DiscreteActions), "action values need a finite set of actions"
         self.architecture = architecture
-        self.action_count = spaces.actions.count
+        self.action_count = spaces.choices.count
         self.values = self._make_network(seed)
         self.target = self._make_network(seed).requires_grad_(requires_grad=False)
         self.average = self._make_network(seed).requires_grad_(requires_grad=False)
@@ -183,11 +182,6 @@ class DqnPolicy(ControlPolicy):
             case QuantileReturn():
                 return outcomes.mean(dim=-1)
 
-    def action_indices(self, chosen: Tensor) -> Tensor:
-        """Environment actions `[n]` -> indices 0 .. choices - 1."""
-        assert isinstance(self.spaces.actions, DiscreteActions)
-        return chosen - self.spaces.actions.start if self.spaces.actions.start else chosen
-
     def _return_outputs(self, body: nn.Module, seen: Tensor, noise: Tensor | None) -> Tensor:
         x = self.spaces.inputs.tensor(seen)
         if isinstance(body, NoisyMlp) and noise is None:
@@ -220,17 +214,14 @@ class DqnPolicy(ControlPolicy):
     def _numpy_policy(self, body: Mlp | NoisyMlp) -> NumpyPolicy:
         if not isinstance(body, NoisyMlp):
             return self._greedy(body)
-        assert isinstance(self.spaces.actions, DiscreteActions)
         return NumpyNoisyPolicy(
-            values=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.actions,
+            values=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices,
             noise_size=self.noise_size,
         )  # fmt: skip
 
     def _greedy(self, body: Mlp | NoisyMlp, epsilon: float = 0.0) -> NumpyGreedyPolicy:
-        actions = self.spaces.actions
-        assert isinstance(actions, DiscreteActions)
         return NumpyGreedyPolicy(
-            network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=actions, epsilon=epsilon
+            network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices, epsilon=epsilon
         )
 
     def _numpy_q_network(self, body: Mlp | NoisyMlp) -> NumpyQNetwork:
@@ -269,8 +260,7 @@ class DiscreteSacPolicy(ControlPolicy):
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, DiscreteActions), "a softmax needs a finite set of actions"
-        size, count = spaces.inputs.size, spaces.actions.count
+        size, count = spaces.inputs.size, spaces.choices.count
         self.actor = Mlp(size, count, network, seed=seed, stream="actor", gain=0.01)
         self.critics = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
         self.targets = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
@@ -290,15 +280,9 @@ class DiscreteSacPolicy(ControlPolicy):
         """`[n, choices]` minimum of the target critics' values."""
         return torch.minimum(*self._twin_q_values(self.targets, seen))
 
-    def action_indices(self, chosen: Tensor) -> Tensor:
-        """Environment actions `[n]` -> indices 0 .. choices - 1."""
-        assert isinstance(self.spaces.actions, DiscreteActions)
-        return chosen - self.spaces.actions.start if self.spaces.actions.start else chosen
-
     def numpy_policy(self) -> NumpyPolicy:
-        assert isinstance(self.spaces.actions, DiscreteActions)
         return NumpyCategoricalPolicy(
-            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.actions
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices
         )
 
     def _twin_q_values(self, critics: nn.ModuleList, seen: Tensor) -> tuple[Tensor, Tensor]:

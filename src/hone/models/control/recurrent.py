@@ -52,10 +52,8 @@ class RecurrentActorCritic(ControlPolicy):
         """Whole trials `[n, T, *observation]` and actions `[n, T]` -> log-probabilities and values `[n * T]`, trial by
         trial.
         """
-        actions = self.spaces.actions
-        assert isinstance(actions, DiscreteActions)
         logits, value = self._outputs(seen)
-        logp, entropy = categorical(logits, chosen.flatten() - actions.start)
+        logp, entropy = categorical(logits, chosen.flatten() - self.spaces.choices.start)
         return PolicyOutput(logp=logp, entropy=entropy, value=value)
 
     def value(self, seen: Tensor) -> Tensor:
@@ -63,8 +61,6 @@ class RecurrentActorCritic(ControlPolicy):
         return self._outputs(seen)[1]
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions = self.spaces.actions
-        assert isinstance(actions, DiscreteActions)
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.named_parameters()}
         unit = NumpyGru(
             input_weight=weights["gru.weight_ih_l0"].T,
@@ -73,7 +69,7 @@ class RecurrentActorCritic(ControlPolicy):
             state_bias=weights["gru.bias_hh_l0"],
         )
         head = (weights["actor.weight"].T, weights["actor.bias"])
-        return NumpyRecurrentPolicy(gru=unit, head=head, inputs=self.spaces.inputs, actions=actions)
+        return NumpyRecurrentPolicy(gru=unit, head=head, inputs=self.spaces.inputs, actions=self.spaces.choices)
 
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         trials, length = seen.shape[:2]
