@@ -78,7 +78,7 @@ def available_functions() -> LibraryFunctions:
 
 
 def supports_sizes(sizes: Sequence[int]) -> bool:
-    """Whether the kernels serve a ReLU network of these sizes: inputs, hidden layers, outputs."""
+    """True if the kernels support a ReLU network of these sizes: inputs, hidden layers, outputs."""
     small_ends = sizes[0] <= MAX_INPUTS and sizes[-1] <= MAX_OUTPUTS
     return small_ends and len(sizes) - 1 in LAYERS and all(size in UNITS for size in sizes[1:-1])
 
@@ -104,7 +104,7 @@ class PerceptronKernels:
         self._struct[0], self._struct[1 : 1 + len(self.sizes)] = len(self.sizes) - 1, self.sizes
 
     def supports(self, x: Tensor) -> bool:
-        """Whether the kernels take rows `[n, in]` like these on this machine."""
+        """True if the kernels accept rows `[n, in]` like these on this machine."""
         weight = self.parameters[0]
         fits = x.dim() == 2 and x.shape[0] >= MIN_ROWS and x.dtype == weight.dtype == torch.float32
         return fits and x.is_cpu and weight.is_cpu and bool(available_functions())

@@ -43,7 +43,7 @@ from hone.train.sources.live import LiveSource
 
 
 class MultitaskAlgorithm(on_policy.ClippedAlgorithm):
-    """The numbers of PPO, and what the trunk knows."""
+    """PPO's hyperparameters, and the input of the trunk."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""

@@ -34,9 +34,9 @@ class OptionCriticAlgorithm(on_policy.ClippedAlgorithm):
     entropy_weight: float = Field(default=0.01, ge=0)
     """Weight of the entropy bonus of the intra-option policies."""
     options: int = Field(default=4, ge=1)
-    """Courses of action."""
+    """Number of options."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
-    """Share of choices among options that are drawn among all."""
+    """Epsilon of the policy over options."""
     deliberation_cost: float = Field(default=0.02, ge=0)
     """Cost of stopping, in units of the return: it makes options last."""
     stop_weight: float = Field(default=1.0, ge=0)

@@ -42,7 +42,7 @@ class PpoShapedConfig(OnPolicyRunConfig):
     algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss; its discount is the potential's."""
     hints: HintsConfig
-    """Where it is worth going."""
+    """Potential function of the state."""
 
 
 def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:

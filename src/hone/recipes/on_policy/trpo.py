@@ -37,7 +37,7 @@ class TrpoAlgorithm(Config):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     region: TrustRegionConfig = TrustRegionConfig()
-    """How far a step may go, and how it is looked for."""
+    """Trust region: its radius and the line search."""
 
 
 class TrpoConfig(on_policy.OnPolicyRunConfig):
@@ -46,7 +46,7 @@ class TrpoConfig(on_policy.OnPolicyRunConfig):
     rollout_steps: int = Field(default=128, ge=1)
     """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=8)
-    """How the critic is stepped; the policy has no learning rate."""
+    """The critic's optimizer; the policy has no learning rate."""
     algorithm: TrpoAlgorithm = TrpoAlgorithm()
     """Credit and trust region."""
 

@@ -45,7 +45,7 @@ class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
     """PPO's numbers, and those of the second stream; `discount` is of the extrinsic reward, `gae_lambda` of both."""
 
     entropy_weight: float = Field(default=0.01, ge=0)
-    """Weight of the entropy bonus; next to a reward the policy must still try it."""
+    """Weight of the entropy bonus."""
     novelty_discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor of the intrinsic reward."""
     paid_weight: float = Field(default=10.0, ge=0)
@@ -62,7 +62,7 @@ class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
     algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm()
     """Credit and loss."""
     novelty: NoveltyConfig
-    """What novelty is measured by."""
+    """Measure of novelty."""
 
 
 @dataclass(frozen=True, kw_only=True)

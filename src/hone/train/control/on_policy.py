@@ -52,7 +52,7 @@ class RolloutRunConfig(RunConfig):
     """A policy that acts in Gymnasium environments and learns from each rollout."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)
