@@ -14,7 +14,8 @@ from hone.core.errors import ConfigError
 from hone.envs.logs.parquet import read_log
 from hone.models.control.checkpoint import load_policy
 from hone.recipes.registry import load_recipe
-from hone.train.control.offline import logged_rows
+from hone.train.control.offline import encode_transitions
+from hone.train.control.rows import transition_rows
 from hone.train.invariance.check import build_certificate, job_gradient_probes
 from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner
@@ -113,7 +114,7 @@ def test_rows_are_what_the_log_says(logs: dict[str, str]) -> None:
     policy = job.recipe.learner.policy
     steps = log.episodes.transitions()
     credits = Credits(advantage=steps.reward, discount=np.full(len(steps), 0.9, np.float32))
-    rows = logged_rows(steps, credits, np.zeros((len(steps), 1), np.float32), spaces=policy.spaces)
+    rows = transition_rows(encode_transitions(steps, policy.spaces), credits, np.zeros((len(steps), 1), np.float32))
     assert rows.seen.mean(dim=0).abs().max() < 1e-4
     assert (rows.seen.std(dim=0) - 1).abs().max() < 1e-2
     np.testing.assert_allclose(

@@ -11,8 +11,6 @@ from functools import partial
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.credit import Credits
-from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymWorld
@@ -32,7 +30,7 @@ from hone.train.control.experts import (
 from hone.train.control.job import open_gym_run
 from hone.train.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
 from hone.train.control.on_policy import control_parts, require_clipping
-from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.rows import step_rows
 from hone.train.control.spaces import world_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import ReplayLearnerConfig, policy_phase
@@ -70,15 +68,10 @@ class DaggerConfig(OffPolicyRunConfig):
 def method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> OffPolicyMethod[ActorCritic]:
     """Behaviour cloning of the expert's labels, in states that the expert and the learner reach by turns."""
     policy = ActorCritic(spaces, config.network, seed=config.seed, critic=False).to(config.run.device)
-
-    def layout(decisions: Episodes, credits: Credits, updates: int) -> StepRows:
-        del updates
-        return step_rows(decisions, credits, device=config.run.device)
-
     return OffPolicyMethod(
         policy=policy,
         phases=[policy_phase(policy, objective, config.learner)],
-        layout=layout,
+        layout=lambda decisions, credits, _: step_rows(decisions, credits, device=config.run.device),
         credit=reward_as_advantage,
         buffer=RingBuffer(config.algorithm.replay_capacity),
         actor=DaggerActor(

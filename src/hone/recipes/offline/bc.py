@@ -1,7 +1,5 @@
 """Behaviour cloning (Pomerleau, 1989): the policy under which the logged actions are likeliest."""
 
-from hone.core.credit import Credits
-from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import PolicySpaces
@@ -35,14 +33,12 @@ def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
 def method(config: BcConfig, spaces: PolicySpaces) -> LearningMethod[ActorCritic]:
     """The policy's network alone, on the log as it is."""
     policy = ActorCritic(spaces, config.network, seed=config.seed, critic=False).to(config.run.device)
-
-    def layout(decisions: Episodes, credits: Credits, updates: int) -> StepRows:
-        del updates
-        return step_rows(decisions, credits, device=config.run.device)
-
-    phases = [policy_phase(policy, objective, config.learner)]
     return LearningMethod(
-        policy=policy, phases=phases, layout=layout, credit=reward_as_advantage, split=split_decision_rows
+        policy=policy,
+        phases=[policy_phase(policy, objective, config.learner)],
+        layout=lambda decisions, credits, _: step_rows(decisions, credits, device=config.run.device),
+        credit=reward_as_advantage,
+        split=split_decision_rows,
     )
 
 

@@ -5,7 +5,7 @@ memory. Cloning a log alone is `recipes/offline/bc.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -99,11 +99,11 @@ def expert_labels(expert: ExpertActor, seen: Array, actions: DiscreteActions | B
 
 @dataclass
 class DaggerActor(NetworkActor):
-    """Each decision is the expert's with probability `decay` to the power of the turns so far, else the learner's."""
+    """The expert decides with probability `beta_decay` to the power of the iterations so far, else the learner."""
 
-    expert: ExpertActor | None = None
-    actions: DiscreteActions | BoxActions | None = None
-    beta_decay: float = 0.0
+    expert: ExpertActor = field(kw_only=True)
+    actions: DiscreteActions | BoxActions = field(kw_only=True)
+    beta_decay: float = field(kw_only=True)
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """The learner's random numbers, and a coin as the last."""
@@ -116,8 +116,6 @@ class DaggerActor(NetworkActor):
         chosen = self.numpy_policy.decide(seen, own)[0]
         asked = np.flatnonzero(noise[:, -1] < self.beta_decay**self.version)
         if len(asked):
-            assert self.expert is not None
-            assert self.actions is not None
             chosen[asked] = expert_labels(self.expert, seen[asked], self.actions)
         return chosen, np.full(len(seen), np.nan, np.float32)
 

@@ -3,7 +3,8 @@
 Belongs here: wiring between environments with goals and `replay.hindsight`. Does not: a loss, a network.
 """
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -14,7 +15,7 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
 from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
-from hone.replay.hindsight import GoalReached, GoalReward, GoalSpec, HindsightBuffer, Strategy
+from hone.replay.hindsight import GoalSpec, HindsightBuffer, Strategy
 from hone.replay.store import EpisodeStore
 from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.off_policy import IterationReplayConfig, ReplayRunConfig
@@ -75,7 +76,10 @@ def goal_spec(config: GymConfig) -> GoalSpec:
     assert isinstance(space, spaces.Dict)
     reached, wanted = goal_columns(space)
     return GoalSpec(
-        achieved=reached, desired=wanted, reward=_reward_function(inside), terminates=_termination_function(inside)
+        achieved=reached,
+        desired=wanted,
+        reward=_of_pairs(inside.compute_reward, np.float32),
+        terminates=_of_pairs(inside.compute_terminated, np.bool_),
     )
 
 
@@ -85,17 +89,6 @@ def hindsight_buffer(config: HindsightRunConfig) -> HindsightBuffer:
     return HindsightBuffer(store, goal_spec(config.env), strategy=hindsight.strategy, share=hindsight.share)
 
 
-def _reward_function(env: GoalEnv) -> GoalReward:
-    def reward(reached: Array, wanted: Array) -> NDArray[np.floating]:
-        paid = np.asarray(env.compute_reward(reached, wanted, {}), dtype=np.float32)
-        return np.broadcast_to(paid, (len(reached),))
-
-    return reward
-
-
-def _termination_function(env: GoalEnv) -> GoalReached:
-    def met(reached: Array, wanted: Array) -> NDArray[np.bool_]:
-        ended = np.asarray(env.compute_terminated(reached, wanted, {}), dtype=np.bool_)
-        return np.broadcast_to(ended, (len(reached),))
-
-    return met
+def _of_pairs(ask: Callable[[Array, Array, dict[str, object]], object], dtype: type) -> Callable[[Array, Array], Any]:
+    """A method of an environment with goals, of many pairs of goals at once -> `[n]` of one type."""
+    return lambda reached, wanted: np.broadcast_to(np.asarray(ask(reached, wanted, {}), dtype=dtype), (len(reached),))

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.core.random import generator
 from hone.credit.returns import one_step_target
 from hone.envs.gym.world import GymConfig, inspect_world
 from hone.envs.logs.parquet import DecisionLog, read_log
@@ -30,8 +28,9 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
+from hone.train.control.off_policy import rows_with_noise
 from hone.train.control.phases import LearningMethod, method_learner
-from hone.train.control.rows import TransitionRows, split_decision_rows, transition_rows
+from hone.train.control.rows import TransitionRows, split_decision_rows
 from hone.train.control.spaces import log_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import ReplayLearnerConfig
@@ -67,19 +66,15 @@ class OfflineRunConfig(RunConfig):
 # ---------------------------------------------------------------------------------------------- rows
 
 
-def logged_rows(
-    transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, spaces: PolicySpaces, device: str = "cpu"
-) -> TransitionRows:
-    """Encoded rows of single-decision episodes: observations `[n, size]`, actions as `encode_actions` says; `credits`
-    from `one_step_target`."""
+def encode_transitions(transitions: Episodes, spaces: PolicySpaces) -> Episodes:
+    """Single-decision episodes as networks read them: observations `[n, size]`, actions as of `encode_actions`."""
     assert transitions.final is not None
-    encoded = replace(
+    return replace(
         transitions,
         seen=spaces.inputs.array(transitions.observations),
         chosen=encode_actions(transitions.chosen, spaces.actions),
         final=spaces.inputs.array(transitions.final),
     )
-    return transition_rows(encoded, credits, noise, device=device)
 
 
 def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxActions) -> NDArray[np.generic]:
@@ -107,20 +102,19 @@ def logged_method(
     discount: float,
     noise_size: int = 0,
 ) -> LearningMethod[P]:
-    """Temporal-difference learning on `logged_rows`, in the precision of the policy.
+    """Temporal-difference learning on transitions of a log, encoded, in the precision of the policy.
 
     Each row has `noise_size` random numbers.
     """
 
-    def layout(transitions: Episodes, credits: Credits, updates: int) -> TransitionRows:
-        shape = (transitions.decisions, noise_size)
-        noise = generator(config.seed, "offline", updates).standard_normal(shape, "float32")
-        return logged_rows(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
+    encoded_rows = rows_with_noise(config, "offline", noise_size)
 
     return LearningMethod(
         policy=policy,
         phases=[replace(one, objective=partial(_objective_in_policy_dtype, one.objective)) for one in phases],
-        layout=layout,
+        layout=lambda transitions, credits, updates: encoded_rows(
+            encode_transitions(transitions, policy.spaces), credits, updates
+        ),
         credit=partial(one_step_target, discount=discount),
         split=split_decision_rows,
     )

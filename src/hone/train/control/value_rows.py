@@ -24,28 +24,19 @@ from hone.objectives.terms import LossTerms
 from hone.replay.priority import PrioritizedSampler, PriorityParams
 from hone.replay.ring import RingBuffer
 from hone.replay.steps import StepBuffer
-from hone.train.control.rows import DecisionRows, row_picker
+from hone.train.control.rows import TransitionRows, row_picker, transition_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueRows(DecisionRows):
-    """Transitions from a memory. The weight holds importance weights; `weighted` divides it by the number of rows."""
+class ValueRows(TransitionRows):
+    """Transitions from a replay buffer, with actions as the network numbers them. The weight holds importance weights,
+    which `weighted` divides by the number of rows; the noise `[n, 2, weights]` holds this update's two draws of noise
+    for the weights, the same in every row, and is empty without."""
 
-    seen: Tensor
-    chosen: Tensor
-    """`[n]` as the network numbers actions."""
-    reward: Tensor
-    """`[n]` of all steps that the transition covers, discounted."""
-    discount: Tensor
-    """`[n]` discount on the value of the next state; 0 where the episode terminated."""
-    next_seen: Tensor
-    """`[n, *observation]` next observations."""
     target_outcomes: Tensor
     """`[n, choices, size]` outputs of the target network for `next_seen`."""
     sample_index: Tensor
     """`[n]` index among the transitions that the replay buffer sampled."""
-    weight_noise: Tensor
-    """`[n, 2, noise]` numbers of this update's two draws of the weights, the same in every row; noise is 0 without."""
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         pick = row_picker(rows, self.weight.device)
@@ -125,28 +116,18 @@ def value_rows(
     policy: DqnPolicy, buffer: PrioritizedBuffer, seed: int, transitions: Episodes, credits: Credits, *, iteration: int
 ) -> ValueRows:
     """All rows of an iteration, with the target network's outputs for the next observations."""
-    assert credits.discount is not None
-    assert transitions.final is not None
     device = str(policy.get_buffer("atoms").device)
-    count = len(transitions)
-
-    def tensor(values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
-
-    after = tensor(transitions.final)
+    rows = transition_rows(transitions, credits, np.zeros((len(transitions), 2, 0), np.float32), device=device)
     drawn = None
     if policy.noise_size:
-        drawn = tensor(generator(seed, "slow weights", iteration).standard_normal(policy.noise_size, "float32"))
+        numbers = generator(seed, "slow weights", iteration).standard_normal(policy.noise_size, "float32")
+        drawn = torch.from_numpy(numbers).to(device)
+    importance = torch.from_numpy(buffer.importance_weights(transitions)).to(device)
+    columns = {**vars(rows), "weight": importance, "chosen": policy.action_indices(rows.chosen)}
     return ValueRows(
-        weight=tensor(buffer.importance_weights(transitions)),
-        seen=tensor(transitions.observations),
-        chosen=policy.action_indices(tensor(transitions.chosen)),
-        reward=tensor(credits.advantage),
-        discount=tensor(credits.discount),
-        next_seen=after,
-        target_outcomes=policy.target_return_outputs(after, drawn),
-        sample_index=torch.arange(count, device=device),
-        weight_noise=after.new_zeros((count, 2, 0)),
+        **columns,
+        target_outcomes=policy.target_return_outputs(rows.next_seen, drawn),
+        sample_index=torch.arange(len(rows), device=device),
     )
 
 
@@ -155,12 +136,12 @@ def with_weight_noise(policy: DqnPolicy, rows: ValueRows, number: int, reduction
     del reduction
     drawn = generator(seed, "weights of an update", number).standard_normal((2, policy.noise_size), "float32")
     noise = torch.from_numpy(drawn).to(rows.weight.device)
-    return replace(rows, weight_noise=noise.expand(len(rows), *noise.shape))
+    return replace(rows, noise=noise.expand(len(rows), *noise.shape))
 
 
 def weight_noise(rows: ValueRows, which: int) -> Tensor | None:
     """`[noise]` numbers of one draw of the weights; None: the network has no noise, or acts by its means."""
-    return rows.weight_noise[0, which] if rows.weight_noise.shape[2] else None
+    return rows.noise[0, which] if rows.noise.shape[2] else None
 
 
 def outcomes_of_action(outcomes: Tensor, number: Tensor) -> Tensor:
