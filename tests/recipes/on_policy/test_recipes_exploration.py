@@ -143,6 +143,17 @@ def test_stages_are_passed_and_remembered() -> None:
     assert starts == {0}  # the environment as it is: begun at its far end
 
 
+def test_a_curriculum_with_normalised_rewards_goes_on_from_stage_to_stage() -> None:
+    job = made("ppo_curriculum", steps=40, algorithm={"normalise": {"rewards": True}})
+    for _ in range(2):
+        job.recipe.source.publish(job.recipe.learner.policy)
+        job.recipe.source.collect()
+    metrics = job.recipe.source.metrics()
+    assert metrics["curriculum/stage"] >= 0.0 and metrics["reward/scale"] > 0.0
+    assert list(job.pop_notices()) == []
+    job.close()
+
+
 def test_stages_that_do_not_agree_are_refused() -> None:
     entry = load_recipe("ppo_curriculum")
     table = {"recipe": "x", "name": "x", "steps": 1, "env": {"id": "hone/Maze-v0"}}

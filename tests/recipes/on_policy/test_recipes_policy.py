@@ -205,7 +205,7 @@ def test_the_price_of_a_nat_follows_how_far_the_policy_moved() -> None:
     other = KlCoefController(5.0, 0.01)
     other.restore(price.state())
     assert other.value == price.value
-    with pytest.raises(DataError, match="not a number"):
+    with pytest.raises(DataError, match="no number"):
         other.restore({})
 
 

@@ -156,9 +156,9 @@ class OnPolicyMethod:
     objective_with_backward: Callable[[ActorCritic, StepRows], LossTerms] | None = None
     """See `OptimizerPhase.objective_with_backward`."""
     on_metrics: Callable[[Metrics], None] | None = None
-    """See `GradientLearner.watch`."""
+    """See `GradientLearner.on_metrics`."""
     extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
-    """See `GradientLearner.kept`."""
+    """See `GradientLearner.extra_state`."""
 
 
 def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
