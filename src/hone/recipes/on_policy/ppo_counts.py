@@ -12,7 +12,7 @@ from hone.train.control.intrinsic_reward import IntrinsicRewardRunConfig, intrin
 class PpoCountsConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; hash counts."""
 
-    novelty: HashCountConfig = HashCountConfig()
+    novelty: HashCountConfig = HashCountConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Measure of novelty."""
 
 

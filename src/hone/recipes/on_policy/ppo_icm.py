@@ -12,7 +12,7 @@ from hone.train.control.intrinsic_reward import IntrinsicRewardRunConfig, intrin
 class PpoIcmConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; intrinsic curiosity."""
 
-    novelty: IcmConfig = IcmConfig()
+    novelty: IcmConfig = IcmConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Measure of novelty."""
 
 

@@ -12,7 +12,7 @@ from hone.train.control.intrinsic_reward import IntrinsicRewardRunConfig, intrin
 class PpoRndConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; random network distillation."""
 
-    novelty: RndConfig = RndConfig()
+    novelty: RndConfig = RndConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Measure of novelty."""
 
 
