@@ -6,19 +6,12 @@ gives each stream a hidden layer of its own. The target is that of double DQN, a
 
 from hone.models.control.q_networks import QArchitecture
 from hone.objectives.td import dueling
-from hone.recipes.off_policy.double_dqn import objective
+from hone.recipes.off_policy.double_dqn import DoubleDqnConfig, objective
 from hone.train.control.off_policy import off_policy_parts
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.train.control.value_based import ValueMethod, value_recipe_spec
 
 
-class DuelingDqnConfig(ScheduledValueRunConfig):
-    """Deep Q-learning with two streams."""
-
-    algorithm: ValueAlgorithm = ValueAlgorithm()
-    """Discount and target network."""
-
-
-def method(config: DuelingDqnConfig) -> ValueMethod:
+def method(config: DoubleDqnConfig) -> ValueMethod:
     """Objective, replay and network options of the recipe, as the value-based family takes them."""
     return ValueMethod(algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(dueling=True))
 
@@ -26,7 +19,7 @@ def method(config: DuelingDqnConfig) -> ValueMethod:
 ENTRY = value_recipe_spec(
     summary="double DQN with separate streams for the state value and the advantages",
     paper="Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016",
-    config=DuelingDqnConfig,
+    config=DoubleDqnConfig,
     method=method,
     limitation="helps where many actions are much alike; with two actions there is little to gain.",
     parts=off_policy_parts(method, dueling),

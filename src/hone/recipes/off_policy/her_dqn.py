@@ -14,7 +14,6 @@ from pydantic import Field
 from hone.credit.returns import one_step_target
 from hone.models.control.actor_critic import QNetworkPolicy
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
-from hone.models.control.numpy_policies import NumpyGreedyPolicy
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
@@ -73,11 +72,6 @@ def method(config: HerDqnConfig, spaces: PolicySpaces) -> OffPolicyMethod[QNetwo
     algorithm = config.algorithm
     policy = QNetworkPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
     low, high = algorithm.value_range
-
-    def explore(policy: QNetworkPolicy, version: int) -> NumpyGreedyPolicy:
-        del version
-        return replace(policy.numpy_policy(), epsilon=algorithm.epsilon)
-
     return OffPolicyMethod(
         policy=policy,
         phases=[
@@ -92,7 +86,10 @@ def method(config: HerDqnConfig, spaces: PolicySpaces) -> OffPolicyMethod[QNetwo
         layout=rows_with_noise(config, "none", 0),
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=hindsight_buffer(config),
-        actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=explore),
+        actor=ScheduledExplorer(
+            policy.numpy_policy(),
+            exploration_policy=lambda policy, _: replace(policy.numpy_policy(), epsilon=algorithm.epsilon),
+        ),
     )
 
 
