@@ -24,7 +24,7 @@ COMMON: Settings = {
     "run.log_every": 1,
     "run.checkpoint_every": 0,
 }
-"""Of every run: one line of metrics a step, one checkpoint at the end."""
+"""Settings of every run: one line of metrics per step, one checkpoint at the end."""
 
 REWARDS = '''
 def right(completions, answer, **columns):
@@ -60,7 +60,7 @@ EVALUATION: Settings = {
 def text(*functions: str, updates: int = 2, more: Settings | None = None) -> Settings:
     """A recipe on scored answers, of which it learns in `updates` optimizer steps."""
     rewards = {"workers": 1, "functions": [{"use": f"rewards.py:{name}"} for name in functions or ("close",)]}
-    rollout = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 4, "slots": 5}
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 4, "max_concurrent": 5}
     keys = {"rewards": rewards} | {f"rollout.{key}": value for key, value in rollout.items()}
     return {"steps": 4, "run.samples_every": 2} | MODEL | keys | {"learner.minibatches": updates} | (more or {})
 
@@ -80,8 +80,8 @@ TEXT: dict[str, tuple[str, Settings]] = {
     "remax": ("remax", text(updates=1)),
     "gdpo": ("gdpo", text("close", "right")),
     "trpo_text": ("trpo_text", without_learner(text())),
-    "decoupled_ppo_ahead": ("decoupled_ppo", text(more={"rollout.ahead": 1})),
-    "opsm_ahead": ("opsm", text(more={"rollout.ahead": {"steps": 2}})),
+    "decoupled_ppo_ahead": ("decoupled_ppo", text(more={"rollout.max_staleness": 1})),
+    "opsm_ahead": ("opsm", text(more={"rollout.max_staleness": {"steps": 2}})),
     "on_policy_distillation": ("on_policy_distillation", text(updates=1, more={"algorithm.teacher": "runs/sft"})),
 }
 
@@ -91,7 +91,7 @@ TEXT: dict[str, tuple[str, Settings]] = {
 
 def control(env: str, *more: Settings, steps: int = 4, envs: int = 4, episodes: int = 2) -> Settings:
     """A recipe on Gymnasium environments."""
-    keys: Settings = {"steps": steps, "env.id": env, "env.num_envs": envs, "judge.episodes": episodes}
+    keys: Settings = {"steps": steps, "env.id": env, "env.num_envs": envs, "evaluation.episodes": episodes}
     for one in more:
         keys = keys | one
     return keys
@@ -105,12 +105,12 @@ CARTS = [
     {"id": "CartPole-v1", "num_envs": 2, "kwargs": {"sutton_barto_reward": True}},
 ]
 ON_POLICY: dict[str, tuple[str, Settings]] = {
-    "ppo": ("ppo", control("CartPole-v1", SHORT, {"learner.decay": "linear", "algorithm.decay": 0.9})),
+    "ppo": ("ppo", control("CartPole-v1", SHORT, {"learner.lr_decay": "linear", "algorithm.gae_lambda": 0.9})),
     "ppo_box": ("ppo", control("Pendulum-v1", SHORT, {"env.clip_actions": True})),
-    "ppo_ahead": ("ppo", control("CartPole-v1", SHORT, {"algorithm.ahead": 1})),
+    "ppo_ahead": ("ppo", control("CartPole-v1", SHORT, {"algorithm.max_staleness": 1})),
     "ppo_kl": ("ppo_kl", control("CartPole-v1", SHORT)),
     "a2c": ("a2c", control("CartPole-v1", SMALL, {"algorithm.normalise": {"observations": True, "rewards": True}})),
-    "a2c_ahead": ("a2c", control("CartPole-v1", SMALL, {"algorithm.ahead": 1})),
+    "a2c_ahead": ("a2c", control("CartPole-v1", SMALL, {"algorithm.max_staleness": 1})),
     "trpo": ("trpo", control("CartPole-v1", SMALL, {"rollout_steps": 32})),
     "reinforce_control": ("reinforce_control", control("CartPole-v1", SMALL)),
     "ppo_rnd": ("ppo_rnd", control("hone/Maze-v0", MAZE)),
@@ -119,7 +119,7 @@ ON_POLICY: dict[str, tuple[str, Settings]] = {
     "ppo_curriculum": ("ppo_curriculum", control("hone/Maze-v0", MAZE, STAGES)),
     "option_critic": ("option_critic", control("hone/FourRooms-v0", SMALL, {"rollout_steps": 16})),
     "option_q_learning": ("option_q_learning", control("hone/FourRooms-v0")),
-    "multitask_ppo": ("multitask_ppo", {"steps": 3, "judge.episodes": 2, "tasks": CARTS} | SHORT),
+    "multitask_ppo": ("multitask_ppo", {"steps": 3, "evaluation.episodes": 2, "tasks": CARTS} | SHORT),
     "rl2": ("rl2", control("hone/BanditTrials-v0", {"env.kwargs": {"arms": 3, "pulls": 10}}, envs=8, episodes=4)),
     "reptile": (
         "reptile",
@@ -131,30 +131,35 @@ ON_POLICY: dict[str, tuple[str, Settings]] = {
 
 def turns(*more: Settings, env: str = "CartPole-v1") -> Settings:
     """A recipe that collects some steps, then learns from its replay buffer."""
-    replay: Settings = {"replay": {"collect": 8, "batch": 16, "memory": 120, "warmup": 40}, "learner.minibatches": 4}
+    replay: Settings = {
+        "replay": {"collect": 8, "batch": 16, "capacity": 120, "warmup": 40},
+        "learner.updates_per_iteration": 4,
+    }
     return control(env, replay, SMALL, *more, steps=6)
 
 
 def stepwise(*more: Settings) -> Settings:
     """A recipe that learns from its replay buffer after every step."""
-    return control("Pendulum-v1", {"replay": {"batch": 16, "memory": 60, "warmup": 20}}, SMALL, *more, steps=30, envs=2)
+    return control(
+        "Pendulum-v1", {"replay": {"batch": 16, "capacity": 60, "warmup": 20}}, SMALL, *more, steps=30, envs=2
+    )
 
 
 ENSEMBLE: Settings = {
     "rollout_steps": 8,
-    "learner.minibatches": 5,
-    "algorithm": {"warmup": 10, "members": 2, "memory": 50},
+    "learner.updates_per_iteration": 5,
+    "algorithm": {"warmup": 10, "members": 2, "replay_capacity": 50},
     "planning": {"candidates": 20, "elites": 4, "horizon": 4},
     "env.max_episode_steps": 10,
 }
-EXPERT: Settings = {"expert": {"kind": "policy", "policy": "runs/ppo"}, "algorithm.memory": 500}
+EXPERT: Settings = {"expert": {"kind": "policy", "policy": "runs/ppo"}, "algorithm.replay_capacity": 500}
 PLAIN = ("n_step_dqn", "prioritized_dqn", "dueling_dqn", "noisy_dqn", "c51", "qr_dqn", "rainbow", "discrete_sac")
 REPLAY: dict[str, tuple[str, Settings]] = {
     "dagger": ("dagger", control("CartPole-v1", SMALL, EXPERT, steps=3)),
-    "dqn": ("dqn", turns({"algorithm": {"target_every": 2, "target_rate": 0.5}})),
+    "dqn": ("dqn", turns({"algorithm": {"target_every": 2, "tau": 0.5}})),
     "double_dqn": (
         "double_dqn",
-        turns({"exploration": {"kind": "boltzmann", "first": 1.0, "last": 0.1, "over": 90}}),
+        turns({"exploration": {"kind": "boltzmann", "start": 1.0, "end": 0.1, "decay_env_steps": 90}}),
     ),
     **{
         name: (name, turns()) for name in ("n_step_dqn", "prioritized_dqn", "dueling_dqn", "noisy_dqn", "c51", "qr_dqn")
@@ -163,7 +168,7 @@ REPLAY: dict[str, tuple[str, Settings]] = {
     "discrete_sac": ("discrete_sac", turns()),
     "her_dqn": ("her_dqn", turns({"env.kwargs": {"bits": 5}}, env="hone/BitFlip-v0")),
     "her_sac": ("her_sac", turns(env="hone/Reach-v0")),
-    "sac": ("sac", stepwise({"algorithm.target_rate": 0.01})),
+    "sac": ("sac", stepwise({"algorithm.tau": 0.01})),
     "td3": ("td3", stepwise()),
     "ddpg": ("ddpg", stepwise({"exploration": {"kind": "ornstein_uhlenbeck", "scale": 0.3}})),
     "pets": ("pets", control("hone/CartPoleSwingUp-v0", SMALL, ENSEMBLE, steps=3, envs=1, episodes=1)),
@@ -180,7 +185,7 @@ OFFLINE: dict[str, tuple[str, Settings]] = {
     "bc": ("bc", logged("cartpole")),
     "cql": ("cql", logged("cartpole")),
     "cql_box": ("cql", logged("pendulum")),
-    "iql": ("iql", logged("cartpole", {"learner.decay": "linear", "algorithm.target_rate": 0.05})),
+    "iql": ("iql", logged("cartpole", {"learner.lr_decay": "linear", "algorithm.tau": 0.05})),
     "iql_box": ("iql", logged("pendulum")),
     "bcq": ("bcq", logged("cartpole")),
     "bear": ("bear", logged("pendulum")),
@@ -193,8 +198,8 @@ OFFLINE: dict[str, tuple[str, Settings]] = {
 
 def table(world: str, *more: Settings, limit: int | None = None) -> Settings:
     """A recipe on a table of action values."""
-    epsilon = {"kind": "exponential", "begin": 1.0, "end": 0.05, "half_life": 10}
-    keys: Settings = {"steps": 20, "rollout_steps": 8, "finite.copies": 8, "explore.epsilon": epsilon}
+    epsilon = {"kind": "exponential", "start": 1.0, "end": 0.05, "half_life": 10}
+    keys: Settings = {"steps": 20, "rollout_steps": 8, "finite.copies": 8, "exploration.epsilon": epsilon}
     keys |= {"finite.world": {"kind": "gymnasium", "id": world}} | ({"finite.limit": limit} if limit else {})
     for one in more:
         keys = keys | one
@@ -209,7 +214,7 @@ CLOSED: dict[str, tuple[str, Settings]] = {
     "double_q_learning": ("double_q_learning", table("CliffWalking-v1", limit=50)),
     "sarsa": ("sarsa", table("CliffWalking-v1", limit=50)),
     "expected_sarsa": ("expected_sarsa", table("FrozenLake-v1")),
-    "sarsa_lambda": ("sarsa_lambda", table("FrozenLake-v1", {"algorithm.decay": 0.5})),
+    "sarsa_lambda": ("sarsa_lambda", table("FrozenLake-v1", {"algorithm.trace_lambda": 0.5})),
     "monte_carlo": ("monte_carlo", table("FrozenLake-v1")),
     "dyna_q": ("dyna_q", GRID),
     "prioritized_sweeping": ("prioritized_sweeping", GRID),

@@ -11,7 +11,7 @@ def lost(how: str, *, times: int = 1) -> None:
     """So often an environment was lost, the log says how, and every step was learned from."""
     assert sum(line["env/faults"] for line in metrics()) == times
     assert len(metrics()) == 12
-    for text in ("WARNING environment 0 (seed", "what was lost is not learned from", how):
+    for text in ("WARNING environment 0 (seed", "the lost steps are not trained on", how):
         logged(text)
 
 

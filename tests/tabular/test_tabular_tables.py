@@ -74,7 +74,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="format 9"):
         load_table(tmp_path)
     (tmp_path / "policy.json").write_text('{"format": 1, "kind": "forest"}')
-    with pytest.raises(DataError, match="'forest' is no table"):
+    with pytest.raises(DataError, match="'forest' is not a table"):
         load_table(tmp_path)
 
 

@@ -4,7 +4,7 @@ Arithmetic on rewards and values, over pieces of episodes of any lengths at once
 its end; any other (truncated by a limit, or cut by the end of a rollout) has the value of its final observation. Where
 a piece both terminated and was truncated, termination wins.
 
-Only decisions are steps. Environment turns between two decisions of a conversation (tool output) are no step: value and
+Only decisions are steps. Environment turns between two decisions of a conversation (tool output) are not: value and
 advantage are carried over them without discount, as in verl, AReaL and NeMo-RL; slime, SkyRL and TRL recur over those
 positions too. An episode with a missing score has advantage 0 and, with a critic, its own value as target: a failed
 reward function does not mean a reward of 0.

@@ -82,7 +82,7 @@ def _verdicts(comparison: Comparison) -> Html:
 def significance_note(probability: ScoreInterval) -> str:
     """Significance of a probability of improvement, in words."""
     if math.isnan(probability.low):
-        return "; with one run there is no interval."
+        return "; one run gives no interval."
     if probability.low <= 0.5 <= probability.high:
         return "; the interval includes 1/2: not significant."
     return "."

@@ -250,7 +250,7 @@ def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
         features = arrays["features"].astype(np.float64) if "features" in arrays else None
         return StateValues(arrays["followed"].astype(np.float64), features=features)
     if description["kind"] != ActionTable.kind:
-        raise ValueError(f"a policy of kind {description['kind']!r} is no table")
+        raise ValueError(f"a policy of kind {description['kind']!r} is not a table")
     metrics = dict(description["features"])
     kind = metrics.pop("kind")
     features = StateFeatures(**metrics) if kind == "states" else TileCoder.from_description(metrics)

@@ -39,7 +39,7 @@ def play_episodes(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeRe
     """The first episode of each environment after a reset from `seed`.
 
     `best`: `[B, *observation]` -> actions `[B, *action]`, clipped to the box. Raises UserCodeError where an environment
-    fails or gives a reward that is no number, ResourceError where environments are lost too often.
+    fails or gives a reward that is not a number, ResourceError where environments are lost too often.
     """
     try:
         return _play(envs, best, seed=seed)

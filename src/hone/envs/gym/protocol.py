@@ -63,7 +63,7 @@ class MessageParser:
             return None
         head = json.loads(self._data[:end])
         if not isinstance(head, dict):
-            raise ValueError("a message that is no object")
+            raise ValueError("a message that is not an object")
         arrays: dict[str, Array] = {}
         place = end + 1
         for name, kind, shape in head.pop(_ARRAYS, []):

@@ -220,7 +220,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             loss = block.describe_loss(how)
             self.budget.count_loss(loss)
             self._pending_notices.append(
-                f"{loss.message()}. They begin anew with other seeds; what was lost is not learned from."
+                f"{loss.message()}. They restart with other seeds; the lost steps are not trained on."
             )
             block.set_seeds(block.next_seeds(self._base))
             block.restarts += 1

@@ -372,7 +372,7 @@ def _open_processes(config: GymConfig, *, steps: int, seed: int, squashed: bool)
 
 def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
     if inexact is not None:
-        notes = [*notes, f"{config.id}: resuming will be approximate, the running episodes begin anew: {inexact}"]
+        notes = [*notes, f"{config.id}: a resume will be approximate and start new episodes: {inexact}"]
     world.inexact_reason, world.warnings = inexact, notes
     return world
 
