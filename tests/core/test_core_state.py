@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from manual_clock import ManualClock
 from pydantic import Field, ValidationError
 
-from hone.core.clock import ManualClock, SystemClock
+from hone.core.clock import SystemClock
 from hone.core.config import Config
 from hone.core.errors import (
     ConfigError,

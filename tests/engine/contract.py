@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest, generate
 from hone.models.language.decoder import Decoder
-from hone.models.packing import pack_rows, pack_shared_prompts
+from hone.models.packing import pack_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

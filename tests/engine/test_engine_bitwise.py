@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, engine, request
+from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import generate
@@ -11,7 +12,7 @@ from hone.engine.choose import choose_runner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.packing import pack_rows, pack_shared_prompts
+from hone.models.packing import pack_rows
 
 ASKED = [
     request(0, samples=6, max_tokens=70),

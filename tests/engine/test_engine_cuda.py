@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, request, same
+from shared_prompts import pack_shared_prompts
 
 from hone.core.generation import generate
 from hone.engine import flash
@@ -15,7 +16,6 @@ from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import ForwardBatch, SamplerInput
 from hone.models.language.init import new_model
-from hone.models.packing import pack_shared_prompts
 
 ASKED = [request(number, samples=4, length=9 * number + 3, max_tokens=30 + 5 * number) for number in range(9)]
 

@@ -6,13 +6,14 @@ import torch
 from engines import CONFIG, by_name, engine, request, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import DataError
 from hone.core.generation import SamplingParams, ScoreRequest, generate
 from hone.engine.native.library import unavailable_reason
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.packing import pack_rows, pack_shared_prompts, row_targets
+from hone.models.packing import pack_rows, row_targets
 
 ASKED = [
     request(0, samples=5, max_tokens=40),

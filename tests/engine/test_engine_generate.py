@@ -6,14 +6,15 @@ import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
+from shared_prompts import pack_shared_prompts
 
-from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, DivergedError
 from hone.core.generation import Request, SamplingParams, generate
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.packing import pack_rows, pack_shared_prompts
+from hone.models.packing import pack_rows
 
 
 @pytest.fixture(scope="module")

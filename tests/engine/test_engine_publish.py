@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
+from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import DivergedError
 from hone.core.generation import GenerationEngine, SamplingParams, ScoreRequest, generate
 from hone.engine.canary import WeightCanary, hash_weights
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
-from hone.models.packing import pack_shared_prompts
 
 
 @pytest.fixture

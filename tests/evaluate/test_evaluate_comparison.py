@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from manual_clock import ManualClock
 
-from hone.core.clock import ManualClock
 from hone.core.errors import DataError
 from hone.evaluate.comparison import compare, registered_threshold
 from hone.evaluate.run_curves import read_runs, score_curves

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
-from hone.core.clock import Clock, ManualClock, SystemClock
+from hone.core.clock import Clock, SystemClock
 from hone.process.child import ChildLostError, ChildProcess, LineParser, RestartingChild
 
 HERE = str(Path(__file__).parent)

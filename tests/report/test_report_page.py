@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
-from hone.core.clock import ManualClock
 from hone.core.errors import DataError
 from hone.report.html import format_duration, format_number, text
 from hone.report.run_page import write_report

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 
-from hone.core.clock import ManualClock
 from hone.core.errors import DataError, HoneError
 from hone.report.run_page import write_report
 from hone.store.certificate import (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
-from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.store import durable
 from hone.store.folder import check_name, create_run, list_runs, open_run, resume_run

@@ -1,7 +1,6 @@
 """Clocks: code that needs the time takes one as an argument, so that tests can set it."""
 
 import time
-from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -25,19 +24,3 @@ class SystemClock:
 
     def monotonic_s(self) -> float:
         return time.monotonic()
-
-
-@dataclass
-class ManualClock:
-    """A clock that a test moves by hand."""
-
-    time_s: float = 0.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def monotonic_s(self) -> float:
-        return self.time_s
-
-    def advance(self, seconds: float) -> None:
-        self.time_s += seconds

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from manual_clock import ManualClock
 
 from hone import recipes
 from hone.cli.commands import doctor
 from hone.cli.main import main
-from hone.core.clock import ManualClock
 from hone.evaluate import checkpoint
 from hone.recipes.registry import recipe_families, recipe_names, recipes_by_family
 from hone.store.folder import create_run

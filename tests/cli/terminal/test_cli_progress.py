@@ -6,11 +6,11 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 from rich.console import Console
 
 from hone.cli.terminal.progress import RunProgress, compact_duration, compact_number
 from hone.cli.terminal.screen import TerminalScreen, make_console, printable
-from hone.core.clock import ManualClock
 
 
 def plain(clock: ManualClock) -> tuple[RunProgress, io.StringIO]:

@@ -5,13 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_prompts import pack_shared_prompts
 
 from hone.models.language import packed_attention as attention
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
-from hone.models.packing import pack_rows, pack_shared_prompts, row_targets
+from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(
     family="qwen3", vocab_size=17, hidden_size=16, intermediate_size=24, layers=2, heads=4, kv_heads=2, head_dim=8

@@ -9,13 +9,14 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import DataError
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
-from hone.models.packing import pack_rows, pack_shared_prompts
+from hone.models.packing import pack_rows
 
 SIZES = {
     "vocab_size": 50,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_prompts import pack_shared_prompts
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,7 +25,7 @@ from hone.models.native import library
 from hone.models.native.attention import MAX_POSITIONS, KernelTexts, NativeAttention
 from hone.models.native.layers import native_add_norm, native_gated_silu
 from hone.models.native.products import weight_gradient
-from hone.models.packing import PackedBatch, TokenTargets, pack_rows, pack_shared_prompts, packed_text_slots
+from hone.models.packing import PackedBatch, TokenTargets, pack_rows, packed_text_slots
 from hone.native.build import find_compiler
 
 pytestmark = pytest.mark.skipif(library.why_unavailable() is not None, reason=str(library.why_unavailable()))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from manual_clock import ManualClock
 
-from hone.core.clock import ManualClock
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import InterruptedRun

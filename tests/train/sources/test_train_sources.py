@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 from scripted_episodes import episodes_of
 
-from hone.core.clock import ManualClock
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.state import State, integer

@@ -6,9 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from manual_clock import ManualClock
 from torch.utils.flop_counter import FlopCounterMode
 
-from hone.core.clock import ManualClock, SystemClock
+from hone.core.clock import SystemClock
 from hone.core.credit import Credits
 from hone.core.errors import ResourceError
 from hone.envs.text.world import supervised_episodes
