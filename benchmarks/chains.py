@@ -75,7 +75,7 @@ def cold_start(shape: str, task: str, *, steps: int = 250) -> Path:
             "batch": 32,
             "model": {"path": str(fresh(shape))},
             "task": {"source": str(problems(task, count=8000, seed=1))},
-            "learner": {"lr": 1e-3, "warmup_steps": 20, "decay": "cosine"},
+            "learner": {"lr": 1e-3, "warmup_steps": 20, "lr_decay": "cosine"},
         }
     )
     job = sft.build(config)

@@ -31,8 +31,8 @@ from hone.train.job import TrainingJob
 PEER_NAME = "Stable-Baselines3 2.9"
 ZOO: dict[str, Any] = {
     "recipe": "ppo", "env": {"id": "CartPole-v1", "num_envs": 8}, "rollout_steps": 32,
-    "learner": {"lr": 1e-3, "decay": "linear", "epochs": 20, "minibatches": 1, "max_grad_norm": 0.5},
-    "algorithm": {"discount": 0.98, "decay": 0.8, "clip_decay": "linear"},
+    "learner": {"lr": 1e-3, "lr_decay": "linear", "epochs": 20, "minibatches": 1, "max_grad_norm": 0.5},
+    "algorithm": {"discount": 0.98, "gae_lambda": 0.8, "clip_decay": "linear"},
 }  # fmt: skip
 PENDULUM: dict[str, dict[str, Any]] = {
     "sac": {"recipe": "sac", "env": {"id": "Pendulum-v1"}},

@@ -198,7 +198,7 @@ def options_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     WORK.mkdir(exist_ok=True)
     nothing.write_text("[]\n", encoding="utf-8")
     single = {"options": {"file": str(nothing)}}
-    credit = {"discount": 0.99, "decay": 0.95, "entropy_weight": 0.01}
+    credit = {"discount": 0.99, "gae_lambda": 0.95, "entropy_weight": 0.01}
     learner = {"lr": 1e-3, "epochs": 4, "minibatches": 4, "max_grad_norm": 0.5}
     ppo = {"recipe": "ppo", "rollout_steps": 64, "learner": learner, "algorithm": credit}
     pairs = [

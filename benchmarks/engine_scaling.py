@@ -188,7 +188,7 @@ def step_seconds(exactness: str, *, steps: int) -> float:
                 "prompts_per_step": 64,
                 "samples_per_prompt": 8,
                 "max_tokens": TASKS["short"],
-                "slots": 128,
+                "max_concurrent": 128,
                 "runner": "torch",
             },
             "learner": {"lr": 1e-6},

@@ -85,7 +85,12 @@ def held_out(count: int) -> Path:
 
 def job_of(*, seed: int, steps: int, count: int) -> TrainingJob[Any]:
     rewards = {"functions": [{"use": f"{HERE / 'answers.py'}:right"}], "workers": 1}
-    rollout = {"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "max_tokens": TASKS[TASK], "slots": 128}
+    rollout = {
+        "prompts_per_step": PROMPTS,
+        "samples_per_prompt": SAMPLES,
+        "max_tokens": TASKS[TASK],
+        "max_concurrent": 128,
+    }
     config = grpo.GrpoConfig.model_validate(
         {
             "recipe": "grpo",

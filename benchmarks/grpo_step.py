@@ -80,7 +80,7 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
                 "prompts_per_step": prompts,
                 "samples_per_prompt": samples,
                 "max_tokens": limit_of(task),
-                "slots": 128,
+                "max_concurrent": 128,
                 "runner": "native" if kind == "float32" else "native_bfloat16",
             },
             "learner": {"lr": 1e-6},

@@ -81,7 +81,7 @@ RACES = [
     Race(recipe="bcq", peer="BCQ", discrete=False, updates=20, bar=None),
 ]
 SAME = {
-    "cql": {"samples": 10, "target_rate": 0.005},
+    "cql": {"samples": 10, "tau": 0.005},
     "bcq": {"proposals": 100, "samples": 100},
     "bear": {"proposals": 10, "matched": 4},
 }
@@ -144,7 +144,7 @@ def noise_log(path: Path, *, discrete: bool) -> None:
 
 def hone_speed(race: Race, log: Path, updates: int) -> float:
     turns, minibatches = updates // 10, 10
-    learner = {"lr": 3e-4, "minibatches": minibatches, "max_grad_norm": None}
+    learner = {"lr": 3e-4, "updates_per_iteration": minibatches, "max_grad_norm": None}
     network = {"hidden": HIDDEN, "activation": "relu"}
     tables = {"log": str(log), "network": network, "batch": BATCH, "learner": learner, "steps": turns + 1}
     job = built(race.recipe, tables | {"algorithm": SAME.get(race.recipe, {})})
@@ -213,7 +213,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
             "steps": 8000,
             "env": {"id": "Pendulum-v1"},
             "network": {"hidden": [64, 64], "activation": "relu"},
-            "replay": {"batch": 128, "memory": 10_000, "warmup": 100},
+            "replay": {"batch": 128, "capacity": 10_000, "warmup": 100},
         },
     ),
 }
@@ -222,11 +222,11 @@ ENTRANTS: dict[str, dict[str, dict[str, Any]]] = {
     "CartPole": {
         "bc": {},
         "cql": {},
-        "iql": {"algorithm": {"target_rate": 0.05}},
+        "iql": {"algorithm": {"tau": 0.05}},
     },
     "Pendulum": {
         "bc": {},
-        "cql": {"algorithm": {"conservatism": 1.0, "samples": 4, "target_rate": 0.005}},
+        "cql": {"algorithm": {"conservatism": 1.0, "samples": 4, "tau": 0.005}},
         "iql": {"algorithm": {"expectile": 0.8, "inverse_temperature": 3.0}},
         "td3_bc": {"algorithm": {"alpha": 40.0}},
     },
@@ -258,7 +258,7 @@ def trial(
         write_log(path, log)
         for recipe, own in entrants.items():
             network = {"hidden": [128, 128], "activation": "relu"}
-            learner = {"lr": 1e-3, "minibatches": 10, "max_grad_norm": None, "decay": "linear"}
+            learner = {"lr": 1e-3, "updates_per_iteration": 10, "max_grad_norm": None, "lr_decay": "linear"}
             tables = {"seed": seed, "log": str(path), "steps": turns, "network": network, "learner": learner}
             begin = time.process_time()
             policy = run(built(recipe, tables | own), turns)
@@ -303,9 +303,9 @@ def entrant_rows(task: str, recipe: str, found: list[dict[str, tuple[float, floa
 
 STITCHERS: dict[str, dict[str, Any]] = {
     "bc": {},
-    "cql": {"algorithm": {"conservatism": 0.5, "target_rate": 0.05}},
-    "iql": {"algorithm": {"expectile": 0.9, "inverse_temperature": 10.0, "target_rate": 0.05}},
-    "bcq": {"algorithm": {"target_rate": 0.05}},
+    "cql": {"algorithm": {"conservatism": 0.5, "tau": 0.05}},
+    "iql": {"algorithm": {"expectile": 0.9, "inverse_temperature": 10.0, "tau": 0.05}},
+    "bcq": {"algorithm": {"tau": 0.05}},
 }
 
 
@@ -316,7 +316,7 @@ def stitched(seed: int) -> dict[str, float]:
         path = Path(folder) / "log.parquet"
         write_log(path, stitching_log(seed=seed))
         for recipe, own in STITCHERS.items():
-            network, learner = {"hidden": [32], "activation": "relu"}, {"lr": 3e-3, "minibatches": 10}
+            network, learner = {"hidden": [32], "activation": "relu"}, {"lr": 3e-3, "updates_per_iteration": 10}
             tables = {"seed": seed, "log": str(path), "steps": 60, "batch": 64, "network": network, "learner": learner}
             policy = run(built(recipe, tables | own), 60)
             found[recipe] = float(

@@ -34,18 +34,18 @@ FALLING = {"rate": 1.0, "power": 0.7}
 
 
 def linear(begin: float, end: float, turns: int) -> dict[str, Any]:
-    return {"kind": "epsilon_greedy", "epsilon": {"kind": "linear", "begin": begin, "end": end, "turns": turns}}
+    return {"kind": "epsilon_greedy", "epsilon": {"kind": "linear", "start": begin, "end": end, "decay_iterations": turns}}
 
 
 def cooling(begin: float, half_life: int) -> dict[str, Any]:
     """Boltzmann's temperature, halved again and again."""
-    temperature = {"kind": "exponential", "begin": begin, "end": 0.0, "half_life": half_life}
+    temperature = {"kind": "exponential", "start": begin, "end": 0.0, "half_life": half_life}
     return {"kind": "boltzmann", "temperature": temperature}
 
 
 ON_POLICY = ("expected_sarsa", "sarsa", "sarsa_lambda")
 COOLED = {
-    "FrozenLake-v1": (2000, cooling(0.3, 200), {"rate": 1.0, "power": 0.6, "least": 0.01}),
+    "FrozenLake-v1": (2000, cooling(0.3, 200), {"rate": 1.0, "power": 0.6, "minimum": 0.01}),
     "CliffWalking-v1": (900, cooling(50.0, 60), {"rate": 0.3}),
     "Taxi-v4": (1500, cooling(10.0, 100), {"rate": 0.3}),
 }
@@ -66,7 +66,7 @@ def settings(recipe: str, task: str) -> dict[str, Any]:
     if recipe in ON_POLICY:
         turns, explore, rate = COOLED[task]
     if recipe == "sarsa_lambda":
-        algorithm = {"discount": 0.99, "decay": 0.5}
+        algorithm = {"discount": 0.99, "trace_lambda": 0.5}
         rate = {"rate": 0.005 if lake else 0.1 if long else 0.3}  # dutch traces want one step size for all
         turns, explore = (3000, cooling(0.3, 300)) if lake else (turns, explore)
     if recipe in {"dyna_q", "prioritized_sweeping"}:
@@ -78,7 +78,7 @@ def settings(recipe: str, task: str) -> dict[str, Any]:
             algorithm["planning_rate"] = rate["rate"]
     return {
         "recipe": recipe, "name": "bench", "steps": turns, "rollout_steps": 16, "table": {"rate": rate},
-        "explore": explore, "algorithm": algorithm,
+        "exploration": explore, "algorithm": algorithm,
         "finite": {"world": {"kind": "gymnasium", "id": task}, "copies": copies, "limit": TASKS[task]},
     }  # fmt: skip
 

@@ -99,9 +99,9 @@ def hone_speed(turns: int) -> float:
     zoo = {
         "env": {"id": CARTPOLE},
         "network": {"hidden": [256, 256], "activation": "relu", "layer_norm": False},
-        "learner": {"lr": 2.3e-3, "minibatches": 128, "max_grad_norm": 10.0, "decay": "constant"},
-        "replay": {"collect": 256, "batch": 64, "memory": 100_000, "warmup": 1000},
-        "algorithm": {"discount": 0.99, "target_every": 1, "target_rate": 1.0, "normalise_observations": False},
+        "learner": {"lr": 2.3e-3, "updates_per_iteration": 128, "max_grad_norm": 10.0, "lr_decay": "constant"},
+        "replay": {"collect": 256, "batch": 64, "capacity": 100_000, "warmup": 1000},
+        "algorithm": {"discount": 0.99, "target_every": 1, "tau": 1.0, "normalise_observations": False},
     }
     config = entry.config.model_validate({"recipe": "dqn", "name": "bench", "steps": turns + 1, **zoo})
     marks: list[float] = []
