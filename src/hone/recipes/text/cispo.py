@@ -21,29 +21,24 @@ class CispoAlgorithm(recipe.PenaltyConfig):
     """Least weight of a token; the paper has none."""
 
 
-class CispoConfig(recipe.TextGradientRunConfig):
+class CispoConfig(recipe.GroupRunConfig):
     """Clipped importance sampling policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: CispoAlgorithm = CispoAlgorithm()
     """Bounds and penalties."""
 
-
-def method(config: CispoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    objective = recipe.from_token_columns(partial(cispo, ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor))
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True), chosen
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        capped = partial(cispo, ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor)
+        objective = recipe.from_token_columns(capped)
+        loss = recipe.penalised_loss(objective, token_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="importance weights capped instead of gradients clipped",
     paper="MiniMax, MiniMax-M1, 2025",
     config=CispoConfig,
-    method=method,
     limitation="nothing stops a token that has moved far: the step size alone bounds the change of the policy.",
     presets=("cispo",),
 )

@@ -24,12 +24,18 @@ class ClipCovAlgorithm(recipe.ClipConfig):
     """Largest covariance of a token that may be left out."""
 
 
-class ClipCovConfig(recipe.TextGradientRunConfig):
+class ClipCovConfig(recipe.GroupRunConfig):
     """GRPO without the tokens that make entropy fall."""
 
-    requires = (recipe.require_groups,)
     algorithm: ClipCovAlgorithm = ClipCovAlgorithm()
     """Clip widths, tokens that are left out, penalties."""
+
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        objective = recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high))
+        select = partial(drop_high_covariance, chosen=chosen, seed=self.seed)
+        loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 def drop_high_covariance(columns: recipe.StepColumns, *, chosen: ClipCovAlgorithm, seed: int) -> recipe.TokenFactors:
@@ -49,25 +55,10 @@ def drop_high_covariance(columns: recipe.StepColumns, *, chosen: ClipCovAlgorith
     )
 
 
-def method(config: ClipCovConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    loss = recipe.TokenLossSpec(
-        objective=recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high)),
-        scheme=token_mean,
-        proportional_to_advantage=False,
-        select_tokens=partial(drop_high_covariance, chosen=chosen, seed=config.seed),
-    )
-    return recipe.TextMethod(
-        credit=group_relative, learner=recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
-    )
-
-
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO; a few tokens of large covariance get no gradient, which keeps entropy up",
     paper="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
     config=ClipCovConfig,
-    method=method,
     limitation="bounds and share are in the scale of one task's covariances; one more forward pass per update.",
     presets=("clip_cov",),
 )

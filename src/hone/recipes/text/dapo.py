@@ -25,36 +25,35 @@ class DapoAlgorithm(recipe.ClipConfig):
     """Rollouts that a step may take to find enough groups of unequal scores."""
 
 
-class DapoConfig(recipe.TextGradientRunConfig):
+class DapoConfig(recipe.GroupRunConfig):
     """Decoupled clip and dynamic sampling policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: DapoAlgorithm = DapoAlgorithm()
     """Clip widths, length, sampling."""
 
-
-def method(config: DapoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen, limit = config.algorithm, config.rollout.max_tokens
-    cache = max(1, round(chosen.overlong_share * limit))
-    return recipe.TextMethod(
-        credit=partial(
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen, limit = self.algorithm, self.rollout.max_tokens
+        buffer = max(1, round(chosen.overlong_share * limit))
+        credit = partial(
             with_shaped_scores,
-            shapings=[partial(overlong_penalty, max_tokens=limit, buffer_tokens=cache)]
+            shapings=[partial(overlong_penalty, max_tokens=limit, buffer_tokens=buffer)]
             if chosen.overlong_share
             else [],
             credit=group_relative,
-        ),
-        learner=recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean)),
-        wrap_source=partial(recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.max_rounds),
-    )
+        )
+        return recipe.TextMethod(
+            credit=credit,
+            learner=recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean)),
+            wrap_source=partial(
+                recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.max_rounds
+            ),
+        )
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping",
     paper="Yu et al., DAPO, 2025",
     config=DapoConfig,
-    method=method,
     limitation="dynamic sampling multiplies the cost of generation where most questions are all right or all wrong.",
     presets=("grpo",),
 )

@@ -35,29 +35,25 @@ class DecoupledPpoConfig(recipe.TextGradientRunConfig):
     algorithm: DecoupledAlgorithm = DecoupledAlgorithm()
     """Clip widths, bound, penalties."""
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
 
-def method(config: DecoupledPpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
+        def objective(view: recipe.TokenView) -> recipe.LossTerms:
+            return decoupled_ppo(
+                view.logp, view.behaviour_logp, view.old_logp, view.advantage,
+                low=chosen.clip_low, high=chosen.clip_high, weight_cap=chosen.weight_cap,
+            )  # fmt: skip
 
-    def objective(view: recipe.TokenView) -> recipe.LossTerms:
-        return decoupled_ppo(
-            view.logp, view.behaviour_logp, view.old_logp, view.advantage,
-            low=chosen.clip_low, high=chosen.clip_high, weight_cap=chosen.weight_cap,
-        )  # fmt: skip
-
-    loss = recipe.TokenLossSpec(
-        objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_old_logp=True
-    )
-    return recipe.TextMethod(
-        credit=group_relative, learner=recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
-    )
+        loss = recipe.TokenLossSpec(
+            objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_old_logp=True
+        )
+        learner = recipe.gradient_learner(self, policies, recipe.with_penalties(loss, chosen))
+        return recipe.TextMethod(credit=group_relative, learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="PPO's clip against the newest policy, corrected for the behaviour policy",
     paper="Hilton et al., Batch Size-Invariance for Policy Optimization, 2021; AReaL, 2025",
     config=DecoupledPpoConfig,
-    method=method,
     limitation="one more forward pass per step; w is unbounded unless weight_cap is set.",
 )

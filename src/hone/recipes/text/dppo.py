@@ -91,6 +91,26 @@ class DppoConfig(recipe.TextGradientRunConfig):
             is_stale=self.rollout.asynchrony.steps > 0,
         )
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+
+        def objective(view: recipe.TokenView) -> recipe.LossTerms:
+            divergence, rise, fall = chosen.trust.measure(view)
+            keep = trust_region_mask(
+                view.logp, view.denominator_logp, view.advantage, divergence, max_increase=rise, max_decrease=fall
+            )
+            return dppo(view.logp, view.denominator_logp, view.advantage, keep, ratio_cap=chosen.ratio_cap)
+
+        loss = recipe.TokenLossSpec(
+            objective=objective,
+            scheme=partial(constant_length, length=self.rollout.max_tokens),
+            proportional_to_advantage=True,
+            top_k=chosen.trust.top,
+            needs_old_logp=chosen.trust.top > 0,
+        )
+        learner = recipe.gradient_learner(self, policies, recipe.with_penalties(loss, chosen))
+        return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+
 
 def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Probabilities of the most likely tokens under both policies; the trainer computes both."""
@@ -100,34 +120,11 @@ def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor,
     return view.logp, view.old_logp, view.top_k_logp, view.old_top_k.logp, chosen_too
 
 
-def method(config: DppoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-
-    def objective(view: recipe.TokenView) -> recipe.LossTerms:
-        divergence, rise, fall = chosen.trust.measure(view)
-        keep = trust_region_mask(
-            view.logp, view.denominator_logp, view.advantage, divergence, max_increase=rise, max_decrease=fall
-        )
-        return dppo(view.logp, view.denominator_logp, view.advantage, keep, ratio_cap=chosen.ratio_cap)
-
-    loss = recipe.TokenLossSpec(
-        objective=objective,
-        scheme=partial(constant_length, length=config.rollout.max_tokens),
-        proportional_to_advantage=True,
-        top_k=chosen.trust.top,
-        needs_old_logp=chosen.trust.top > 0,
-    )
-    learner = recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
-    return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
-
-
 ENTRY = recipe.text_recipe_spec(
     summary="a trust region in probability instead of a clip of the ratio",
     paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2602.04879, 2026",
     config=DppoConfig,
-    method=method,
-    parts=recipe.recipe_parts(method, binary_tv),
+    parts=recipe.recipe_parts(DppoConfig.method, binary_tv),
     limitation="tokens outside are dropped, not corrected; the most likely tokens are the trainer's, not the engine's.",
     presets=("dppo_tv", "dppo_kl"),
 )

@@ -11,29 +11,22 @@ from hone.objectives.weights import constant_length
 from hone.train.text import recipe
 
 
-class DrGrpoConfig(recipe.TextGradientRunConfig):
+class DrGrpoConfig(recipe.GroupRunConfig):
     """GRPO done right."""
 
-    requires = (recipe.require_groups,)
     algorithm: recipe.ClipConfig = recipe.ClipConfig()
     """Clip widths and penalties."""
 
-
-def method(config: DrGrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    scheme = partial(constant_length, length=config.rollout.max_tokens)
-    loss = recipe.clip_loss(chosen, scheme)
-    return recipe.TextMethod(
-        credit=partial(group_relative, scale="none"), learner=recipe.gradient_learner(config, policies, loss)
-    )
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        scheme = partial(constant_length, length=self.rollout.max_tokens)
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(self.algorithm, scheme))
+        return recipe.TextMethod(credit=partial(group_relative, scale="none"), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO without division by the deviation or by an answer's length",
     paper="Liu et al., Understanding R1-Zero-Like Training, 2025",
     config=DrGrpoConfig,
-    method=method,
     limitation="short answers make small gradients: the constant is the longest that there may be.",
     presets=("dr_grpo",),
 )

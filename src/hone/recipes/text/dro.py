@@ -19,26 +19,22 @@ class DroAlgorithm(recipe.Config):
     """Weight of the squared log-ratio, 1 / nat. There is no published default for advantages of tokens."""
 
 
-class DroConfig(recipe.TextGradientRunConfig):
+class DroConfig(recipe.GroupRunConfig):
     """Direct reward optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: DroAlgorithm
     """Regularisation towards the behaviour policy."""
 
-
-def method(config: DroConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    objective = recipe.from_token_columns(partial(dro, beta=config.algorithm.beta))
-    loss = recipe.TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=False)
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        objective = recipe.from_token_columns(partial(dro, beta=self.algorithm.beta))
+        loss = recipe.TokenLossSpec(objective=objective, scheme=token_mean)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="off-policy without a ratio: a squared log-ratio holds the policy back",
     paper="Richemond et al., Offline Regularised RL for LLMs Alignment, 2024",
     config=DroConfig,
-    method=method,
     limitation="beta must be found per task; the group's mean stands in for the paper's value network, as in verl.",
     presets=("dro",),
 )

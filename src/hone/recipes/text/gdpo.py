@@ -11,25 +11,21 @@ from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
-class GdpoConfig(recipe.TextGradientRunConfig):
+class GdpoConfig(recipe.GroupRunConfig):
     """Group reward-decoupled normalisation policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: recipe.ClipConfig = recipe.ClipConfig()
     """Clip widths and penalties."""
 
-
-def method(config: GdpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    weights = [function.weight for function in config.rewards.functions]
-    learner = recipe.gradient_learner(config, policies, recipe.clip_loss(config.algorithm, token_mean))
-    return recipe.TextMethod(credit=partial(gdpo, weights=weights), learner=learner)
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        weights = [function.weight for function in self.rewards.functions]
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(self.algorithm, token_mean))
+        return recipe.TextMethod(credit=partial(gdpo, weights=weights), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO with each reward function normalised by itself",
     paper="GDPO, 2601.05242, 2026",
     config=GdpoConfig,
-    method=method,
     limitation="a reward that hardly differs within a group counts as much as one that does.",
 )

@@ -21,29 +21,23 @@ class GmpoAlgorithm(recipe.PenaltyConfig):
     """Clip width upwards, nats: largest rise of the log-probability of a token with positive advantage."""
 
 
-class GmpoConfig(recipe.TextGradientRunConfig):
+class GmpoConfig(recipe.GroupRunConfig):
     """Geometric-mean policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: GmpoAlgorithm = GmpoAlgorithm()
     """Clip widths and penalties."""
 
-
-def method(config: GmpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    objective = recipe.from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        objective = recipe.from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
+        loss = recipe.penalised_loss(objective, sequence_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="the geometric mean of an answer's clipped token ratios",
     paper="GMPO, 2507.20673, 2025",
     config=GmpoConfig,
-    method=method,
     limitation="no credit within an answer: one factor for all of its tokens.",
     presets=("gmpo",),
 )

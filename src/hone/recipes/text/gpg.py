@@ -25,18 +25,15 @@ class GpgConfig(recipe.TextGradientRunConfig):
     algorithm: GpgAlgorithm = GpgAlgorithm()
     """Scale."""
 
-
-def method(config: GpgConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=token_mean, proportional_to_advantage=True)
-    learner = recipe.gradient_learner(config, policies, loss)
-    return recipe.TextMethod(credit=partial(group_policy_gradient, norm=config.algorithm.norm), learner=learner)
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        loss = recipe.policy_gradient_loss(token_mean)
+        learner = recipe.gradient_learner(self, policies, loss)
+        return recipe.TextMethod(credit=partial(group_policy_gradient, norm=self.algorithm.norm), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="the plain policy gradient of groups, scaled up for those that say nothing",
     paper="Chu et al., GPG, 2025",
     config=GpgConfig,
-    method=method,
     limitation="where few groups say something, alpha makes their gradient large; one update per rollout.",
 )

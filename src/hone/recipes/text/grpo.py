@@ -20,27 +20,23 @@ class GrpoAlgorithm(recipe.ClipConfig):
     """Weight of a token in the loss."""
 
 
-class GrpoConfig(recipe.TextGradientRunConfig):
+class GrpoConfig(recipe.GroupRunConfig):
     """Group-relative policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: GrpoAlgorithm = GrpoAlgorithm()
     """Clip widths, scaling, KL."""
 
-
-def method(config: GrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen.aggregation, config.rollout.max_tokens))
-    learner = recipe.gradient_learner(config, policies, loss)
-    return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen.aggregation, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
+        return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="group-relative policy optimisation: answers are compared within their group",
     paper="Shao et al., DeepSeekMath, 2024",
     config=GrpoConfig,
-    method=method,
     limitation="dividing by the group's deviation weighs very easy and very hard questions up; groups of equal scores "
     "teach nothing; entropy falls where clip_high is not above clip_low.",
     presets=("grpo", "kl"),

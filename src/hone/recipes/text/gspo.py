@@ -21,29 +21,23 @@ class GspoAlgorithm(recipe.PenaltyConfig):
     """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-class GspoConfig(recipe.TextGradientRunConfig):
+class GspoConfig(recipe.GroupRunConfig):
     """Group sequence policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: GspoAlgorithm = GspoAlgorithm()
     """Clip widths and penalties."""
 
-
-def method(config: GspoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    objective = recipe.from_sequence_columns(partial(gspo, low=chosen.clip_low, high=chosen.clip_high))
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        objective = recipe.from_sequence_columns(partial(gspo, low=chosen.clip_low, high=chosen.clip_high))
+        loss = recipe.penalised_loss(objective, sequence_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="one clipped ratio per answer: the geometric mean of its tokens'",
     paper="Zheng et al., Group Sequence Policy Optimization, 2025",
     config=GspoConfig,
-    method=method,
     limitation="no credit within an answer; widths of token ratios (0.2) switch its clip off.",
     presets=("gspo",),
 )

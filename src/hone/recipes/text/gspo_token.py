@@ -14,29 +14,23 @@ from hone.recipes.text.gspo import GspoAlgorithm
 from hone.train.text import recipe
 
 
-class GspoTokenConfig(recipe.TextGradientRunConfig):
+class GspoTokenConfig(recipe.GroupRunConfig):
     """Group sequence policy optimisation, token by token."""
 
-    requires = (recipe.require_groups,)
     algorithm: GspoAlgorithm = GspoAlgorithm()
     """Clip widths and penalties."""
 
-
-def method(config: GspoTokenConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    objective = recipe.from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        objective = recipe.from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
+        loss = recipe.penalised_loss(objective, sequence_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="GSPO with a gradient, and if wanted an advantage, of each token",
     paper="Zheng et al., Group Sequence Policy Optimization, 2025",
     config=GspoTokenConfig,
-    method=method,
     limitation="as GSPO: widths of token ratios switch its clip off; under a token mean it is another objective.",
     presets=("gspo",),
 )

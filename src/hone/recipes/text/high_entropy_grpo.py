@@ -20,44 +20,33 @@ class HighEntropyAlgorithm(recipe.ClipConfig):
     """Share of a step's tokens, those of the highest entropy."""
 
 
-class HighEntropyGrpoConfig(recipe.TextGradientRunConfig):
+class HighEntropyGrpoConfig(recipe.GroupRunConfig):
     """GRPO on the tokens of highest entropy."""
 
-    requires = (recipe.require_groups,)
     algorithm: HighEntropyAlgorithm = HighEntropyAlgorithm()
     """Clip widths, share, penalties."""
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
 
-def method(config: HighEntropyGrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
+        def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
+            return high_entropy_mask(columns.entropy, fraction=chosen.share)
 
-    def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
-        return high_entropy_mask(columns.entropy, fraction=chosen.share)
+        def objective(view: recipe.TokenView) -> recipe.LossTerms:
+            assert view.token_factor is not None
+            terms = clipped_surrogate(
+                view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
+            )
+            return recipe.scale_terms(terms, view.token_factor)
 
-    def objective(view: recipe.TokenView) -> recipe.LossTerms:
-        assert view.token_factor is not None
-        terms = clipped_surrogate(
-            view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
-        )
-        return recipe.scale_terms(terms, view.token_factor)
-
-    loss = recipe.TokenLossSpec(
-        objective=objective,
-        scheme=token_mean,
-        proportional_to_advantage=False,
-        select_tokens=select,
-    )
-    return recipe.TextMethod(
-        credit=group_relative, learner=recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
-    )
+        loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO on the fifth of the tokens with the highest entropy",
     paper="Wang et al., Beyond the 80/20 Rule, 2025",
     config=HighEntropyGrpoConfig,
-    method=method,
     limitation="shown to help large models; small ones miss the other tokens; one more forward pass per update.",
     presets=("high_entropy",),
 )

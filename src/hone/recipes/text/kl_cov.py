@@ -22,34 +22,25 @@ class KlCovAlgorithm(recipe.Config):
     """Weight of |log r| at these tokens."""
 
 
-class KlCovConfig(recipe.TextGradientRunConfig):
+class KlCovConfig(recipe.GroupRunConfig):
     """GRPO that holds back the tokens that make entropy fall."""
 
-    requires = (recipe.require_groups,)
     algorithm: KlCovAlgorithm = KlCovAlgorithm()
     """Share of penalised tokens, clip widths and penalties."""
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
+            return kl_cov_mask(columns.logp, columns.advantage, fraction=self.algorithm.share)
 
-def method(config: KlCovConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-
-    def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
-        return kl_cov_mask(columns.logp, columns.advantage, fraction=config.algorithm.share)
-
-    loss = recipe.TokenLossSpec(
-        objective=recipe.from_selected_columns(partial(kl_cov, penalty=config.algorithm.penalty)),
-        scheme=token_mean,
-        proportional_to_advantage=False,
-        select_tokens=select,
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+        objective = recipe.from_selected_columns(partial(kl_cov, penalty=self.algorithm.penalty))
+        loss = recipe.TokenLossSpec(objective=objective, scheme=token_mean, select_tokens=select)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO; a few tokens of large covariance are penalised, which keeps entropy up",
     paper="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
     config=KlCovConfig,
-    method=method,
     limitation="no clip on all other tokens; without several updates per rollout the penalty has no slope.",
     presets=("kl_cov",),
 )

@@ -21,29 +21,23 @@ class LuspoAlgorithm(recipe.PenaltyConfig):
     """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-class LuspoConfig(recipe.TextGradientRunConfig):
+class LuspoConfig(recipe.GroupRunConfig):
     """Length-unbiased sequence policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: LuspoAlgorithm = LuspoAlgorithm()
     """Clip widths and penalties."""
 
-
-def method(config: LuspoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    objective = recipe.from_sequence_columns(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(objective=objective, scheme=sequence_sum, proportional_to_advantage=True), chosen
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        objective = recipe.from_sequence_columns(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
+        loss = recipe.penalised_loss(objective, sequence_sum, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="sequence ratios, with answers counted by their length",
     paper="LUSPO, 2602.05261, 2026",
     config=LuspoConfig,
-    method=method,
     limitation="the gradient grows with length: a learning rate of GSPO is too large; one ratio for all tokens.",
     presets=("luspo",),
 )

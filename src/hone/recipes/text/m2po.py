@@ -18,36 +18,27 @@ class M2poAlgorithm(recipe.PenaltyConfig):
     """Bound on the mean of (log r)^2 over the kept tokens, nats^2."""
 
 
-class M2poConfig(recipe.TextGradientRunConfig):
+class M2poConfig(recipe.GroupRunConfig):
     """Second-moment trust policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: M2poAlgorithm = M2poAlgorithm()
     """The bound and penalties."""
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
 
-def method(config: M2poConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
+        def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
+            bound = chosen.max_second_moment
+            return second_moment_mask(columns.logp, columns.denominator_logp, max_second_moment=bound)
 
-    def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
-        return second_moment_mask(columns.logp, columns.denominator_logp, max_second_moment=chosen.max_second_moment)
-
-    loss = recipe.TokenLossSpec(
-        objective=recipe.from_selected_columns(m2po),
-        scheme=token_mean,
-        proportional_to_advantage=False,
-        select_tokens=select,
-    )
-    return recipe.TextMethod(
-        credit=group_relative, learner=recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
-    )
+        objective = recipe.from_selected_columns(m2po)
+        loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="a bound on the second moment of log-ratios instead of a clip, for stale answers",
     paper="Zheng et al., Prosperity before Collapse, 2025",
     config=M2poConfig,
-    method=method,
     limitation="the paper's bound could not be checked; with fresh answers and one update nothing is ever dropped.",
 )

@@ -20,25 +20,21 @@ class MaxRlAlgorithm(recipe.ClipConfig):
     """Terms of log p for N answers; the authors' main code runs N - 1."""
 
 
-class MaxRlConfig(recipe.TextGradientRunConfig):
+class MaxRlConfig(recipe.GroupRunConfig):
     """Maximum likelihood reinforcement learning."""
 
-    requires = (recipe.require_groups,)
     algorithm: MaxRlAlgorithm = MaxRlAlgorithm()
     """Order, clip widths, penalties."""
 
-
-def method(config: MaxRlConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    scheme = partial(constant_length, length=config.rollout.max_tokens)
-    learner = recipe.gradient_learner(config, policies, recipe.clip_loss(config.algorithm, scheme))
-    return recipe.TextMethod(credit=partial(max_rl, order=config.algorithm.order), learner=learner)
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        scheme = partial(constant_length, length=self.rollout.max_tokens)
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(self.algorithm, scheme))
+        return recipe.TextMethod(credit=partial(max_rl, order=self.algorithm.order), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="advantages divided by the group's mean: the likelihood of being right",
     paper="MaxRL, 2602.02710, 2026",
     config=MaxRlConfig,
-    method=method,
     limitation="scores must be 0 or above; one right answer of many gets an advantage of almost N.",
 )

@@ -30,21 +30,18 @@ class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
     def other_policies(self) -> tuple[str]:
         return (self.algorithm.teacher,)
 
-
-def method(config: OnPolicyDistillationConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    teacher = policies.logp(policies.teacher(config.algorithm.teacher, key="algorithm.teacher"))
-    credit = partial(distillation_credit, teacher=teacher, weight=config.algorithm.weight)
-    loss = recipe.TokenLossSpec(
-        objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=True
-    )
-    return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        teacher = policies.logp(policies.teacher(self.algorithm.teacher, key="algorithm.teacher"))
+        credit = partial(distillation_credit, teacher=teacher, weight=self.algorithm.weight)
+        loss = recipe.TokenLossSpec(
+            objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=True
+        )
+        return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="a teacher grades every token of the student's own answers",
     paper="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
     config=OnPolicyDistillationConfig,
-    method=method,
     limitation="the student must have the teacher's vocabulary, and never becomes better than the teacher.",
 )

@@ -14,18 +14,15 @@ class OpoConfig(recipe.TextGradientRunConfig):
 
     requires = (recipe.require_groups, recipe.require_on_policy)
 
-
-def method(config: OpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
-    return recipe.TextMethod(credit=length_baseline, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        loss = recipe.policy_gradient_loss(sequence_sum)
+        return recipe.TextMethod(credit=length_baseline, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="exactly on-policy REINFORCE with a length-weighted baseline",
     paper="Hao et al., On-Policy RL with Optimal Reward Baseline, 2025",
     config=OpoConfig,
-    method=method,
     limitation="the baseline is optimal only where an answer's squared gradient grows with its length; one update per "
     "rollout.",
 )

@@ -20,12 +20,17 @@ class OpsmAlgorithm(recipe.ClipConfig):
     """Mean distance per token from the behaviour policy, above which an answer of negative advantage is left out."""
 
 
-class OpsmConfig(recipe.TextGradientRunConfig):
+class OpsmConfig(recipe.GroupRunConfig):
     """GRPO with off-policy sequence masking."""
 
-    requires = (recipe.require_groups,)
     algorithm: OpsmAlgorithm = OpsmAlgorithm()
     """Clip widths, the bound, penalties."""
+
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        masked = partial(objective, chosen=chosen)
+        loss = recipe.penalised_loss(masked, token_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 def objective(view: recipe.TokenView, *, chosen: OpsmAlgorithm) -> recipe.LossTerms:
@@ -42,22 +47,10 @@ def objective(view: recipe.TokenView, *, chosen: OpsmAlgorithm) -> recipe.LossTe
     )
 
 
-def method(config: OpsmConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    loss = recipe.TokenLossSpec(
-        objective=partial(objective, chosen=chosen), scheme=token_mean, proportional_to_advantage=True
-    )
-    return recipe.TextMethod(
-        credit=group_relative, learner=recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
-    )
-
-
 ENTRY = recipe.text_recipe_spec(
     summary="GRPO without answers of negative advantage that are far off the policy",
     paper="DeepSeek-V3.2, 2025",
     config=OpsmConfig,
-    method=method,
     limitation="with fresh answers nothing is masked; a mean per token lets long answers with few absurd tokens pass.",
     presets=("off_policy_mask",),
 )

@@ -17,20 +17,17 @@ class OptimalTokenBaselineConfig(recipe.TextGradientRunConfig):
 
     requires = (recipe.require_groups, recipe.require_on_policy, recipe.require_full_distribution)
 
-
-def method(config: OptimalTokenBaselineConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    scheme = partial(constant_length, length=config.rollout.max_tokens)
-    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=scheme, proportional_to_advantage=True)
-    credit = partial(optimal_token_baseline, collision=policies.collision_probability())
-    return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        scheme = partial(constant_length, length=self.rollout.max_tokens)
+        loss = recipe.policy_gradient_loss(scheme)
+        credit = partial(optimal_token_baseline, collision=policies.collision_probability())
+        return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="REINFORCE with a baseline of least variance at each position of an answer",
     paper="optimal token baseline, as in verl, 2026",
     config=OptimalTokenBaselineConfig,
-    method=method,
     limitation="beyond the length of all other answers nothing is learned; one more forward pass over the whole "
     "vocabulary; one update per rollout.",
 )

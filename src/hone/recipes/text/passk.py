@@ -38,24 +38,20 @@ class PasskConfig(recipe.TextGradientRunConfig):
     algorithm: PasskAlgorithm
     """Attempts, clip widths, penalties."""
 
-
-def method(config: PasskConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    credit = partial(
-        with_shaped_scores,
-        shapings=[partial(binarised, threshold=chosen.threshold)],
-        credit=partial(pass_at_k, k=chosen.k),
-    )
-    return recipe.TextMethod(
-        credit=credit, learner=recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean))
-    )
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        credit = partial(
+            with_shaped_scores,
+            shapings=[partial(binarised, threshold=chosen.threshold)],
+            credit=partial(pass_at_k, k=chosen.k),
+        )
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        return recipe.TextMethod(credit=credit, learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="the advantage of all subsets of k answers, for scores of right and wrong",
     paper="Chen et al., Pass@k Training, 2025",
     config=PasskConfig,
-    method=method,
     limitation="easy questions, which most subsets of k solve, teach next to nothing; pass@1 may suffer.",
 )

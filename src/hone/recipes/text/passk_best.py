@@ -20,25 +20,21 @@ class PasskBestAlgorithm(recipe.ClipConfig):
     """Divisor of the margin: the group's standard deviation, or none, which is unbiased."""
 
 
-class PasskBestConfig(recipe.TextGradientRunConfig):
+class PasskBestConfig(recipe.GroupRunConfig):
     """Training for the best of a group."""
 
-    requires = (recipe.require_groups,)
     algorithm: PasskBestAlgorithm = PasskBestAlgorithm()
     """Clip widths, scale, penalties."""
 
-
-def method(config: PasskBestConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    learner = recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean))
-    return recipe.TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        return recipe.TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="only a group's best answer learns, from its margin over the second",
     paper="Tang et al., Optimizing Language Models for Inference Time Objectives, 2025",
     config=PasskBestConfig,
-    method=method,
     limitation="two right answers in a group teach nothing, so it learns only where being right is rare.",
 )

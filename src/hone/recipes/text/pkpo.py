@@ -42,19 +42,16 @@ class PkpoConfig(recipe.TextGradientRunConfig):
     algorithm: PkpoAlgorithm
     """Attempts, baseline, clip widths, penalties."""
 
-
-def method(config: PkpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    scheme = partial(constant_length, length=config.rollout.max_tokens)
-    learner = recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, scheme))
-    return recipe.TextMethod(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        scheme = partial(constant_length, length=self.rollout.max_tokens)
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, scheme))
+        return recipe.TextMethod(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="unbiased gradient of the expected maximum of k scores of any kind",
     paper="Walder & Karkhanis, Pass@K Policy Optimization, 2025",
     config=PkpoConfig,
-    method=method,
     limitation="the variance grows with k: take a small one, or one that falls along the run.",
 )

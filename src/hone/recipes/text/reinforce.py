@@ -29,26 +29,20 @@ class ReinforceConfig(recipe.TextGradientRunConfig):
     algorithm: ReinforceAlgorithm = ReinforceAlgorithm()
     """Baseline and KL."""
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        credit, memory = recipe.with_kl_reward(BASELINES[chosen.baseline], chosen.kl_in_reward, policies)
+        learner = recipe.gradient_learner(self, policies, recipe.policy_gradient_loss(sequence_sum))
+        return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
+
 
 BASELINES = {"batch": partial(batch_relative, scale="none"), "none": partial(discounted_returns, discount=1.0)}
-
-
-def method(config: ReinforceConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    credit, memory = recipe.with_kl_reward(
-        BASELINES[config.algorithm.baseline], config.algorithm.kl_in_reward, policies
-    )
-    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
-    return recipe.TextMethod(
-        credit=credit, learner=recipe.gradient_learner(config, policies, loss), credit_state=memory
-    )
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="the policy gradient, with the batch's mean as the baseline",
     paper="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
     config=ReinforceConfig,
-    method=method,
     limitation="questions of unequal difficulty share one baseline, so the variance is large; one update per rollout.",
     presets=("reinforce",),
 )

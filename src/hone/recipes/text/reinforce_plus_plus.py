@@ -22,21 +22,16 @@ class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):
     algorithm: ReinforcePlusPlusAlgorithm = ReinforcePlusPlusAlgorithm()
     """Clip widths and KL."""
 
-
-def method(config: ReinforcePlusPlusConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    credit, memory = recipe.with_kl_reward(reinforce_plus_plus, chosen.kl_in_reward, policies)
-    loss = recipe.clip_loss(chosen, token_mean)
-    return recipe.TextMethod(
-        credit=credit, learner=recipe.gradient_learner(config, policies, loss), credit_state=memory
-    )
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        credit, memory = recipe.with_kl_reward(reinforce_plus_plus, chosen.kl_in_reward, policies)
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="PPO's clip on returns whitened over the batch, without a critic",
     paper="Hu, REINFORCE++, 2025",
     config=ReinforcePlusPlusConfig,
-    method=method,
     limitation="questions of unequal difficulty share one baseline; long answers weigh more in it.",
 )

@@ -23,25 +23,19 @@ class RemaxConfig(recipe.TextGradientRunConfig):
     algorithm: RemaxAlgorithm = RemaxAlgorithm()
     """KL."""
 
-
-def method(config: RemaxConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    credit, memory = recipe.with_kl_reward(remax, config.algorithm.kl_in_reward, policies)
-    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
-    return recipe.TextMethod(
-        credit=credit,
-        learner=recipe.gradient_learner(config, policies, loss),
-        greedy_baseline=True,
-        credit_state=memory,
-    )
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        credit, memory = recipe.with_kl_reward(remax, self.algorithm.kl_in_reward, policies)
+        learner = recipe.gradient_learner(self, policies, recipe.policy_gradient_loss(sequence_sum))
+        return recipe.TextMethod(credit=credit, learner=learner, greedy_baseline=True, credit_state=memory)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="REINFORCE with the score of a greedy answer as the baseline",
     paper="Li et al., ReMax, 2023",
     config=RemaxConfig,
-    method=method,
-    parts=recipe.recipe_parts(method, source=f"{recipe.LIVE_SOURCE}, with a greedy answer to each question"),
+    parts=recipe.recipe_parts(
+        RemaxConfig.method, source=f"{recipe.LIVE_SOURCE}, with a greedy answer to each question"
+    ),
     limitation="one more answer per question; the baseline is not the one of least variance, least of all for long "
     "answers; one update per rollout.",
 )

@@ -23,20 +23,15 @@ class RlooConfig(recipe.TextGradientRunConfig):
     algorithm: RlooAlgorithm = RlooAlgorithm()
     """KL."""
 
-
-def method(config: RlooConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    credit, memory = recipe.with_kl_reward(leave_one_out, config.algorithm.kl_in_reward, policies)
-    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
-    return recipe.TextMethod(
-        credit=credit, learner=recipe.gradient_learner(config, policies, loss), credit_state=memory
-    )
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        credit, memory = recipe.with_kl_reward(leave_one_out, self.algorithm.kl_in_reward, policies)
+        learner = recipe.gradient_learner(self, policies, recipe.policy_gradient_loss(sequence_sum))
+        return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="REINFORCE with the mean of the other answers as the baseline",
     paper="Ahmadian et al., Back to Basics, 2024",
     config=RlooConfig,
-    method=method,
     limitation="one update per rollout; TRL's form with a clipped ratio of whole answers is another loss.",
 )

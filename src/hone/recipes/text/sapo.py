@@ -21,34 +21,24 @@ class SapoAlgorithm(recipe.PenaltyConfig):
     """Steepness of the gate of tokens with negative advantage."""
 
 
-class SapoConfig(recipe.TextGradientRunConfig):
+class SapoConfig(recipe.GroupRunConfig):
     """Soft adaptive policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: SapoAlgorithm = SapoAlgorithm()
     """Steepness and penalties."""
 
-
-def method(config: SapoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    gate = partial(
-        sapo, positive_steepness=chosen.positive_steepness, negative_steepness=chosen.negative_steepness
-    )  # fmt: skip
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(
-            objective=recipe.from_token_columns(gate), scheme=sequence_mean, proportional_to_advantage=True
-        ),
-        chosen,
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        positive, negative = chosen.positive_steepness, chosen.negative_steepness
+        gate = partial(sapo, positive_steepness=positive, negative_steepness=negative)
+        loss = recipe.penalised_loss(recipe.from_token_columns(gate), sequence_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="a sigmoid gate around a ratio of 1 instead of a clip",
     paper="SAPO, 2511.20347, 2025",
     config=SapoConfig,
-    method=method,
     limitation="the loss's value is not comparable with PPO's (2 / t at a ratio of 1); gradients never quite end.",
     presets=("sapo",),
 )

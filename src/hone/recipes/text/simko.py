@@ -31,39 +31,36 @@ class SimkoConfig(recipe.TextGradientRunConfig):
     algorithm: SimkoAlgorithm = SimkoAlgorithm()
     """Forks, candidates and weights."""
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
 
-def method(config: SimkoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
+        def objective(view: recipe.TokenView) -> recipe.LossTerms:
+            assert view.top_k_logp is not None
+            assert view.old_top_k is not None
+            assert view.entropy is not None
+            first = view.chosen == view.old_top_k.ids[:, 0]
+            candidates = TopKCandidates(logp=view.top_k_logp, old_logp=view.old_top_k.logp, drawn_is_top=first)
+            forks = forking_tokens(view.entropy, view.sequence, quantile=chosen.fork_share)
+            return simko(
+                view.logp,
+                view.denominator_logp,
+                view.advantage,
+                candidates,
+                forks,
+                smoothing=chosen.mix,
+                penalty_scale=chosen.boost,
+            )
 
-    def objective(view: recipe.TokenView) -> recipe.LossTerms:
-        assert view.top_k_logp is not None
-        assert view.old_top_k is not None
-        assert view.entropy is not None
-        first = view.chosen == view.old_top_k.ids[:, 0]
-        candidates = TopKCandidates(logp=view.top_k_logp, old_logp=view.old_top_k.logp, drawn_is_top=first)
-        forks = forking_tokens(view.entropy, view.sequence, quantile=chosen.fork_share)
-        return simko(
-            view.logp,
-            view.denominator_logp,
-            view.advantage,
-            candidates,
-            forks,
-            smoothing=chosen.mix,
-            penalty_scale=chosen.boost,
-        )
-
-    loss = recipe.TokenLossSpec(
-        objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_entropy=True,
-        top_k=chosen.likeliest
-    )  # fmt: skip
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+        loss = recipe.TokenLossSpec(
+            objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_entropy=True,
+            top_k=chosen.likeliest
+        )  # fmt: skip
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="probability spread over the top candidates of right answers, for pass@k",
     paper="Peng et al., SimKO: Simple Pass@K Policy Optimization, 2025",
     config=SimkoConfig,
-    method=method,
     limitation="the sign of the advantage stands for right and wrong: meant for scores of 0 and 1.",
 )

@@ -63,35 +63,30 @@ class TrpoTextConfig(recipe.TextRunConfig):
         region = self.algorithm.region
         return {"gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss"}
 
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        policy = policies.policy
+        loss = recipe.TokenLossSpec(objective=recipe.importance_objective, scheme=token_mean)
+        token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=self.micro_batch_tokens())
 
-def method(config: TrpoTextConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    policy = policies.policy
-    loss = recipe.TokenLossSpec(
-        objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=False
-    )
-    token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=config.micro_batch_tokens())
+        def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[recipe.LossTerms, Tensor]:
+            view = token_loss.token_view(policy, batch)
+            return recipe.importance_objective(view), k3_distance(view.logp, view.denominator_logp)
 
-    def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[recipe.LossTerms, Tensor]:
-        view = token_loss.token_view(policy, batch)
-        return recipe.importance_objective(view), k3_distance(view.logp, view.denominator_logp)
-
-    learner = TrustRegionLearner(
-        policy=policy,
-        layout=token_loss.layout(TokenLayout(scheme=token_mean, device=config.run.device), policy),
-        surrogate=surrogate,
-        parameters=FlatParameters(policy.parameters()),
-        region=config.algorithm.region.region(),
-        micro_batch_tokens=config.micro_batch_tokens(),
-    )
-    return recipe.TextMethod(credit=partial(group_relative, scale=config.algorithm.scale), learner=learner)
+        learner = TrustRegionLearner(
+            policy=policy,
+            layout=token_loss.layout(TokenLayout(scheme=token_mean, device=self.run.device), policy),
+            surrogate=surrogate,
+            parameters=FlatParameters(policy.parameters()),
+            region=self.algorithm.region.region(),
+            micro_batch_tokens=self.micro_batch_tokens(),
+        )
+        return recipe.TextMethod(credit=partial(group_relative, scale=self.algorithm.scale), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="the longest natural-gradient step that a bound on the KL allows, for language models",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoTextConfig,
-    method=method,
-    parts=recipe.recipe_parts(method, trust_region_step),
+    parts=recipe.recipe_parts(TrpoTextConfig.method, trust_region_step),
     limitation="some thirty times the gradients of one AdamW step, in float32; neither TRL nor verl has it.",
 )

@@ -25,31 +25,25 @@ class VespoAlgorithm(recipe.PenaltyConfig):
     """l of answers with negative advantage."""
 
 
-class VespoConfig(recipe.TextGradientRunConfig):
+class VespoConfig(recipe.GroupRunConfig):
     """Variational sequence-level soft policy optimisation."""
 
-    requires = (recipe.require_groups,)
     algorithm: VespoAlgorithm = VespoAlgorithm()
     """Kernel and penalties."""
 
-
-def method(config: VespoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
-    """Advantage, objective and options of the recipe, as the text family takes them."""
-    chosen = config.algorithm
-    positive = (chosen.positive_power, chosen.positive_rate)
-    negative = (chosen.negative_power, chosen.negative_rate)
-    objective = recipe.from_sequence_columns(partial(vespo, positive=positive, negative=negative))
-    loss = recipe.with_penalties(
-        recipe.TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True), chosen
-    )
-    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen = self.algorithm
+        positive = (chosen.positive_power, chosen.positive_rate)
+        negative = (chosen.negative_power, chosen.negative_rate)
+        objective = recipe.from_sequence_columns(partial(vespo, positive=positive, negative=negative))
+        loss = recipe.penalised_loss(objective, token_mean, chosen)
+        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="a smooth kernel of the sequence ratio instead of a clip",
     paper="VESPO, 2602.10693, 2026",
     config=VespoConfig,
-    method=method,
     limitation="the product of ratios of a long answer is soon far from 1, and then the answer teaches almost nothing.",
     presets=("vespo",),
 )

@@ -137,7 +137,7 @@ class TokenLossSpec:
 
     objective: Callable[[TokenView], LossTerms]
     scheme: WeightingScheme
-    proportional_to_advantage: bool
+    proportional_to_advantage: bool = False
     """The loss is proportional to the advantage, so that sequences with advantage 0 need not be computed."""
     needs_reference: bool = False
     """It compares with the policy as it was at the start of the run: a frozen copy is kept."""

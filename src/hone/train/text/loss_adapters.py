@@ -18,7 +18,7 @@ from hone.objectives.kl import kl_loss_estimator, kl_penalty
 from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
-from hone.train.text.loss import TokenLossSpec, TokenView
+from hone.train.text.loss import StepColumns, TokenFactors, TokenLossSpec, TokenView
 
 TokenObjective: TypeAlias = Callable[[TokenView], LossTerms]
 Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
@@ -108,10 +108,32 @@ def with_penalties(loss: TokenLossSpec, penalties: PenaltyConfig) -> TokenLossSp
     )
 
 
+def penalised_loss(
+    objective: TokenObjective,
+    scheme: WeightingScheme,
+    penalties: PenaltyConfig,
+    *,
+    select_tokens: Callable[[StepColumns], TokenFactors] | None = None,
+) -> TokenLossSpec:
+    """Loss that is proportional to the advantage, and its penalties. A selection needs the tokens of all sequences."""
+    loss = TokenLossSpec(
+        objective=objective,
+        scheme=scheme,
+        proportional_to_advantage=select_tokens is None,
+        select_tokens=select_tokens,
+    )
+    return with_penalties(loss, penalties)
+
+
+def policy_gradient_loss(scheme: WeightingScheme) -> TokenLossSpec:
+    """REINFORCE's loss on tokens."""
+    return TokenLossSpec(objective=policy_gradient, scheme=scheme, proportional_to_advantage=True)
+
+
 def clip_loss(clip: ClipConfig, scheme: WeightingScheme) -> TokenLossSpec:
     """PPO's clipped surrogate on tokens, with its penalties."""
     objective = from_token_columns(partial(clipped_surrogate, low=clip.clip_low, high=clip.clip_high))
-    return with_penalties(TokenLossSpec(objective=objective, scheme=scheme, proportional_to_advantage=True), clip)
+    return penalised_loss(objective, scheme, clip)
 
 
 def aggregation_scheme(aggregation: Aggregation, max_tokens: int) -> WeightingScheme:

@@ -23,11 +23,13 @@ from hone.train.text.loss_adapters import (
     from_sequence_columns,
     from_token_columns,
     importance_objective,
-    policy_gradient,
+    penalised_loss,
+    policy_gradient_loss,
     with_penalties,
 )
 from hone.train.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
 from hone.train.text.rl_job import (
+    GroupRunConfig,
     TextGradientRunConfig,
     TextMethod,
     TextRunConfig,

@@ -1,14 +1,14 @@
 """Reinforcement learning of a language model, wired: prompts, engine, rewards, credit, one loss, evaluation.
 
-Belongs here: what every recipe that learns from its own scored answers has in common. A recipe file says its `Method`
-(credit, loss, learner), the config of its numbers, and ends in `text_recipe_spec`; see `recipes/text/grpo.py`.
+Belongs here: what every recipe that learns from its own scored answers has in common. A recipe file holds its config,
+whose `method` wires credit, loss and learner, and ends in `text_recipe_spec`; see `recipes/text/grpo.py`.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -79,6 +79,10 @@ class TextRunConfig(LanguageRunConfig):
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
         return ()
+
+    @abstractmethod
+    def method(self, policies: TextPolicies) -> "TextMethod":
+        """Credit and learner of the recipe, wired; `recipe_parts` reads their names from here."""
 
     @abstractmethod
     def micro_batch_tokens(self) -> int:
@@ -159,6 +163,12 @@ def require_on_policy(config: TextGradientRunConfig) -> None:
         )
 
 
+class GroupRunConfig(TextGradientRunConfig):
+    """Config shared by the recipes that compare the answers to one question, by gradient."""
+
+    requires = (require_groups,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMethod:
     """What makes one recipe differ from another."""
@@ -173,18 +183,13 @@ class TextMethod:
     """The credit's, where it has one."""
 
 
-C = TypeVar("C", bound=TextRunConfig)
-
-
-def text_job(
-    config: C, inputs: TextInputs[Sequence[Prompt]], *, method: Callable[[C, TextPolicies], TextMethod]
-) -> TrainingJob[TokenPolicy]:
+def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
     """The recipe's parts, wired. Data were read and checked before the model is loaded."""
     exam, examples, (prompts, notes) = inputs.evaluation, inputs.examples, inputs.prepared
     policy = inputs.policy(config, temperature=config.rollout.temperature)
     judge = inputs.scorer
     judge.check(examples.column_names())
-    chosen = method(config, _text_policies(config, policy))
+    chosen = config.method(_text_policies(config, policy))
     world = _text_world(config, policy, prompts, judge, baseline=chosen.greedy_baseline)
     actor = _engine_actor(config, policy, prompts)
     ahead, source = _wrapped_source(
@@ -243,26 +248,25 @@ def text_recipe_spec(
     *,
     summary: str,
     paper: str,
-    config: type[C],
-    method: Callable[[C, TextPolicies], TextMethod],
+    config: type[TextRunConfig],
     limitation: str,
     presets: Sequence[str] = (),
     parts: RecipeParts | None = None,
 ) -> RecipeSpec:
-    """What the file of a recipe on text offers: its method, and what people should know of it."""
+    """Description of a recipe on text; its parts are read from the config's `method`."""
     return RecipeSpec(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_text_run, method=method),
+        open=open_text_run,
         derive=derive_text_run,
-        parts=parts or recipe_parts(method),
+        parts=parts or recipe_parts(config.method),
         limitation=limitation,
         presets=presets,
     )
 
 
-def open_text_run(config: C, *, method: Callable[[C, TextPolicies], TextMethod]) -> OpenedRun:
+def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
@@ -278,7 +282,7 @@ def open_text_run(config: C, *, method: Callable[[C, TextPolicies], TextMethod])
         device=config.run.device,
         other_policies=config.other_policies(),
     )
-    return opened_text_run(inputs, partial(text_job, method=method))
+    return opened_text_run(inputs, text_job)
 
 
 def derive_text_run(config: TextRunConfig) -> dict[str, str]:
