@@ -25,7 +25,7 @@ from hone.tabular.tables import ActionTable
 from hone.train.job import TrainingJob
 from hone.train.loop import Recipe, train
 from hone.train.sources.live import LiveSource
-from hone.train.tabular.job import TableActor, TabularCredit
+from hone.train.tabular.job import TabularCredit, table_actor
 
 P = TypeVar("P")
 EpisodesCallback = Callable[[int, Episodes], None]
@@ -65,7 +65,7 @@ def tabular_recipe(
     discount.
     """
     return Recipe(
-        source=LiveSource(world, TableActor(table.numpy_policy())),
+        source=LiveSource(world, table_actor(table)),
         credit=credit or partial(one_step_target, discount=world.mdp.discount),
         learner=TabularLearner(table, rule, rate),
     )

@@ -134,17 +134,6 @@ def opened_run(
     return OpenedRun(warnings=warnings, build=build_job, close=close)
 
 
-def checked_run(
-    check: Callable[[Any], Sequence[str]], build: Callable[[Any], TrainingJob[Any]]
-) -> Callable[[Any], OpenedRun]:
-    """`RecipeSpec.open` of a recipe whose check leaves nothing open."""
-
-    def open_run(config: Any) -> OpenedRun:  # noqa: ANN401 - the recipe's own config
-        return OpenedRun(warnings=check(config), build=build)
-
-    return open_run
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeSpec:
     """Description of a recipe: its config, documentation and functions that check and build a job."""

@@ -101,7 +101,7 @@ def make_bc(folder: Path, steps: int) -> TrainingJob[Any]:
 def make_thompson(folder: Path, steps: int) -> TrainingJob[Any]:
     config = {"recipe": "thompson", "name": "x", "seed": 3, "steps": steps, "pulls": 3}
     arms, model = {"kind": "linear", "arms": 3, "features": 2}, {"kind": "linear"}
-    return thompson.build(thompson.ThompsonConfig.model_validate({**config, "arms": arms, "model": model}))
+    return thompson.ENTRY.build(thompson.ThompsonConfig.model_validate({**config, "arms": arms, "model": model}))
 
 
 MAKERS = [make_ppo, make_ppo_box, make_sac, make_cql, make_cql_box, make_bc, make_thompson]
@@ -202,7 +202,7 @@ def test_a_bandit_refuses_a_belief_that_does_not_fit() -> None:
         {"recipe": "x", "name": "x", "steps": 1, "arms": {"kind": "linear"}, "model": {"kind": "beta"}}
     )
     with pytest.raises(ConfigError, match='use "linear"'):
-        thompson.check(config)
+        thompson.ENTRY.check(config)
 
 
 def test_ppo_learns_cartpole() -> None:

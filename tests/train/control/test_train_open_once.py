@@ -12,7 +12,9 @@ from hone.core.errors import ConfigError
 from hone.envs.gym import make
 from hone.envs.gym.world import GymWorld
 from hone.evaluate import pictures
+from hone.recipes.bandits import thompson
 from hone.recipes.registry import load_recipe
+from hone.train.tabular import job as tabular
 
 ENVS, EPISODES = 3, 2
 RUN = f"""
@@ -67,6 +69,66 @@ def test_the_check_of_an_environment_is_made_once(counts: Counter[str]) -> None:
         "vectors of 5": 1,
         "closed": 1,
     }
+
+
+TABLES = [
+    ("tile_sarsa", "MountainCar-v0", ENVS, 1),
+    ("q_learning", "hone/FourRooms-v0", ENVS, 1),
+    # One environment tells the spaces and one the options; the memory of the options is made around the rest.
+    ("option_q_learning", "hone/FourRooms-v0", 2 + 2 * ENVS, 1),
+]
+
+
+@pytest.mark.parametrize(("recipe", "env", "made", "closed"), TABLES)
+def test_a_table_opens_each_environment_once(
+    recipe: str, env: str, made: int, closed: int, counts: Counter[str]
+) -> None:
+    entry = load_recipe(recipe)
+    worlds = {"id": env, "num_envs": ENVS, "check": False}
+    config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": worlds})
+    entry.open(config).build(config).close()
+    assert counts == {"made": made, f"vectors of {ENVS}": 1, "closed": closed}
+
+
+def test_a_table_that_does_not_fit_leaves_nothing_open(counts: Counter[str]) -> None:
+    for recipe in ("tile_sarsa", "q_learning"):
+        entry = load_recipe(recipe)
+        env = {"id": "Acrobot-v1" if recipe == "q_learning" else "Pendulum-v1", "check": False}
+        config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": env})
+        with pytest.raises(ConfigError, match="numbered"):
+            entry.check(config)
+    assert counts["vectors of 1"] == counts["closed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("thompson", {"arms": {"kind": "bernoulli", "rates": [0.1, 0.9]}}),
+        ("td_prediction", {"finite": {"world": {"kind": "chain"}}}),
+        ("gradient_td", {}),
+        ("q_learning", {"finite": {"world": {"kind": "chain"}}}),
+    ],
+)
+def test_known_worlds_and_priors_are_made_once(
+    recipe: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: Counter[str] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        plain = module.__dict__[name]
+
+        def counting(*arguments: Any, **keys: Any) -> Any:
+            counted["made"] += 1
+            return plain(*arguments, **keys)
+
+        monkeypatch.setattr(module, name, counting)
+
+    count(thompson, "make_posterior")
+    count(tabular, "build_finite_mdp")
+    entry = load_recipe(recipe)
+    config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, **settings})
+    entry.open(config).build(config).close()
+    assert counted["made"] == 1
 
 
 def test_a_plan_closes_what_it_opened(counts: Counter[str]) -> None:

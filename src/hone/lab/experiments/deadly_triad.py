@@ -6,7 +6,7 @@ from hone.core.episodes import Episodes
 from hone.lab.control import train_recipe
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.recipes.tabular.gradient_td import GradientTdAlgorithm, GradientTdConfig, build
+from hone.recipes.tabular.gradient_td import ENTRY, GradientTdAlgorithm, GradientTdConfig
 from hone.report.html import format_number
 
 TURNS_OF = 10
@@ -30,7 +30,7 @@ def value_errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: i
         recipe="gradient_td", name="lab", seed=seed, steps=turns, rollout_steps=TURNS_OF, algorithm=algorithm,
         behave=behave,
     )  # fmt: skip
-    recipe = build(config).recipe
+    recipe = ENTRY.build(config).recipe
     values = recipe.learner.policy
     if algorithm.features == "states":
         values.x[:] = START

@@ -71,7 +71,7 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
     """Q-learning over the options, or over the actions, of the same environments at the same rate."""
     env, judge = GymConfig(id="hone/FourRooms-v0", num_envs=ROOMS), ControlEvaluationConfig(episodes=20)
     if kind == KINDS[0]:
-        return q_learning.build(
+        return q_learning.ENTRY.build(
             q_learning.QLearningConfig(
                 recipe="q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
             evaluation=judge,
@@ -79,7 +79,7 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
                 algorithm=TabularAlgorithm(discount=DISCOUNT),
             )
         )  # fmt: skip
-    return option_q_learning.build(
+    return option_q_learning.ENTRY.build(
         option_q_learning.OptionQConfig(
             recipe="option_q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
             evaluation=judge,

@@ -24,7 +24,7 @@ from hone.credit.returns import reward_as_advantage
 from hone.envs.bandit_arms import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
@@ -66,10 +66,9 @@ class ThompsonConfig(RunConfig):
     """Decisions per iteration, made before any of their rewards is observed."""
 
 
-def build(config: ThompsonConfig) -> TrainingJob[Posterior]:
-    """Raises ConfigError where the model has no room for what the arms pay."""
+def build(config: ThompsonConfig, policy: Posterior) -> TrainingJob[Posterior]:
+    """Training job that updates `policy`, the prior of the arms."""
     world = ArmsWorld(config.arms, pulls=config.pulls, seed=config.seed)
-    policy = make_posterior(config)
     recipe = Recipe(
         source=LiveSource(world, ThompsonActor(policy)), credit=reward_as_advantage, learner=PosteriorLearner(policy)
     )
@@ -93,7 +92,8 @@ def build(config: ThompsonConfig) -> TrainingJob[Posterior]:
 
 
 def make_posterior(config: ThompsonConfig) -> Posterior:
-    """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says."""
+    """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says. Raises ConfigError where the model does
+    not fit the arms' rewards."""
     model = config.model
     if isinstance(config.arms, BernoulliArms):
         if isinstance(model, BetaModel):
@@ -108,10 +108,9 @@ def make_posterior(config: ThompsonConfig) -> Posterior:
     )
 
 
-def check(config: ThompsonConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    make_posterior(config)
-    return []
+def open_run(config: ThompsonConfig) -> OpenedRun:
+    """The prior of the arms. Raises ConfigError as `make_posterior`."""
+    return opened_run(make_posterior(config), build)
 
 
 def derive(config: ThompsonConfig) -> dict[str, str]:
@@ -123,7 +122,7 @@ ENTRY = RecipeSpec(
     summary="bandits: act on a draw from the posterior",
     paper="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
     config=ThompsonConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(PosteriorLearner.update,)),
     limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",

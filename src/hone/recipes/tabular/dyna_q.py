@@ -6,19 +6,17 @@ the table of the paper. Simulated steps are drawn uniformly from the pairs that 
 
 from pydantic import Field
 
-from hone.credit.returns import one_step_target
 from hone.tabular.kernels import dyna_planning, q_learning
 from hone.tabular.learn import DynaQ
 from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import (
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,
-    check_tabular,
     derive_tabular,
-    table_job,
+    tabular_parts,
+    tabular_recipe,
 )
 
 
@@ -42,8 +40,8 @@ class DynaQConfig(TabularRunConfig):
     """Discount factor and other numbers of the algorithm."""
 
 
-def build(config: DynaQConfig) -> TrainingJob[ActionTable]:
-    """Training job of the recipe: environments, table, update rule and exploration."""
+def method(config: DynaQConfig) -> TabularMethod[ActionTable]:
+    """Update rule and credit of the recipe."""
     algorithm = config.algorithm
 
     def rule(table: ActionTable) -> DynaQ:
@@ -52,7 +50,7 @@ def build(config: DynaQConfig) -> TrainingJob[ActionTable]:
             rate=algorithm.planning_rate, model=TabularModel(table.features.cells, table.features.actions),
         )  # fmt: skip
 
-    return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
+    return TabularMethod(make_rule=rule, discount=algorithm.discount)
 
 
 def derive(config: DynaQConfig) -> dict[str, str]:
@@ -60,13 +58,13 @@ def derive(config: DynaQConfig) -> dict[str, str]:
     return {**derive_tabular(config), "imagined steps": f"{config.algorithm.planning} for each environment step"}
 
 
-ENTRY = RecipeSpec(
+ENTRY = tabular_recipe(
     summary="tables: Q-learning on real steps and on steps simulated by a learned model",
     paper="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
     config=DynaQConfig,
-    open=checked_run(check_tabular, build),
+    method=method,
+    parts=tabular_parts(q_learning, dyna_planning),
     derive=derive,
-    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning, dyna_planning)),
     limitation="where the environment changes, the model is wrong until its pairs are visited again; most simulated "
     "steps change nothing (see prioritized_sweeping).",
 )

@@ -5,20 +5,18 @@ counterexample, the default environment here, shows it (`method = "semi_gradient
 the projected Bellman error and converge; so does, on this example, a target network (`target_network`).
 """
 
-from functools import partial
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.envs.finite.config import BairdWorld, FiniteConfig
 from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.world import FiniteWorld
 from hone.tabular.batch import RateConfig
 from hone.tabular.kernels import Floats
-from hone.tabular.learn import TabularLearner
 from hone.tabular.linear import (
     BAIRD_START,
     LinearRule,
@@ -29,21 +27,22 @@ from hone.tabular.linear import (
     tdc,
 )
 from hone.tabular.tables import StateValues
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.tabular.job import StationaryActor, derive_finite, open_finite, state_values_job
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.train.tabular.job import (
+    PredictionRunConfig,
+    TabularAlgorithm,
+    TabularMethod,
+    derive_prediction,
+    open_finite,
+    prediction_job,
+)
 
 UPDATE_RULES = {"semi_gradient": semi_gradient, "gtd2": gtd2, "tdc": tdc, "target_network": semi_gradient_with_target}
 
 
-class GradientTdAlgorithm(Config):
+class GradientTdAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
     method: Literal["semi_gradient", "gtd2", "tdc", "target_network"] = "tdc"
     """Learning rule of the weights."""
     features: Literal["baird", "states"] = "baird"
@@ -54,11 +53,9 @@ class GradientTdAlgorithm(Config):
     """Steps between copies of the weights to the target network (target_network)."""
 
 
-class GradientTdConfig(RunConfig):
+class GradientTdConfig(PredictionRunConfig):
     """Values linear in features, learned off policy in a finite world."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
     finite: FiniteConfig = FiniteConfig(world=BairdWorld(kind="baird"))
     """The world."""
     rollout_steps: int = Field(default=10, ge=1)
@@ -69,31 +66,24 @@ class GradientTdConfig(RunConfig):
     """The same, of the behaviour policy."""
     rate: RateConfig = RateConfig(rate=0.005)
     """Step sizes of the weights."""
-    algorithm: GradientTdAlgorithm = GradientTdAlgorithm()
+    algorithm: GradientTdAlgorithm = GradientTdAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The method."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Interval between computations of the value error."""
 
 
-def build(config: GradientTdConfig) -> TrainingJob[StateValues]:
-    """Raises ConfigError for policies and features of another world."""
+def build(config: GradientTdConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
+    """Training job of the recipe: linear values of the target policy, learned from steps of the behaviour policy."""
     algorithm = config.algorithm
-    mdp, world = open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=algorithm.discount)
-    follow, behave = target_and_behaviour_policy(config, mdp)
-    values = StateValues(follow, features=baird_features() if config.algorithm.features == "baird" else None)
-    if config.algorithm.features == "baird":
+    follow, behave = target_and_behaviour_policy(config, world.mdp)
+    values = StateValues(follow, features=baird_features() if algorithm.features == "baird" else None)
+    if algorithm.features == "baird":
         values.x[:] = BAIRD_START
     rule = LinearRule(
         UPDATE_RULES[algorithm.method],
         second_rate=algorithm.second_rate,
         target_update_every=algorithm.copy_every if algorithm.method == "target_network" else 0,
     )
-    recipe = Recipe(
-        source=LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behave))),
-        credit=partial(one_step_target, discount=algorithm.discount),
-        learner=TabularLearner(values, rule, config.rate),
-    )
-    return state_values_job(recipe, world=world, evaluation=config.evaluation)
+    method: TabularMethod[StateValues] = TabularMethod(make_rule=lambda _: rule, discount=algorithm.discount)
+    return prediction_job(config, world, values, method, rate=config.rate, behaviour=behave)
 
 
 def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tuple[Floats, Floats]:
@@ -109,24 +99,19 @@ def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tup
     return np.tile(config.follow, (mdp.states, 1)), np.tile(config.behave, (mdp.states, 1))
 
 
-def check(config: GradientTdConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    mdp, _ = open_finite(config.finite, steps=1, seed=config.seed, discount=config.algorithm.discount)
-    target_and_behaviour_policy(config, mdp)
-    return []
-
-
-def derive(config: GradientTdConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return derive_finite(config.finite, rollout_steps=config.rollout_steps, iterations=config.steps)
+def open_run(config: GradientTdConfig) -> OpenedRun:
+    """The world, built once. Raises ConfigError for policies and features of another world."""
+    world = open_finite(config.finite, config)
+    target_and_behaviour_policy(config, world.mdp)
+    return opened_run(world, build)
 
 
 ENTRY = RecipeSpec(
     summary="linear values off policy: methods that diverge, and methods that converge",
     paper="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
     config=GradientTdConfig,
-    open=checked_run(check, build),
-    derive=derive,
+    open=open_run,
+    derive=derive_prediction,
     parts=RecipeParts(
         source="Live(finite world)",
         credit=(one_step_target,),

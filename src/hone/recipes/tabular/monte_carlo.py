@@ -13,15 +13,7 @@ from hone.credit.returns import discounted_returns
 from hone.tabular.kernels import target_update, weighted_importance_update
 from hone.tabular.learn import TargetRule, UpdateRule, WeightedImportanceSampling
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import (
-    TabularAlgorithm,
-    TabularMethod,
-    TabularRunConfig,
-    check_tabular,
-    derive_tabular,
-    table_job,
-)
+from hone.train.tabular.job import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 
 
 class MonteCarloAlgorithm(TabularAlgorithm):
@@ -40,31 +32,27 @@ class MonteCarloConfig(TabularRunConfig):
     """Discount factor and other numbers of the algorithm."""
 
 
-def build(config: MonteCarloConfig) -> TrainingJob[ActionTable]:
-    """Training job of the recipe: environments, table, update rule and exploration."""
+def method(config: MonteCarloConfig) -> TabularMethod[ActionTable]:
+    """Update rule and credit of the recipe."""
     algorithm = config.algorithm
 
     def rule(_: ActionTable) -> UpdateRule:
         return WeightedImportanceSampling() if algorithm.off_policy else TargetRule()
 
     credit = partial(discounted_returns, discount=algorithm.discount)
-    method = TabularMethod(
+    return TabularMethod(
         make_rule=rule, discount=algorithm.discount, credit=credit, needs_values=True, whole_episodes=True,
         first_visits=algorithm.visits == "first" and not algorithm.off_policy,
     )  # fmt: skip
-    return table_job(config, method)
 
 
-ENTRY = RecipeSpec(
+ENTRY = tabular_recipe(
     summary="tables: means of the returns of whole episodes",
     paper="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 5",
     config=MonteCarloConfig,
-    open=checked_run(check_tabular, build),
-    derive=derive_tabular,
-    parts=RecipeParts(
-        source="Whole(Live(numbered states))",
-        credit=(discounted_returns,),
-        loss=(target_update, weighted_importance_update),
+    method=method,
+    parts=tabular_parts(
+        target_update, weighted_importance_update, source="Whole(Live(numbered states))", credit=(discounted_returns,)
     ),
     limitation="nothing is learned before an episode ends, and returns of long episodes are noisy; off policy, weights "
     "vanish with every step that the greedy policy would not take.",

@@ -4,6 +4,8 @@ The policy over options acts only where an option starts or terminates; the opti
 to those of the exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRooms-v0`.
 """
 
+from functools import partial
+
 from pydantic import Field
 
 from hone.core.config import Config
@@ -11,15 +13,15 @@ from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.make import describe_rollouts
 from hone.envs.gym.option_wrapper import with_option_memory
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.envs.gym.world import GymConfig, GymWorld, inspect_world
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.options import OptionTablePolicy
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.job import ControlEvaluationConfig, control_job, open_gym_run
 from hone.train.control.options import OptionQLearner, OptionsConfig, load_options
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
@@ -62,8 +64,19 @@ def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int
     return space.inputs.size, space.actions.count
 
 
-def build(config: OptionQConfig) -> TrainingJob[OptionTablePolicy]:
-    """Raises ConfigError, DataError and UserCodeError for what is wrong with the environment or the options."""
+def build(config: OptionQConfig, world: GymWorld, *, policy: OptionTablePolicy) -> TrainingJob[OptionTablePolicy]:
+    """Training job of `policy`, which acts in `world`, which remembers the options."""
+    learner = OptionQLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
+    source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
+    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+
+
+def open_run(config: OptionQConfig) -> OpenedRun:
+    """The options, and environments with a memory for the current one.
+
+    Raises ConfigError, DataError and UserCodeError for invalid environments and options.
+    """
     space = network_spaces(*inspect_world(config.env, seed=config.seed)[0])
     states, actions = discrete_sizes(config, space)
     courses = load_options(config.options, config.env, states=states, actions=actions)
@@ -71,19 +84,7 @@ def build(config: OptionQConfig) -> TrainingJob[OptionTablePolicy]:
     policy.set_options(*courses)
     policy.epsilon = config.algorithm.epsilon
     remembering = with_option_memory(config.env, len(courses[0]))
-    world = open_world(remembering, steps=config.rollout_steps, seed=config.seed)
-    learner = OptionQLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
-    source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
-    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
-
-
-def check(config: OptionQConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    states, actions = discrete_sizes(config, network_spaces(*found))
-    load_options(config.options, config.env, states=states, actions=actions)
-    return warnings
+    return open_gym_run(config, remembering, steps=config.rollout_steps, build=partial(build, policy=policy))
 
 
 def derive(config: OptionQConfig) -> dict[str, str]:
@@ -95,7 +96,7 @@ ENTRY = RecipeSpec(
     summary="a table over given options, each followed until it terminates",
     paper="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
     config=OptionQConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium with a memory)", credit=(reward_as_advantage,), loss=(OptionQLearner.update,)

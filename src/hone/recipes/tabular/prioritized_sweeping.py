@@ -6,19 +6,17 @@ expectation over the counted outcomes, so there is no step size.
 
 from pydantic import Field
 
-from hone.credit.returns import one_step_target
 from hone.tabular.kernels import prioritised_sweeping
 from hone.tabular.learn import PrioritisedSweeping
 from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import (
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,
-    check_tabular,
     derive_tabular,
-    table_job,
+    tabular_parts,
+    tabular_recipe,
 )
 
 
@@ -42,8 +40,8 @@ class PrioritizedSweepingConfig(TabularRunConfig):
     """Discount factor and other numbers of the algorithm."""
 
 
-def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:
-    """Training job of the recipe: environments, table, update rule and exploration."""
+def method(config: PrioritizedSweepingConfig) -> TabularMethod[ActionTable]:
+    """Update rule and credit of the recipe."""
     algorithm = config.algorithm
 
     def rule(table: ActionTable) -> PrioritisedSweeping:
@@ -52,7 +50,7 @@ def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:
             actions=table.features.actions, planning=algorithm.planning, min_priority=algorithm.least, model=model
         )
 
-    return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
+    return TabularMethod(make_rule=rule, discount=algorithm.discount)
 
 
 def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
@@ -60,12 +58,12 @@ def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
     return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each environment step"}
 
 
-ENTRY = RecipeSpec(
+ENTRY = tabular_recipe(
     summary="tables: a learned model, backed up first where values would change most",
     paper="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
     config=PrioritizedSweepingConfig,
-    open=checked_run(check_tabular, build),
+    method=method,
+    parts=tabular_parts(prioritised_sweeping),
     derive=derive,
-    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(prioritised_sweeping,)),
     limitation="keeps every outcome of a pair in memory, and trusts early counts: explore.",
 )

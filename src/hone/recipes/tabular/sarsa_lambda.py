@@ -10,22 +10,18 @@ from typing import Literal
 from pydantic import Field
 
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step_target
 from hone.tabular.batch import sarsa_weights
-from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, eligibility_traces
+from hone.tabular.kernels import eligibility_traces
 from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import (
+    TRACE_KINDS,
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,
-    check_tabular,
-    derive_tabular,
-    table_job,
+    tabular_parts,
+    tabular_recipe,
 )
-
-TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
 
 class SarsaLambdaAlgorithm(TabularAlgorithm):
@@ -44,37 +40,25 @@ class SarsaLambdaConfig(TabularRunConfig):
     """Discount factor and other numbers of the algorithm."""
 
 
-def build(config: SarsaLambdaConfig) -> TrainingJob[ActionTable]:
-    """Training job of the recipe: environments, table, update rule and exploration."""
+def method(config: SarsaLambdaConfig) -> TabularMethod[ActionTable]:
+    """Update rule of the recipe. Raises ConfigError for dutch traces with a step size that falls."""
     algorithm = config.algorithm
-    require_constant_rate(config)
+    if algorithm.trace == "dutch" and config.table.rate.power:
+        raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set table.rate.power = 0')
 
     def rule(_: ActionTable) -> EligibilityTraces:
         decay = algorithm.discount * algorithm.trace_lambda
         return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
 
-    return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
+    return TabularMethod(make_rule=rule, discount=algorithm.discount)
 
 
-def require_constant_rate(config: SarsaLambdaConfig) -> None:
-    """Raises ConfigError for dutch traces with a step size that falls: they need one step size for all pairs."""
-    if config.algorithm.trace == "dutch" and config.table.rate.power:
-        raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set table.rate.power = 0')
-
-
-def check(config: SarsaLambdaConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    require_constant_rate(config)
-    return check_tabular(config)
-
-
-ENTRY = RecipeSpec(
+ENTRY = tabular_recipe(
     summary="tables: SARSA with eligibility traces",
     paper="van Seijen, Mahmood, Pilarski, Machado & Sutton, True Online Temporal-Difference Learning, 2016",
     config=SarsaLambdaConfig,
-    open=checked_run(check, build),
-    derive=derive_tabular,
-    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(eligibility_traces,)),
+    method=method,
+    parts=tabular_parts(eligibility_traces),
     limitation="accumulating traces and a step size that suits one visit can blow up where a pair is met again and "
     "again.",
 )

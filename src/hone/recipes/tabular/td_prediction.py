@@ -13,14 +13,11 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import discounted_returns, n_step, one_step_target
-from hone.envs.finite.config import FiniteConfig
 from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.solve import policy_iteration
+from hone.envs.finite.world import FiniteWorld
 from hone.tabular.batch import expected_sarsa_weights
 from hone.tabular.kernels import (
-    ACCUMULATING,
-    DUTCH,
-    REPLACING,
     Floats,
     eligibility_traces,
     expected_sarsa,
@@ -30,28 +27,21 @@ from hone.tabular.kernels import (
 from hone.tabular.learn import (
     EligibilityTraces,
     ExpectedSarsa,
-    TabularLearner,
     TargetRule,
-    UpdateRule,
     WeightedImportanceSampling,
 )
 from hone.tabular.tables import StateValues
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.sources.whole_episodes import WholeEpisodes
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.tabular.job import (
-    StationaryActor,
+    TRACE_KINDS,
+    PredictionRunConfig,
     TableConfig,
-    TabularCredit,
-    derive_finite,
+    TabularAlgorithm,
+    TabularMethod,
+    derive_prediction,
     open_finite,
-    state_values_job,
+    prediction_job,
 )
-
-TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
 
 class OneStepTd(Config):
@@ -95,7 +85,7 @@ class MonteCarloReturns(Config):
 PredictionMethod: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCarloReturns, Field(discriminator="kind")]
 
 
-class TdPredictionAlgorithm(Config):
+class TdPredictionAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
     discount: float = Field(default=1.0, gt=0, le=1)
@@ -111,69 +101,49 @@ class EpsilonPolicyConfig(Config):
     """Probability of an action drawn from all; 1 is the uniform policy, 0 the best."""
 
 
-class TdPredictionConfig(RunConfig):
+class TdPredictionConfig(PredictionRunConfig):
     """Values of states."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
-    finite: FiniteConfig
-    """The world."""
-    rollout_steps: int = Field(default=8, ge=1)
-    """Steps of each copy per iteration."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
     follow: EpsilonPolicyConfig = EpsilonPolicyConfig()
     """The target policy: its values are learned."""
     behave: EpsilonPolicyConfig | None = None
     """The behaviour policy; None: the target policy."""
-    algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()
+    algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Interval between computations of the value error."""
 
 
-def build(config: TdPredictionConfig) -> TrainingJob[StateValues]:
-    """Raises ConfigError for numbers that do not fit together."""
-    require_consistent(config)
-    algorithm = config.algorithm
-    mdp, world = open_finite(
-        config.finite, steps=config.rollout_steps, seed=config.seed, discount=algorithm.discount
-    )  # fmt: skip
-    values = StateValues(action_probabilities(mdp, config.follow), initial=config.table.initial)
-    values.x[mdp.terminal] = 0.0
-    behaviour = None if config.behave is None else action_probabilities(mdp, config.behave)
-    live = LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behaviour)))
-    rule, credit, whole = rule_and_credit(algorithm)
-    method = algorithm.method
-    first = isinstance(method, MonteCarloReturns) and method.visits == "first" and not method.off_policy
-    recipe = Recipe(
-        source=WholeEpisodes(live) if whole else live,
-        credit=credit,
-        learner=TabularLearner(values, rule, config.table.rate, predicts_values=True, first_visits=first),
-    )
-    return state_values_job(recipe, world=world, evaluation=config.evaluation)
+def build(config: TdPredictionConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
+    """Training job of the recipe: values of the target policy, learned from steps of the behaviour policy."""
+    values = StateValues(action_probabilities(world.mdp, config.follow), initial=config.table.initial)
+    values.x[world.mdp.terminal] = 0.0
+    behaviour = None if config.behave is None else action_probabilities(world.mdp, config.behave)
+    method = tabular_method(config.algorithm)
+    return prediction_job(config, world, values, method, rate=config.table.rate, behaviour=behaviour)
 
 
-def rule_and_credit(algorithm: TdPredictionAlgorithm) -> tuple[UpdateRule, TabularCredit, bool]:
-    """Rule and credit of a method, and whether it needs whole episodes."""
+def tabular_method(algorithm: TdPredictionAlgorithm) -> TabularMethod[StateValues]:
+    """Update rule and credit, and the episodes and visits that count."""
     discount = algorithm.discount
+    method = partial(TabularMethod, discount=discount, needs_values=True)
     match algorithm.method:
         case OneStepTd():
-            return (
-                ExpectedSarsa(next_weights=expected_sarsa_weights),
-                partial(one_step_target, discount=discount),
-                False,
-            )
+            return method(make_rule=lambda _: ExpectedSarsa(next_weights=expected_sarsa_weights))
         case NStepTd(steps=steps):
-            return TargetRule(), partial(n_step, discount=discount, steps=steps), False
-        case LambdaTd(trace_lambda=decay, trace=trace):
+            return method(make_rule=lambda _: TargetRule(), credit=partial(n_step, discount=discount, steps=steps))
+        case LambdaTd(trace_lambda=trace_lambda, trace=trace):
             rule = EligibilityTraces(
-                decay=discount * decay, trace=TRACE_KINDS[trace], next_weights=expected_sarsa_weights
+                decay=discount * trace_lambda, trace=TRACE_KINDS[trace], next_weights=expected_sarsa_weights
             )
-            return rule, partial(one_step_target, discount=discount), False
-        case MonteCarloReturns(off_policy=off_policy):
-            rule = WeightedImportanceSampling() if off_policy else TargetRule()
-            return rule, partial(discounted_returns, discount=discount), True
+            return method(make_rule=lambda _: rule)
+        case MonteCarloReturns(off_policy=off_policy, visits=visits):
+            return method(
+                make_rule=lambda _: WeightedImportanceSampling() if off_policy else TargetRule(),
+                credit=partial(discounted_returns, discount=discount),
+                whole_episodes=True,
+                first_visits=visits == "first" and not off_policy,
+            )
 
 
 def action_probabilities(mdp: FiniteMdp, policy: EpsilonPolicyConfig) -> Floats:
@@ -197,24 +167,18 @@ def require_consistent(config: TdPredictionConfig) -> None:
         raise ConfigError('algorithm.method.trace = "dutch" needs one step size for all: set table.rate.power = 0')
 
 
-def check(config: TdPredictionConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
+def open_run(config: TdPredictionConfig) -> OpenedRun:
+    """The world, built once. Raises ConfigError for numbers that do not fit together."""
     require_consistent(config)
-    open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=config.algorithm.discount)
-    return []
-
-
-def derive(config: TdPredictionConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return derive_finite(config.finite, rollout_steps=config.rollout_steps, iterations=config.steps)
+    return opened_run(open_finite(config.finite, config), build)
 
 
 ENTRY = RecipeSpec(
     summary="values of states under a given policy: TD(0), n-step, TD(lambda), Monte Carlo",
     paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988",
     config=TdPredictionConfig,
-    open=checked_run(check, build),
-    derive=derive,
+    open=open_run,
+    derive=derive_prediction,
     parts=RecipeParts(
         source="Live(finite world)",
         credit=(one_step_target, n_step, discounted_returns),

@@ -14,19 +14,17 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.envs.gym.make import describe_rollouts
-from hone.envs.gym.world import GymConfig, GymSpaces, inspect_world, open_world
+from hone.envs.gym.world import GymConfig, GymSpaces
 from hone.tabular.batch import RateConfig, sarsa_weights
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
-from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, eligibility_traces
+from hone.tabular.kernels import eligibility_traces
 from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
 from hone.tabular.tiles import TileCoder, make_tile_coder
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import TabularMethod, action_values_job, played_evaluation
-
-TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec
+from hone.train.tabular.job import TRACE_KINDS, TableConfig, TabularMethod, open_gym_table, table_run
 
 
 class TilesConfig(Config):
@@ -76,31 +74,6 @@ class TileSarsaConfig(RunConfig):
     """Evaluation of the greedy policy."""
 
 
-def build(config: TileSarsaConfig) -> TrainingJob[ActionTable]:
-    """Raises ConfigError for spaces that tiles do not fit."""
-    algorithm = config.algorithm
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    try:
-        coder, first = tile_features(config, (world.envs.single_observation_space, world.envs.single_action_space))
-    except ConfigError:
-        world.close()
-        raise
-    table = ActionTable(coder, explore=config.exploration, initial=algorithm.initial, first_action=first)
-
-    def rule(_: ActionTable) -> EligibilityTraces:
-        return EligibilityTraces(
-            decay=algorithm.discount * algorithm.trace_lambda,
-            trace=TRACE_KINDS[algorithm.trace],
-            next_weights=sarsa_weights,
-        )
-
-    judge = partial(played_evaluation, table, config.env, episodes=config.evaluation.episodes, seed=config.seed)
-    method = TabularMethod(make_rule=rule, discount=algorithm.discount)
-    return action_values_job(
-        table, method, world=world, rate=config.rate, evaluate=judge, evaluate_every=config.evaluation.every
-    )
-
-
 def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder, int]:
     """Tiles over the observations, and the number of the first action. Raises ConfigError."""
     seen, chosen = found
@@ -117,11 +90,24 @@ def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder,
     return coder, int(chosen.start)
 
 
-def check(config: TileSarsaConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    tile_features(config, found)
-    return warnings
+def open_run(config: TileSarsaConfig) -> OpenedRun:
+    """Environments opened and checked. Raises ConfigError for spaces that tiles do not fit, and as `open_world`."""
+    algorithm = config.algorithm
+
+    def rule(_: ActionTable) -> EligibilityTraces:
+        decay = algorithm.discount * algorithm.trace_lambda
+        return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
+
+    return table_run(
+        open_gym_table(
+            config.env, steps=config.rollout_steps, seed=config.seed, features=partial(tile_features, config)
+        ),
+        TabularMethod(make_rule=rule, discount=algorithm.discount),
+        table=TableConfig(initial=algorithm.initial, rate=config.rate),
+        exploration=config.exploration,
+        env=config.env,
+        evaluation=config.evaluation,
+    )
 
 
 def derive(config: TileSarsaConfig) -> dict[str, str]:
@@ -133,7 +119,7 @@ ENTRY = RecipeSpec(
     summary="tables over tiles: SARSA(lambda) on a box of observations",
     paper="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
     config=TileSarsaConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(source="Live(Gymnasium)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="cells grow with the power of the dimensions: past four or five, a network is smaller.",

@@ -22,7 +22,7 @@ from hone.models.control.checkpoint import load_weights, save_policy
 from hone.models.control.mlp import PolicySpaces
 from hone.train.config import RunConfig
 from hone.train.control.spaces import world_spaces
-from hone.train.job import EvaluationResult, OpenedRun, TrainingJob, close_nothing, opened_run
+from hone.train.job import EvaluationResult, OpenedRun, TrainingJob, opened_run
 from hone.train.loop import Recipe
 
 P = TypeVar("P", bound=ControlPolicy)
@@ -88,7 +88,7 @@ def control_job(
     world: GymWorld | None = None,
 ) -> TrainingJob[P]:
     """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in. `world` is the
-    one that it acts in, if any."""
+    one that it acts in, if any; `opened_run` closes it."""
     policy = recipe.learner.policy
     heard: list[str] = []
 
@@ -115,5 +115,4 @@ def control_job(
         dataset_fingerprint=dataset_fingerprint,
         warnings=world.warnings if world is not None else (),
         pop_notices=notes,
-        close=world.close if world is not None else close_nothing,
     )

@@ -4,10 +4,11 @@ Belongs here: wiring between worlds, tables and the loop. Does not: anything of 
 whole, so a table in it is judged by dynamic programming; in a Gymnasium world it plays.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -23,34 +24,36 @@ from hone.envs.finite.config import FiniteConfig, build_finite_mdp, require_all_
 from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.world import FiniteWorld
 from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, GymSpaces, GymWorld, inspect_world, open_world
+from hone.envs.gym.world import GymConfig, GymSpaces, GymWorld, open_world
 from hone.estimators.means import Estimate
 from hone.evaluate.control.dynamic_programming import exact_metrics
 from hone.evaluate.control.returns import evaluate_returns
 from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
+from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING
 from hone.tabular.learn import TabularLearner, UpdateRule
 from hone.tabular.tables import (
     ActionTable,
-    FixedPolicyActor,
     StateFeatures,
     StateValues,
     Table,
-    TablePolicyActor,
     load_table_arrays,
     save_table,
 )
+from hone.tabular.tiles import TileCoder
 from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, evaluation_result
-from hone.train.job import EvaluationResult, TrainingJob, close_nothing, no_notices
+from hone.train.control.off_policy import ScheduledExplorer
+from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.loop import Recipe, Source
 from hone.train.sources.live import LiveSource
 from hone.train.sources.whole_episodes import WholeEpisodes
 
-Array: TypeAlias = NDArray[np.generic]
-NoiseArray: TypeAlias = NDArray[np.float32]
 TabularCredit: TypeAlias = Callable[[Episodes, Values], Credits]
 T = TypeVar("T", bound=Table)
+TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+"""Name of a config -> update of the eligibility traces."""
 
 
 class TableConfig(Config):
@@ -96,42 +99,68 @@ class TabularRunConfig(RunConfig):
         return self
 
 
+C = TypeVar("C", bound=TabularRunConfig)
+
+
+class PredictionRunConfig(RunConfig):
+    """Values of states of a finite world under a given policy."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """Threads, logging, checkpoints and other settings of the run."""
+    finite: FiniteConfig
+    """The world."""
+    rollout_steps: int = Field(default=8, ge=1)
+    """Steps of each copy per iteration."""
+    algorithm: TabularAlgorithm = TabularAlgorithm()
+    """Discount factor and other numbers of the algorithm."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """Interval between computations of the value error."""
+
+
 # --------------------------------------------------------------------------------------------------- worlds
+
+
+TableFeatures: TypeAlias = StateFeatures | TileCoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularWorld:
-    """A world to act in."""
+    """Open environments, and the cells of a table that their observations stand for."""
 
     world: GymWorld | FiniteWorld
-    states: StateFeatures
-    first_action: int
-    mdp: FiniteMdp | None
-    """Where it is known."""
+    features: TableFeatures
+    first_action: int = 0
 
 
-def open_tabular(config: TabularRunConfig, *, discount: float) -> TabularWorld:
-    """Raises ConfigError for spaces that are not numbered, and as the worlds do."""
-    if config.finite is not None:
-        mdp, world = open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=discount)
-        return TabularWorld(
-            world=world, states=StateFeatures(count=mdp.states, actions=mdp.actions), first_action=0, mdp=mdp
-        )
-    assert config.env is not None
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    try:
-        states, first = discrete_spaces((world.envs.single_observation_space, world.envs.single_action_space))
-    except ConfigError:
-        world.close()
-        raise
-    return TabularWorld(world=world, states=states, first_action=first, mdp=None)
+def open_tabular(config: TabularRunConfig) -> TabularWorld:
+    """Open the environments of a table of numbered states. Raises ConfigError for other spaces, and as `open_world`."""
+    if config.env is not None:
+        return open_gym_table(config.env, steps=config.rollout_steps, seed=config.seed, features=discrete_spaces)
+    assert config.finite is not None
+    world = open_finite(config.finite, config)
+    return TabularWorld(world=world, features=StateFeatures(count=world.mdp.states, actions=world.mdp.actions))
 
 
-def open_finite(config: FiniteConfig, *, steps: int, seed: int, discount: float) -> tuple[FiniteMdp, FiniteWorld]:
-    """Raises ConfigError and DataError for a world that is none."""
-    mdp = build_finite_mdp(config, discount=discount)
+def open_gym_table(
+    env: GymConfig, *, steps: int, seed: int, features: Callable[[GymSpaces], tuple[TableFeatures, int]]
+) -> TabularWorld:
+    """Gymnasium environments, with the features of their spaces and the number of the first action.
+
+    Raises as `open_world` and `features`; nothing is open then.
+    """
+    world = open_world(env, steps=steps, seed=seed)
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(world.close)
+        cells, first = features((world.envs.single_observation_space, world.envs.single_action_space))
+        on_fault.pop_all()
+    return TabularWorld(world=world, features=cells, first_action=first)
+
+
+def open_finite(finite: FiniteConfig, config: TabularRunConfig | PredictionRunConfig) -> FiniteWorld:
+    """Copies of a finite MDP. Raises ConfigError and DataError for an invalid one."""
+    mdp = build_finite_mdp(finite, discount=config.algorithm.discount)
     require_all_actions(mdp)
-    return mdp, FiniteWorld(mdp=mdp, steps=steps, seed=seed, copies=config.copies)
+    return FiniteWorld(mdp=mdp, steps=config.rollout_steps, seed=config.seed, copies=finite.copies)
 
 
 def discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
@@ -143,17 +172,6 @@ def discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
             "observations, dqn and ppo take more"
         )
     return StateFeatures(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
-
-
-def check_tabular(config: TabularRunConfig) -> list[str]:
-    """Warnings; raises as `open_tabular`, without a run."""
-    if config.finite is not None:
-        require_all_actions(build_finite_mdp(config.finite, discount=config.algorithm.discount))
-        return []
-    assert config.env is not None
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    discrete_spaces(found)
-    return warnings
 
 
 def derive_tabular(config: TabularRunConfig) -> dict[str, str]:
@@ -168,118 +186,125 @@ def derive_tabular(config: TabularRunConfig) -> dict[str, str]:
     }
 
 
-def derive_finite(config: FiniteConfig, *, rollout_steps: int, iterations: int) -> dict[str, str]:
-    """Environment steps of a run in copies of a finite world, shown by `hone plan`."""
-    batch = config.copies * rollout_steps
+def derive_prediction(config: PredictionRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    batch = config.finite.copies * config.rollout_steps
     return {
-        "environment steps per iteration": f"{config.copies} copies x {rollout_steps} = {batch}",
-        "environment steps": f"{iterations * batch}",
+        "environment steps per iteration": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
     }
 
 
 # --------------------------------------------------------------------------------------------------- acting
 
 
-@dataclass
-class TableActor:
-    """Decides by a table; the turn of its exploration is the version that it was published as."""
-
-    numpy_policy: TablePolicyActor
-    version: int = 0
-
-    def publish(self, policy: ActionTable, version: int) -> None:
-        self.numpy_policy, self.version = policy.numpy_policy(version), version
-
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NoiseArray:
-        return self.numpy_policy.noise(draws, shape)
-
-    def decide(self, seen: Array, noise: NoiseArray) -> tuple[NDArray[np.int64], NoiseArray]:
-        return self.numpy_policy.decide(seen, noise)
+def table_actor(table: ActionTable) -> ScheduledExplorer:
+    """Actor of the published table, whose exploration follows its version."""
+    return ScheduledExplorer(table.numpy_policy(), exploration_policy=ActionTable.numpy_policy)
 
 
 @dataclass
-class StationaryActor:
+class StationaryActor(NetworkActor):
     """Decides by probabilities that never change."""
 
-    numpy_policy: FixedPolicyActor
-    version: int = 0
-
-    def publish(self, policy: StateValues, version: int) -> None:
+    def publish(self, policy: object, version: int) -> None:
         del policy
         self.version = version
-
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NoiseArray:
-        return self.numpy_policy.noise(draws, shape)
-
-    def decide(self, seen: Array, noise: NoiseArray) -> tuple[NDArray[np.int64], NoiseArray]:
-        return self.numpy_policy.decide(seen, noise)
 
 
 # --------------------------------------------------------------------------------------------------- the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TabularMethod:
-    """What one method is, for `table_job`."""
+class TabularMethod(Generic[T]):
+    """Definition of one method, for `table_run` and `prediction_job`."""
 
-    make_rule: Callable[[ActionTable], UpdateRule]
+    make_rule: Callable[[T], UpdateRule]
     discount: float
     credit: TabularCredit | None = None
     """None: the parts of a one-step target."""
     needs_values: bool = False
-    """Whether credit asks what the table expects."""
+    """True if the credit reads the table's values."""
     whole_episodes: bool = False
-    """Whether it learns from whole episodes only."""
+    """True if it learns from whole episodes only."""
     first_visits: bool = False
-    """And there from the first visit of a pair only."""
+    """True if only the first visit of a pair in an episode counts."""
     table_count: int = 1
+    warnings: Sequence[str] = ()
+    """Warnings about the config."""
 
 
-def table_job(config: TabularRunConfig, method: TabularMethod) -> TrainingJob[ActionTable]:
-    """A method on a table of numbered states, ready to be run. Raises as `open_tabular`."""
-    opened = open_tabular(config, discount=method.discount)
-    table = ActionTable(
-        opened.states, explore=config.exploration, initial=config.table.initial, tables=method.table_count,
-        first_action=opened.first_action,
-    )  # fmt: skip
-    return action_values_job(
-        table, method, world=opened.world, rate=config.table.rate,
-        evaluate=_evaluation_of(table, config.env, config.evaluation, config.seed, opened.mdp),
-        evaluate_every=config.evaluation.every,
-    )  # fmt: skip
-
-
-def action_values_job(
-    table: ActionTable,
-    method: TabularMethod,
-    *,
-    world: GymWorld | FiniteWorld,
-    rate: RateConfig,
-    evaluate: Callable[[], EvaluationResult],
-    evaluate_every: int,
-) -> TrainingJob[ActionTable]:
-    """A method on any table of action values."""
-    live: Source[ActionTable] = LiveSource(world, TableActor(table.numpy_policy()))
-    return _table_training_job(
-        Recipe(
-            source=WholeEpisodes(live) if method.whole_episodes else live,
-            credit=method.credit or partial(one_step_target, discount=method.discount),
-            learner=TabularLearner(
-                table, method.make_rule(table), rate, predicts_values=method.needs_values,
-                first_visits=method.first_visits
-            ),
+def method_recipe(table: T, live: Source[T], method: TabularMethod[T], rate: RateConfig) -> Recipe[T]:
+    """A method that fills `table` from the steps of `live`."""
+    return Recipe(
+        source=WholeEpisodes(live) if method.whole_episodes else live,
+        credit=method.credit or partial(one_step_target, discount=method.discount),
+        learner=TabularLearner(
+            table, method.make_rule(table), rate, predicts_values=method.needs_values, first_visits=method.first_visits
         ),
-        world=world, judge=evaluate, judge_every=evaluate_every,
-    )  # fmt: skip
+    )
 
 
-def state_values_job(
-    recipe: Recipe[StateValues], *, world: FiniteWorld, evaluation: ControlEvaluationConfig
+def table_run(
+    opened: TabularWorld,
+    method: TabularMethod[ActionTable],
+    *,
+    table: TableConfig,
+    exploration: Exploration,
+    env: GymConfig | None,
+    evaluation: ControlEvaluationConfig,
+) -> OpenedRun:
+    """Run of a method on a table over open environments, which are closed with the job."""
+
+    def build(config: RunConfig, world: GymWorld | FiniteWorld) -> TrainingJob[ActionTable]:
+        values = ActionTable(
+            opened.features, explore=exploration, initial=table.initial, tables=method.table_count,
+            first_action=opened.first_action,
+        )  # fmt: skip
+        live = LiveSource(world, table_actor(values))
+        recipe = method_recipe(values, live, method, table.rate)
+        if isinstance(world, FiniteWorld):
+            return exact_table_job(recipe, world, evaluation)
+        assert env is not None
+        evaluate = partial(played_evaluation, values, env, episodes=evaluation.episodes, seed=config.seed)
+        job = table_job(recipe, evaluate, every=evaluation.every)
+        return replace(job, warnings=world.warnings, pop_notices=world.pop_notices)
+
+    if isinstance(opened.world, FiniteWorld):
+        return opened_run(opened.world, build, warnings=method.warnings)
+    warnings = [*opened.world.warnings, *method.warnings]
+    return opened_run(opened.world, build, warnings=warnings, close=opened.world.close)
+
+
+def prediction_job(
+    config: PredictionRunConfig,
+    world: FiniteWorld,
+    values: StateValues,
+    method: TabularMethod[StateValues],
+    *,
+    rate: RateConfig,
+    behaviour: NDArray[np.float64] | None,
 ) -> TrainingJob[StateValues]:
-    """Evaluation of state values by their error against the exact ones."""
-    values = recipe.learner.policy
-    return _table_training_job(
-        recipe, world=world, judge=partial(exact_evaluation, values, world.mdp), judge_every=evaluation.every
+    """Job that learns `values` from steps of a behaviour policy `[S, A]`; None: the policy that they are of."""
+    live = LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behaviour)))
+    return exact_table_job(method_recipe(values, live, method, rate), world, config.evaluation)
+
+
+def exact_table_job(recipe: Recipe[T], world: FiniteWorld, evaluation: ControlEvaluationConfig) -> TrainingJob[T]:
+    """Job in a finite world, where a table is evaluated exactly: action values by the greedy policy's value, state
+    values by their error."""
+    return table_job(recipe, partial(exact_evaluation, recipe.learner.policy, world.mdp), every=evaluation.every)
+
+
+def table_job(recipe: Recipe[T], evaluate: Callable[[], EvaluationResult], *, every: int) -> TrainingJob[T]:
+    """Job around a table, evaluated `every` so many iterations."""
+    table = recipe.learner.policy
+    return TrainingJob(
+        recipe=recipe,
+        save_policy=partial(save_table, table),
+        load_policy=partial(load_table_arrays, table),
+        evaluate=evaluate,
+        evaluate_every=every,
     )
 
 
@@ -295,27 +320,45 @@ def played_evaluation(table: ActionTable, env: GymConfig, *, episodes: int, seed
     return evaluation_result(evaluate_returns(table, env, episodes=episodes, seed=seed))
 
 
-def _evaluation_of(
-    table: ActionTable, env: GymConfig | None, judge: ControlEvaluationConfig, seed: int, mdp: FiniteMdp | None
-) -> Callable[[], EvaluationResult]:
-    if mdp is not None:
-        return partial(exact_evaluation, table, mdp)
-    assert env is not None
-    return partial(played_evaluation, table, env, episodes=judge.episodes, seed=seed)
+# --------------------------------------------------------------------------------------------------- the recipe
 
 
-def _table_training_job(
-    recipe: Recipe[T], *, world: GymWorld | FiniteWorld, judge: Callable[[], EvaluationResult], judge_every: int
-) -> TrainingJob[T]:
-    table = recipe.learner.policy
-    gym = world if isinstance(world, GymWorld) else None
-    return TrainingJob(
-        recipe=recipe,
-        save_policy=lambda folder: save_table(table, folder),
-        load_policy=lambda folder: load_table_arrays(table, folder),
-        evaluate=judge,
-        evaluate_every=judge_every,
-        warnings=gym.warnings if gym is not None else (),
-        pop_notices=gym.pop_notices if gym is not None else no_notices,
-        close=gym.close if gym is not None else close_nothing,
+def open_table_run(config: C, *, method: Callable[[C], TabularMethod[ActionTable]]) -> OpenedRun:
+    """Environments opened and checked for `method(config)`. Raises ConfigError for numbers that do not fit together,
+    and as `open_tabular`."""
+    made = method(config)
+    return table_run(
+        open_tabular(config), made, table=config.table, exploration=config.exploration, env=config.env,
+        evaluation=config.evaluation,
+    )  # fmt: skip
+
+
+def tabular_parts(
+    *loss: Callable[..., Any],
+    source: str = "Live(numbered states)",
+    credit: Sequence[Callable[..., Any]] = (one_step_target,),
+) -> RecipeParts:
+    """Parts of a recipe on a table of numbered states: its update rules, and a one-step target unless given."""
+    return RecipeParts(source=source, credit=credit, loss=loss)
+
+
+def tabular_recipe(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C], TabularMethod[ActionTable]],
+    parts: RecipeParts,
+    limitation: str,
+    derive: Callable[[C], dict[str, str]] = derive_tabular,
+) -> RecipeSpec:
+    """Recipe on a table of numbered states: its method, and what people should know of it."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_table_run, method=method),
+        derive=derive,
+        parts=parts,
+        limitation=limitation,
     )
