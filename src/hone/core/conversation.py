@@ -87,16 +87,18 @@ class ConversationColumns:
 def build_columns(conversations: Sequence[TranscriptBuilder]) -> ConversationColumns:
     """Columns of finished conversations, in their order; each has at least one answer."""
     answers = [answer for one in conversations for answer in one.answers]
-    pieces = [piece for one in conversations for piece in one.pieces]
+    whole = [one.pieces for one in conversations]
+    pieces = [piece for parts in whole for piece in parts]
     # Pieces alternate: a prompt or environment tokens, then an answer.
-    sampled = np.array([place % 2 for one in conversations for place in range(len(one.pieces))], np.bool_)
+    sampled = np.array([place % 2 for parts in whole for place in range(len(parts))], np.bool_)
     lengths = np.array([len(piece) for piece in pieces], np.int64)
+    ends_of_conversations = np.cumsum([len(parts) for parts in whole])
     turn_offsets = offsets_of(np.array([one.turns for one in conversations], np.int64))
     ends = np.cumsum(lengths[sampled])
     return ConversationColumns(
         transcript=Transcript(
             tokens=np.concatenate(pieces).astype(np.int32),
-            offsets=offsets_of(np.array([sum(map(len, one.pieces)) for one in conversations], np.int64)),
+            offsets=np.concatenate([[0], np.cumsum(lengths)[ends_of_conversations - 1]]),
             at=ranges((np.cumsum(lengths) - lengths)[sampled], lengths[sampled]),
             kept=_sampling_masks(answers),
         ),

@@ -22,10 +22,15 @@ class ScorerInput:
     """The dataset's other columns."""
     messages: Sequence[Message]
     """Messages after the prompt: answers (`assistant`), and the environment's between and after them."""
-    tokens: NDArray[np.int32]
-    """`[n]` the whole conversation as it was written: prompt, sampled tokens, environment tokens."""
+    pieces: Sequence[NDArray[np.int32]]
+    """Tokens of the whole conversation as it was written: prompt, answer, environment tokens, answer, and so on."""
     id: str = ""
     """Name of the prompt in messages."""
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """`[n]` the whole conversation; joined on request, as few scorers read it."""
+        return np.concatenate(self.pieces).astype(np.int32)
 
     @property
     def turns(self) -> int:

@@ -3,7 +3,7 @@
 A batch is cut into jobs, a job into pieces (one call of a function each), a piece into units: a sample, or a group.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, cast
@@ -31,8 +31,10 @@ class RewardBatch:
     """The dataset's other columns; handed to functions by name."""
     groups: Sequence[int] | None = None
     """Number of the prompt of each answer, for functions whose unit is the group; a group is contiguous."""
-    conversation: Mapping[str, Sequence[object]] = field(default_factory=dict[str, Sequence[object]])
-    """`messages` and `tokens`, sent only to functions that name them, unless the dataset has a column of that name."""
+    conversation: Mapping[str, Callable[[], Sequence[object]]] = field(
+        default_factory=dict[str, "Callable[[], Sequence[object]]"]
+    )
+    """`messages` and `tokens`, made for functions that name them, unless the dataset has a column of that name."""
     ids: Sequence[str] = ()
     """Name of each answer's prompt in messages."""
     turns: Sequence[int] = ()
@@ -40,7 +42,7 @@ class RewardBatch:
 
     def columns_for(self, signature: "FunctionSignature") -> dict[str, Sequence[object]]:
         """The columns that a function is sent."""
-        offered = {name: values for name, values in self.conversation.items() if name in signature.columns}
+        offered = {name: values() for name, values in self.conversation.items() if name in signature.columns}
         asked = signature.columns if not signature.takes_any_column else self.columns.keys()
         return {**offered, **{name: values for name, values in self.columns.items() if name in asked}}
 

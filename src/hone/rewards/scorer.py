@@ -116,8 +116,8 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
         columns={name: [answer.columns[name] for answer in answers] for name in answers[0].columns},
         groups=[0] * len(answers),  # all answers have the same prompt
         conversation={
-            "messages": [list(answer.messages) for answer in answers],
-            "tokens": [answer.tokens for answer in answers],
+            "messages": lambda: [list(answer.messages) for answer in answers],
+            "tokens": lambda: [answer.tokens for answer in answers],
         },
         ids=[answer.id for answer in answers],
         turns=[answer.turns for answer in answers],

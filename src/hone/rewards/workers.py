@@ -88,7 +88,7 @@ class RewardWorkerPool:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
         self.check({*batch.columns, *batch.conversation})
         count = len(batch.completions)
-        optional = {"groups": batch.groups, "ids": batch.ids, "turns": batch.turns, **batch.conversation}
+        optional = {"groups": batch.groups, "ids": batch.ids, "turns": batch.turns}
         values_of = {"prompts": batch.prompts, **batch.columns, **{name: v for name, v in optional.items() if v}}
         if wrong := [f"{name} has {len(values)}" for name, values in values_of.items() if len(values) != count]:
             raise ValueError(f"a batch of {count} completions needs {count} values of everything: {', '.join(wrong)}")

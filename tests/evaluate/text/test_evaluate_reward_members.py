@@ -56,7 +56,7 @@ def test_a_function_of_groups_sees_all_answers_to_a_prompt_and_no_others(tmp_pat
                         text=str(number),
                         columns={},
                         messages=(),
-                        tokens=np.zeros(1, np.int32),
+                        pieces=[np.zeros(1, np.int32)],
                     )
                     for number in range(count)
                 ]
@@ -112,7 +112,7 @@ def conversation(*answers: str, **columns: object) -> ScorerInput:
         text=answers[-1],
         columns=columns,
         messages=tuple(messages[:-1]),
-        tokens=np.full(len(messages), 7, np.int32),
+        pieces=[np.full(len(messages), 7, np.int32)],
         id="question 3",
     )
 
@@ -144,7 +144,7 @@ def test_a_datasets_own_column_goes_before_the_conversation(tmp_path: Path) -> N
 
 
 def test_only_named_parts_of_the_conversation_are_sent(tmp_path: Path) -> None:
-    batch = RewardBatch(prompts=["?"], completions=["a"], columns={"mine": [1]}, conversation={"tokens": [[7]]})
+    batch = RewardBatch(prompts=["?"], completions=["a"], columns={"mine": [1]}, conversation={"tokens": lambda: [[7]]})
     plain = FunctionSignature(
         form="batch", columns=frozenset({"mine"}), required_columns=frozenset(), takes_any_column=True
     )
@@ -208,7 +208,7 @@ def scores_by(rewards: list[dict[str, object]], *answers: ScorerInput, **limits:
 
 
 def tokens_of(*tokens: int) -> ScorerInput:
-    return replace(conversation("a"), tokens=np.array(tokens, np.int32))
+    return replace(conversation("a"), pieces=[np.array(tokens, np.int32)])
 
 
 def test_a_model_scores_the_last_token_of_the_whole_conversation(tmp_path: Path) -> None:

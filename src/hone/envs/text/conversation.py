@@ -71,52 +71,58 @@ class ConversationLoop:
         self._environment, self._context = environment, context
         self._places = {request.id: place for place, request in enumerate(requests)}
         self._open = [request.samples for request in requests]
+        self._unfinished = sum(self._open)
         self._replies: dict[Future[EnvironmentReply], Conversation] = {}
 
     def finished_groups(self) -> Iterator[int]:
         """Iterate over indices of requests as all their samples end. Closing the iterator cancels the rest."""
         self._session.submit(self._requests)
         try:
-            while any(self._open):
+            while self._unfinished:
                 completion = self._session.next_completion(self._places)
-                if completion is not None:
-                    yield from self._take(completion)
-                elif self._replies:
+                if completion is None and not self._replies:
+                    raise RuntimeError(f"the session lost answers to {self._unfinished} samples: were they cancelled?")
+                if completion is None:
                     wait(self._replies, return_when=FIRST_COMPLETED)
-                else:
-                    raise RuntimeError(f"the session lost answers to {sum(self._open)} samples: were they cancelled?")
-                for future in [one for one in self._replies if one.done()]:
-                    yield from self._go_on(self._replies.pop(future), future.result())
+                ended = [] if completion is None else [self._take(completion)]
+                replied = [future for future in self._replies if future.done()]
+                ended += [self._go_on(self._replies.pop(future), future.result()) for future in replied]
+                yield from [
+                    self._places[one.request.id] for one in ended if one is not None and self._has_finished(one)
+                ]
         finally:
-            if any(self._open):
+            if self._unfinished:
                 self._session.cancel(self._places)
 
-    def _take(self, completion: Completion) -> Iterator[int]:
+    def _take(self, completion: Completion) -> Conversation | None:
+        """Append an answer; returns the conversation if it has ended."""
         conversation = self.groups[self._places[completion.request_id]][completion.sample_index]
         conversation.transcript.append_sampled(completion)
         conversation.messages.append({"role": "assistant", "content": completion.text(self._decode)})
         if self._environment is None or conversation.transcript.truncated:
-            yield from self._end(conversation)
-        else:
-            self._replies[self._environment.reply(conversation)] = conversation
+            return conversation
+        self._replies[self._environment.reply(conversation)] = conversation
+        return None
 
-    def _go_on(self, conversation: Conversation, reply: EnvironmentReply) -> Iterator[int]:
+    def _go_on(self, conversation: Conversation, reply: EnvironmentReply) -> Conversation | None:
+        """Append a reply and ask for the next answer; returns the conversation if it has ended."""
         request, transcript = conversation.request, conversation.transcript
         conversation.messages.extend(reply.messages)
         conversation.rewards.append(reply.reward)
         room = self._context - len(transcript.tokens) - len(reply.tokens) - request.sampling.max_tokens
         if reply.done or room < 0:
             transcript.truncated = not reply.done
-            yield from self._end(conversation)
-            return
+            return conversation
         transcript.append_environment(reply.tokens)
         turn = replace(
             request, prompt=transcript.tokens, samples=1, first_sample=conversation.sample, turn=transcript.turns
         )
         self._session.submit([turn])
+        return None
 
-    def _end(self, conversation: Conversation) -> Iterator[int]:
-        place = self._places[conversation.request.id]
+    def _has_finished(self, ended: Conversation) -> bool:
+        """Count a conversation that ended; whether it was the last one of its request."""
+        place = self._places[ended.request.id]
         self._open[place] -= 1
-        if not self._open[place]:
-            yield place
+        self._unfinished -= 1
+        return not self._open[place]

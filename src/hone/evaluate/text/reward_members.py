@@ -145,7 +145,7 @@ class RewardServerMember:
                     [one if isinstance(one, str) else list(cast("list[object]", one)) for one in batch.prompts]
                 ),
                 "completions": pack(batch.completions),
-                "messages": pack(batch.conversation["messages"]),
+                "messages": pack(batch.conversation["messages"]()),
                 "columns": pack(batch.columns),
                 "ids": list(batch.ids),
             }
