@@ -34,7 +34,10 @@ FALLING = {"rate": 1.0, "power": 0.7}
 
 
 def linear(begin: float, end: float, turns: int) -> dict[str, Any]:
-    return {"kind": "epsilon_greedy", "epsilon": {"kind": "linear", "start": begin, "end": end, "decay_iterations": turns}}
+    return {
+        "kind": "epsilon_greedy",
+        "epsilon": {"kind": "linear", "start": begin, "end": end, "decay_iterations": turns},
+    }
 
 
 def cooling(begin: float, half_life: int) -> dict[str, Any]:

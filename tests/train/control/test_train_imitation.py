@@ -19,9 +19,9 @@ from hone.models.control.mlp import BoxActions, DiscreteActions, ObservationInpu
 from hone.recipes.imitation import dagger
 from hone.recipes.off_policy import dqn
 from hone.recipes.offline import bc
-from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
 from hone.train.control.experts import DaggerActor, DemonstrationsConfig, expert_labels, with_demonstrations
+from hone.train.control.value_based import value_based
 from hone.train.loop import train
 
 EXPERTS = """
@@ -310,9 +310,11 @@ def test_demonstrations_show_what_nobody_finds(tmp_path: Path) -> None:
 
 def test_a_share_of_every_batch(tmp_path: Path) -> None:
     space = PolicySpaces(inputs=ObservationInputs(size=10, one_hot=True), actions=DiscreteActions(count=3))
-    ring = RingBuffer(100)
-    assert with_demonstrations(ring, None, space) is ring
-    memory = with_demonstrations(ring, DemonstrationsConfig(log=opened(tmp_path), share=0.25), space)
+    method = value_based(dqn.DqnConfig.model_validate(lock(1)), space, method=dqn.method)
+    assert with_demonstrations(None, space)(method) is method
+    mixed = with_demonstrations(DemonstrationsConfig(log=opened(tmp_path), share=0.25), space)(method)
+    memory = mixed.buffer
+    assert mixed.shuffle and not method.shuffle
     world = open_world(GymConfig(id="Lock-v0"), steps=20, seed=1)
     policy = dqn.ENTRY.build(dqn.DqnConfig.model_validate(lock(1))).recipe.learner.policy
     memory.add(world.rollout(NetworkActor(policy.epsilon_greedy_policy(epsilon=1.0))))

@@ -25,6 +25,8 @@ REPLAY: dict[str, dict[str, Any]] = {
     "sac": {"env": MOUNTAIN},
     "td3": {"env": MOUNTAIN},
     "pets": {"env": MOUNTAIN},
+    "her_dqn": {"env": {"id": "hone/BitFlip-v0", "num_envs": ENVS, "check": False}},
+    "her_sac": {"env": {"id": "hone/Reach-v0", "num_envs": ENVS, "check": False}},
 }
 ACTOR = "def left(observations):\n    return observations[:, 0].astype(int) * 0\n"
 
@@ -74,6 +76,34 @@ def test_environments_of_a_replay_buffer(recipe: str, counts: Counter[str]) -> N
 def test_a_log_is_read_once(recipe: str, counts: Counter[str], tmp_path: Path) -> None:
     built(recipe, log=write_short_log(tmp_path, "CartPole-v1"))
     assert counts["logs"] == 1
+
+
+@pytest.mark.parametrize(("recipe", "env"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_demonstrations_beside_experience_are_read_once_at_the_door(
+    recipe: str, env: str, counts: Counter[str], tmp_path: Path
+) -> None:
+    def demonstrated(log: str) -> Any:
+        shown = {"demonstrations": {"log": log}}
+        return config_of(
+            recipe, env={"id": env, "check": False}, **({"algorithm": shown} if recipe == "dqn" else shown)
+        )
+
+    config = demonstrated(write_short_log(tmp_path, env))
+    counts.clear()
+    opened = load_recipe(recipe).open(config)
+    assert counts["logs"] == 1
+    opened.build(config).close()
+    assert counts["logs"] == 1
+    with pytest.raises(ConfigError, match="is of another world"):
+        load_recipe(recipe).check(
+            demonstrated(write_short_log(tmp_path, "Pendulum-v1" if recipe == "dqn" else "CartPole-v1"))
+        )
+
+
+def test_hindsight_without_goals_leaves_nothing_open(counts: Counter[str]) -> None:
+    with pytest.raises(ConfigError, match="has no goals"):
+        load_recipe("her_dqn").check(config_of("her_dqn", env=ACROBOT))
+    assert (counts["made"], counts["closed"]) == (ENVS, 1)
 
 
 def test_demonstrations_of_gail_are_read_once(counts: Counter[str], tmp_path: Path) -> None:

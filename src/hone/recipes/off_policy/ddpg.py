@@ -54,6 +54,5 @@ ENTRY = off_policy_recipe(
     paper="Lillicrap et al., Continuous Control with Deep Reinforcement Learning, 2016",
     config=DdpgConfig,
     method=method,
-    continuous=True,
     limitation="boxes of actions only; the policy exploits the critic's overestimation, which TD3 reduces.",
 )

@@ -101,6 +101,6 @@ ENTRY = off_policy_recipe(
     paper="Christodoulou, Soft Actor-Critic for Discrete Action Settings, 2019",
     config=DiscreteSacConfig,
     method=method,
-    continuous=False,
+    box_recipes="sac or td3",
     limitation="the right target entropy depends on the task; it must be low where single actions decide.",
 )

@@ -6,11 +6,14 @@ the weights: on CartPole-v1 the last weights of a run are often bad, with good o
 rate stays constant, so that the average has something to smooth. The defaults are for 50,000 steps of CartPole-v1.
 """
 
+from hone.envs.gym.world import GymWorld
 from hone.models.control.q_networks import DqnPolicy
 from hone.objectives.td import greedy_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
-from hone.train.control.experts import DemonstrationsConfig
+from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
+from hone.train.control.off_policy import MethodWrapper
+from hone.train.control.spaces import world_spaces
 from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 from hone.train.control.value_rows import ValueRows, weight_noise
 
@@ -28,6 +31,9 @@ class DqnConfig(ScheduledValueRunConfig):
     algorithm: DqnAlgorithm = DqnAlgorithm()
     """Discount, target network and demonstrations."""
 
+    def open_replay(self, world: GymWorld) -> MethodWrapper:
+        return with_demonstrations(self.algorithm.demonstrations, world_spaces(world))
+
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     """Huber's loss of the chosen action's value against the greedy target."""
@@ -38,7 +44,7 @@ def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
 
 def method(config: DqnConfig) -> ValueMethod:
     """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    return ValueMethod(algorithm=config.algorithm, objective=objective, demonstrations=config.algorithm.demonstrations)
+    return ValueMethod(algorithm=config.algorithm, objective=objective)
 
 
 ENTRY = value_recipe_spec(

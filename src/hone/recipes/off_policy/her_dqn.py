@@ -18,7 +18,8 @@ from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.replay.hindsight import HindsightBuffer
-from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig, hindsight_buffer
+from hone.replay.ring import RingBuffer
+from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig
 from hone.train.control.off_policy import (
     OffPolicyMethod,
     ScheduledExplorer,
@@ -85,7 +86,7 @@ def method(config: HerDqnConfig, spaces: PolicySpaces) -> OffPolicyMethod[QNetwo
         ],
         layout=rows_with_noise(config, "none", 0),
         credit=partial(one_step_target, discount=algorithm.discount),
-        buffer=hindsight_buffer(config),
+        buffer=RingBuffer(config.replay.capacity),
         actor=ScheduledExplorer(
             policy.numpy_policy(),
             exploration_policy=lambda policy, _: replace(policy.numpy_policy(), epsilon=algorithm.epsilon),
@@ -98,7 +99,7 @@ ENTRY = off_policy_recipe(
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerDqnConfig,
     method=method,
-    continuous=False,
+    box_recipes="her_sac",
     limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
     parts=off_policy_parts(method, HindsightBuffer, source=GOAL_SOURCE),
 )

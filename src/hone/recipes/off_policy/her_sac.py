@@ -14,7 +14,7 @@ from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.recipes.off_policy.sac import SacAlgorithm, soft_actor_critic
 from hone.replay.hindsight import HindsightBuffer
-from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig, hindsight_buffer
+from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig
 from hone.train.control.off_policy import OffPolicyMethod, off_policy_parts, off_policy_recipe
 
 
@@ -44,7 +44,7 @@ def method(config: HerSacConfig, spaces: PolicySpaces) -> OffPolicyMethod[SoftAc
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     with torch.no_grad():
         policy.log_temperature.fill_(math.log(config.algorithm.first_temperature))
-    return soft_actor_critic(config, policy, config.algorithm, hindsight_buffer(config))
+    return soft_actor_critic(config, policy, config.algorithm)
 
 
 ENTRY = off_policy_recipe(
@@ -52,7 +52,6 @@ ENTRY = off_policy_recipe(
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerSacConfig,
     method=method,
-    continuous=True,
     limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
     parts=off_policy_parts(method, HindsightBuffer, source=GOAL_SOURCE),
 )

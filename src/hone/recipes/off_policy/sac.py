@@ -5,7 +5,6 @@ solve Pendulum-v1 within 20,000 steps.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -13,17 +12,24 @@ import torch
 from torch import Tensor
 
 from hone.credit.returns import one_step_target
+from hone.envs.gym.world import GymWorld
 from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.models.control.q_networks import DiscreteSacPolicy
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
-from hone.replay.mixed import ReplayBuffer
 from hone.replay.ring import RingBuffer
 from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
-from hone.train.control.off_policy import OffPolicyMethod, ReplayRunConfig, off_policy_recipe, rows_with_noise
+from hone.train.control.off_policy import (
+    MethodWrapper,
+    OffPolicyMethod,
+    ReplayRunConfig,
+    off_policy_recipe,
+    rows_with_noise,
+)
 from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
+from hone.train.control.spaces import world_spaces
 from hone.train.learner.config import OptimizerConfig
 from hone.train.learner.gradient import OptimizerPhase
 
@@ -46,6 +52,9 @@ class SacConfig(ReplayRunConfig):
     """Log of demonstrations, mixed into the replay buffer's batches."""
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
+
+    def open_replay(self, world: GymWorld) -> MethodWrapper:
+        return with_demonstrations(self.demonstrations, world_spaces(world))
 
 
 @torch.no_grad()
@@ -90,25 +99,23 @@ def soft_phases(
 
 
 def soft_actor_critic(
-    config: ReplayRunConfig, policy: SoftActorCritic, algorithm: SacAlgorithm, buffer: ReplayBuffer
+    config: ReplayRunConfig, policy: SoftActorCritic, algorithm: SacAlgorithm
 ) -> OffPolicyMethod[SoftActorCritic]:
-    """SAC on samples of `buffer`."""
+    """SAC on uniform samples of transitions."""
     actor = partial(actor_objective, target_entropy=algorithm.entropy_per_action * policy.action_size)
     return OffPolicyMethod(
         policy=policy,
         phases=soft_phases(config.learner, policy, critic_objective, actor, tau=algorithm.tau),
         layout=rows_with_noise(config, "sac", 2, policy.action_size),
         credit=partial(one_step_target, discount=algorithm.discount),
-        buffer=buffer,
+        buffer=RingBuffer(config.replay.capacity),
     )
 
 
 def method(config: SacConfig, spaces: PolicySpaces) -> OffPolicyMethod[SoftActorCritic]:
-    """Policy and replay buffer of the recipe; demonstrations come first in a sample, so batches are drawn from it."""
+    """SAC with the policy of the config."""
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    buffer = with_demonstrations(RingBuffer(config.replay.capacity), config.demonstrations, spaces)
-    made = soft_actor_critic(config, policy, config.algorithm, buffer)
-    return replace(made, shuffle=config.demonstrations is not None)
+    return soft_actor_critic(config, policy, config.algorithm)
 
 
 ENTRY = off_policy_recipe(
@@ -116,6 +123,5 @@ ENTRY = off_policy_recipe(
     paper="Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018",
     config=SacConfig,
     method=method,
-    continuous=True,
     limitation="boxes of actions only; the values of actions that were never tried are guesses.",
 )

@@ -68,6 +68,5 @@ ENTRY = off_policy_recipe(
     paper="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
     config=Td3Config,
     method=method,
-    continuous=True,
     limitation="boxes of actions only; it explores no further than the noise that is added to its actions.",
 )

@@ -7,7 +7,7 @@ memory. Cloning a log alone is `recipes/offline/bc.py`.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,10 @@ from hone.evaluate.text.open_policy import policy_folder
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
 from hone.models.control.numpy_policies import HasNumpyPolicy
-from hone.replay.mixed import DemonstrationMixer, ReplayBuffer
+from hone.replay.mixed import DemonstrationMixer
 from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
+from hone.train.control.off_policy import MethodWrapper, OffPolicyMethod
 from hone.train.control.spaces import network_spaces
 from hone.train.job import close_nothing
 from hone.train.sources.wrapper import SourceWrapper
@@ -194,17 +195,21 @@ def describe_spaces(space: PolicySpaces) -> str:
     return f"{seen} and {actions}" + (f" from {actions.start}" if isinstance(actions, DiscreteActions) else "")
 
 
-def with_demonstrations(
-    buffer: ReplayBuffer, config: DemonstrationsConfig | None, spaces: PolicySpaces
-) -> ReplayBuffer:
-    """`lived`, with demonstrations mixed into its samples.
+def with_demonstrations(config: DemonstrationsConfig | None, spaces: PolicySpaces) -> MethodWrapper:
+    """Wrapper of a method that mixes a log's decisions, read now, into the samples of its replay buffer; they come
+    first in a sample, so batches are drawn from it.
 
     Raises DataError for what is wrong with the log, ConfigError where it is of another world.
     """
     if config is None:
-        return buffer
+        return lambda method: method
     steps, theirs = demonstrations_of(config.log)
     require_same_spaces("demonstrations.log", config.log, theirs, spaces)
-    shown = RingBuffer(len(steps))
-    shown.add(steps)
-    return DemonstrationMixer(buffer, shown, share=config.share)
+    share = config.share
+
+    def mixed(method: OffPolicyMethod[Any]) -> OffPolicyMethod[Any]:
+        shown = RingBuffer(len(steps))
+        shown.add(steps)
+        return replace(method, buffer=DemonstrationMixer(method.buffer, shown, share=share), shuffle=True)
+
+    return mixed

@@ -4,21 +4,24 @@ Belongs here: wiring between environments with goals and `replay.hindsight`. Doe
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
-from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
+from hone.envs.gym.make import runs_isolated
+from hone.envs.gym.world import GymWorld
 from hone.replay.hindsight import GoalSpec, HindsightBuffer, Strategy
 from hone.replay.store import EpisodeStore
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.off_policy import IterationReplayConfig, ReplayRunConfig
+from hone.train.control.off_policy import IterationReplayConfig, MethodWrapper, OffPolicyMethod, ReplayRunConfig
 
 GOAL_SOURCE = "Replay(Live(Gymnasium with goals), Hindsight)"
 """Source of the episodes of these recipes, for people to read."""
@@ -44,8 +47,24 @@ class HindsightRunConfig(ReplayRunConfig):
     """Evaluation of the policy."""
 
     def check(self) -> list[str]:
-        goal_spec(self.env)
+        if runs_isolated(self.env):
+            raise ConfigError(
+                f"env.id = {self.env.id!r} runs in processes of its own, and hindsight asks its compute_reward and "
+                'compute_terminated in the trainer; if you trust it, set env.isolation = "none"'
+            )
         return []
+
+    def open_replay(self, world: GymWorld) -> MethodWrapper:
+        """Wrapper of a method that replaces its replay buffer by one of whole episodes, some of whose samples get other
+        goals. Raises ConfigError for environments without goals."""
+        goals, hindsight, capacity = goal_spec(world, self.env.id), self.hindsight, self.replay.capacity
+
+        def relabelled(method: OffPolicyMethod[Any]) -> OffPolicyMethod[Any]:
+            store = EpisodeStore(capacity)
+            buffer = HindsightBuffer(store, goals, strategy=hindsight.strategy, share=hindsight.share)
+            return replace(method, buffer=buffer)
+
+        return relabelled
 
     def describe_update(self) -> str:
         return f"{self.replay.batch} transitions, {self.hindsight.share:.0%} of them with another goal"
@@ -54,22 +73,16 @@ class HindsightRunConfig(ReplayRunConfig):
 Array: TypeAlias = NDArray[np.generic]
 
 
-def goal_spec(config: GymConfig) -> GoalSpec:
-    """Where goals stand in a flattened observation, and what meeting them pays and ends.
+def goal_spec(world: GymWorld, name: str) -> GoalSpec:
+    """Places of the goals in a flattened observation, and the reward and end of a step, asked of the first environment.
 
-    Asks an environment made for it, in this process. Raises ConfigError for one that runs in others, or has no goals.
+    Raises ConfigError for environments `name` without goals.
     """
-    if runs_isolated(config):
+    inside = world.envs.envs[0].unwrapped if isinstance(world.envs, SyncVectorEnv) else None
+    space = None if inside is None else inside.observation_space
+    if space is None or not has_goals(space) or not isinstance(inside, GoalEnv):
         raise ConfigError(
-            f"env.id = {config.id!r} runs in processes of its own, and hindsight asks its compute_reward and "
-            'compute_terminated in the trainer; if you trust it, set env.isolation = "none"'
-        )
-    env = env_factory(config).make_one()
-    inside, space = env.unwrapped, env.unwrapped.observation_space
-    if not has_goals(space) or not isinstance(inside, GoalEnv):
-        env.close()
-        raise ConfigError(
-            f"env.id = {config.id!r} has no goals: hindsight needs observations that are a dict of observation, "
+            f"env.id = {name!r} has no goals: hindsight needs observations that are a dict of observation, "
             "achieved_goal and desired_goal, and the methods compute_reward(achieved, desired, info) and "
             "compute_terminated(achieved, desired, info), of one goal or many at once"
         )
@@ -81,12 +94,6 @@ def goal_spec(config: GymConfig) -> GoalSpec:
         reward=_of_pairs(inside.compute_reward, np.float32),
         terminates=_of_pairs(inside.compute_terminated, np.bool_),
     )
-
-
-def hindsight_buffer(config: HindsightRunConfig) -> HindsightBuffer:
-    """Replay buffer of whole episodes, some of whose samples get other goals."""
-    store, hindsight = EpisodeStore(config.replay.capacity), config.hindsight
-    return HindsightBuffer(store, goal_spec(config.env), strategy=hindsight.strategy, share=hindsight.share)
 
 
 def _of_pairs(ask: Callable[[Array, Array, dict[str, object]], object], dtype: type) -> Callable[[Array, Array], Any]:

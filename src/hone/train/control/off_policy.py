@@ -4,10 +4,11 @@ Belongs here: wiring of environments, replay buffer and gradient learner. Does n
 runs. A recipe's `method` names its networks and losses (`OffPolicyMethod`); `off_policy_recipe` does the rest.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -18,7 +19,7 @@ from hone.core.errors import ConfigError
 from hone.core.random import generator
 from hone.credit.returns import one_step_target
 from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, GymWorld
+from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import DiscreteActions, PolicySpaces
 from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyPolicy
@@ -26,11 +27,11 @@ from hone.objectives.weights import token_mean
 from hone.replay.mixed import ReplayBuffer
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, accept_spaces, control_job, open_gym_run
+from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.phases import LearningMethod, method_learner
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import world_spaces
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.loop import Recipe, Source
 from hone.train.recipe_parts import recipe_parts
@@ -104,6 +105,10 @@ class ReplayRunConfig(OffPolicyRunConfig):
         """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""
         return []
 
+    def open_replay(self, world: GymWorld) -> "MethodWrapper":  # noqa: ARG002 - for those that ask it
+        """Open what the replay buffer needs besides experience -> wrapper of the method. Raises HoneError."""
+        return lambda method: method
+
     def describe_update(self) -> str:
         """Contents of one update's batch, for `hone plan`."""
         return f"{self.replay.batch} transitions"
@@ -136,6 +141,10 @@ class OffPolicyMethod(LearningMethod[P]):
     """Wrapper of the source that fills the replay buffer."""
 
 
+MethodWrapper: TypeAlias = Callable[[OffPolicyMethod[Any]], OffPolicyMethod[Any]]
+"""A method -> the method with another replay buffer."""
+
+
 def replay_job(
     config: OffPolicyRunConfig, world: GymWorld, method: OffPolicyMethod[P], replay: ReplayConfig
 ) -> TrainingJob[P]:
@@ -164,25 +173,24 @@ def rows_with_noise(config: RunConfig, stream: str, *shape: int) -> Callable[[Ep
     return layout
 
 
-def require_finite_actions(config: RunConfig, spaces: PolicySpaces) -> None:
-    """Raises ConfigError for actions that cannot be counted."""
-    if not isinstance(spaces.actions, DiscreteActions):
-        raise ConfigError(f"{config.recipe} needs a finite set of actions, got {spaces.actions}; take sac or td3")
-
-
 def open_off_policy(
-    config: C, *, method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]], continuous: bool
+    config: C, *, method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]], box_recipes: str | None
 ) -> OpenedRun:
-    """Environments opened and checked, for the job of `method(config, spaces)`."""
+    """Environments and the inputs of the replay buffer, opened and checked, for the job of `method(config, spaces)`."""
+    notes = config.check()
+    world = open_world(config.env, steps=config.replay.rollout_steps, seed=config.seed, squashed=box_recipes is None)
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(world.close)
+        spaces = world_spaces(world)
+        if box_recipes is not None and not isinstance(spaces.actions, DiscreteActions):
+            raise ConfigError(f"{config.recipe} needs a finite set of actions, got {spaces.actions}; use {box_recipes}")
+        wrap = config.open_replay(world)
+        on_fault.pop_all()
 
     def build(config: C, world: GymWorld) -> TrainingJob[Any]:
-        return replay_job(config, world, method(config, world_spaces(world)), config.replay)
+        return replay_job(config, world, wrap(method(config, spaces)), config.replay)
 
-    warnings = config.check()
-    require = accept_spaces if continuous else require_finite_actions
-    steps = config.replay.rollout_steps
-    opened = open_gym_run(config, config.env, steps=steps, build=build, require=require, squashed=continuous)
-    return replace(opened, warnings=[*opened.warnings, *warnings])
+    return opened_run(world, build, warnings=[*world.warnings, *notes], close=world.close)
 
 
 def derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
@@ -211,17 +219,17 @@ def off_policy_recipe(
     paper: str,
     config: type[C],
     method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]],
-    continuous: bool,
     limitation: str,
+    box_recipes: str | None = None,
     parts: RecipeParts | None = None,
 ) -> RecipeSpec:
-    """Recipe of this family: a method over a box of actions (`continuous`), or over finitely many. The parts are those
-    that the method names, unless they are given."""
+    """Recipe of this family: a method over a box of actions or, where `box_recipes` names the recipes for boxes, over
+    finitely many. The parts are those that the method names, unless they are given."""
     return RecipeSpec(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_off_policy, method=method, continuous=continuous),
+        open=partial(open_off_policy, method=method, box_recipes=box_recipes),
         derive=derive_off_policy,
         parts=parts or off_policy_parts(method),
         limitation=limitation,

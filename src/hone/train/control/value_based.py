@@ -22,7 +22,6 @@ from hone.models.control.q_networks import PLAIN_ARCHITECTURE, DqnPolicy, QArchi
 from hone.objectives.terms import LossTerms
 from hone.replay.priority import PriorityParams
 from hone.train.config import RunSettings
-from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.train.control.off_policy import (
     IterationReplayConfig,
     OffPolicyMethod,
@@ -159,8 +158,6 @@ class ValueMethod:
     """That a transition covers."""
     priorities: PriorityParams | None = None
     """None: every transition is as likely to be looked at again."""
-    demonstrations: DemonstrationsConfig | None = None
-    """Mixed into what is sampled; for transitions of one step, without priorities."""
 
 
 C = TypeVar("C", bound=ValueRunConfig)
@@ -199,14 +196,13 @@ def value_based(config: C, spaces: PolicySpaces, *, method: Callable[[C], ValueM
         phases=[phase if chosen.priorities is None else replace(phase, on_micro_batch=buffer.on_micro_batch)],
         layout=layout,
         credit=buffer.credit,
-        buffer=with_demonstrations(buffer, chosen.demonstrations, spaces),
+        buffer=buffer,
         actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=config.exploration_policy),
         wrap_source=lambda source: with_normalisation(
             source, normalise, size=spaces.inputs.size, discount=algorithm.discount
         ),
         after_step=after_step,
-        # Priorities are drawn in the order of the buffer, which is that of time; demonstrations come first.
-        shuffle=chosen.priorities is not None or chosen.demonstrations is not None,
+        shuffle=chosen.priorities is not None,  # they are drawn in the order of the buffer, which is that of time
     )
 
 
@@ -231,7 +227,7 @@ def value_recipe_spec(
         paper=paper,
         config=config,
         method=partial(value_based, method=method),
-        continuous=False,
+        box_recipes="sac or td3",
         limitation=limitation,
         parts=parts or off_policy_parts(method),
     )
