@@ -31,28 +31,18 @@ class ClipCovConfig(recipe.GroupRunConfig):
     """Clip widths, tokens that are left out, penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        chosen = self.algorithm
-        objective = recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high))
-        select = partial(drop_high_covariance, chosen=chosen, seed=self.seed)
+        chosen, seed = self.algorithm, self.seed
+        low, high = chosen.clip_low, chosen.clip_high
+        objective = recipe.from_selected_columns(partial(clip_cov, low=low, high=high))
+        mask = partial(clip_cov_mask, fraction=chosen.share, min_covariance=chosen.above, max_covariance=chosen.below)
+
+        def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
+            stopped = clipped_mask(columns.logp, columns.denominator_logp, columns.advantage, low=low, high=high)
+            uniform = recipe.generator(seed, "clip_cov", columns.update).random(len(columns.logp))
+            return mask(columns.logp, columns.advantage, stopped, uniform)
+
         loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
         return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
-
-
-def drop_high_covariance(columns: recipe.StepColumns, *, chosen: ClipCovAlgorithm, seed: int) -> recipe.TokenFactors:
-    """Factor `[n]` on each token's loss: 0 for the drawn tokens of high covariance, 1 for all others."""
-    stopped = clipped_mask(
-        columns.logp, columns.denominator_logp, columns.advantage, low=chosen.clip_low, high=chosen.clip_high
-    )
-    uniform = recipe.generator(seed, "clip_cov", columns.update).random(len(columns.logp))
-    return clip_cov_mask(
-        columns.logp,
-        columns.advantage,
-        stopped,
-        uniform,
-        fraction=chosen.share,
-        min_covariance=chosen.above,
-        max_covariance=chosen.below,
-    )
 
 
 ENTRY = recipe.text_recipe_spec(

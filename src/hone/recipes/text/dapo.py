@@ -41,13 +41,9 @@ class DapoConfig(recipe.GroupRunConfig):
             else [],
             credit=group_relative,
         )
-        return recipe.TextMethod(
-            credit=credit,
-            learner=recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean)),
-            wrap_source=partial(
-                recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.max_rounds
-            ),
-        )
+        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        wrap = partial(recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.max_rounds)
+        return recipe.TextMethod(credit=credit, learner=learner, wrap_source=wrap)
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -15,7 +15,6 @@ from hone.credit.group import Scale, group_relative
 from hone.objectives.trust import binary_kl, binary_tv, dppo, top_k_kl, top_k_tv, trust_region_mask
 from hone.objectives.weights import constant_length
 from hone.train.text import recipe
-from hone.train.text.loss import Denominator, resolve_denominator
 
 
 class BinaryTv(recipe.Config):
@@ -78,18 +77,9 @@ class DppoConfig(recipe.TextGradientRunConfig):
     """Divergence proximal policy optimisation."""
 
     requires = (recipe.require_groups, require_all_tokens)
+    auto_denominator = "recorded"  # the anchor of mask and ratio is the behaviour policy, as in the paper
     algorithm: DppoAlgorithm = DppoAlgorithm()
     """Trust region and penalties."""
-
-    def denominator(self) -> Literal["self", "recomputed", "recorded"]:
-        """Anchor of mask and ratio: the behaviour policy, as in the paper, unless the config names another."""
-        asked: Denominator = self.learner.ratio.denominator
-        anchor: Denominator = "recorded" if asked == "auto" else asked
-        return resolve_denominator(
-            self.learner.ratio.model_copy(update={"denominator": anchor}),
-            updates_per_rollout=self.learner.optimizer_steps(1),
-            is_stale=self.rollout.asynchrony.steps > 0,
-        )
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm

@@ -5,7 +5,6 @@ the step; the denominator still counts them.
 """
 
 from hone.credit.group import group_relative
-from hone.objectives.policy import clipped_surrogate
 from hone.objectives.selection import high_entropy_mask
 from hone.objectives.weights import token_mean
 from hone.train.text import recipe
@@ -32,12 +31,11 @@ class HighEntropyGrpoConfig(recipe.GroupRunConfig):
         def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
             return high_entropy_mask(columns.entropy, fraction=chosen.share)
 
+        clipped = recipe.clip_objective(chosen)
+
         def objective(view: recipe.TokenView) -> recipe.LossTerms:
             assert view.token_factor is not None
-            terms = clipped_surrogate(
-                view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
-            )
-            return recipe.scale_terms(terms, view.token_factor)
+            return recipe.scale_terms(clipped(view), view.token_factor)
 
         loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
         return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))

@@ -4,11 +4,8 @@ GRPO's loss, 0 at all tokens of an answer with A < 0 whose mean of log pi acted 
 (DeepSeek-V3.2, 2025). Praised answers are kept however old. The bound is TRL's suggestion; the paper gives none.
 """
 
-from functools import partial
-
 from hone.credit.group import group_relative
 from hone.objectives.mismatch import off_policy_sequence_mask
-from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
@@ -28,23 +25,20 @@ class OpsmConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        masked = partial(objective, chosen=chosen)
-        loss = recipe.penalised_loss(masked, token_mean, chosen)
+        clipped = recipe.clip_objective(chosen)
+
+        def objective(view: recipe.TokenView) -> recipe.LossTerms:
+            terms = clipped(view)
+            kept = off_policy_sequence_mask(
+                view.logp, view.behaviour_logp, view.advantage, view.sequence, max_kl_nats=chosen.max_nats
+            )
+            return recipe.LossTerms(
+                loss=recipe.scale_terms(terms, kept).loss,
+                compute_metrics=lambda: {**terms.metrics, "policy/masked_fraction": 1.0 - kept},
+            )
+
+        loss = recipe.penalised_loss(objective, token_mean, chosen)
         return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
-
-
-def objective(view: recipe.TokenView, *, chosen: OpsmAlgorithm) -> recipe.LossTerms:
-    """GRPO's clipped loss, 0 for answers of negative advantage that lie far from the behaviour policy."""
-    terms = clipped_surrogate(
-        view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
-    )
-    kept = off_policy_sequence_mask(
-        view.logp, view.behaviour_logp, view.advantage, view.sequence, max_kl_nats=chosen.max_nats
-    )
-    return recipe.LossTerms(
-        loss=recipe.scale_terms(terms, kept).loss,
-        compute_metrics=lambda: {**terms.metrics, "policy/masked_fraction": 1.0 - kept},
-    )
 
 
 ENTRY = recipe.text_recipe_spec(

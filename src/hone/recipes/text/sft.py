@@ -4,32 +4,23 @@ Only the completion is learned: prompts are seen, never imitated. Rows are packe
 """
 
 from collections.abc import Mapping
-from functools import partial
-from typing import TypeAlias
 
 from pydantic import Field, model_validator
 
 from hone.credit.returns import reward_as_advantage
-from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import supervised_episodes
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
-from hone.train.text.learners import evaluate_policy, token_learner
-from hone.train.text.matmul_rate import matmul_rate
+from hone.train.text.learners import language_job, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.rows import TokenBatch, TokenLayout
-from hone.train.text.samples import answer_rows
-from hone.train.text.sft_data import SolutionConfig, Tokens, encode_examples, solved_examples
-
-ExampleTokens: TypeAlias = tuple[list[Tokens], list[Tokens]]
-"""Prompts and completions as tokens."""
+from hone.train.text.sft_data import ExampleTokens, SolutionConfig, encode_examples, solved_examples
 
 
 class SftConfig(LanguageRunConfig):
@@ -59,9 +50,9 @@ def objective(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
 
 def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[TokenPolicy]:
     """Training job of supervised fine-tuning: a log of prompts and completions, and the learner."""
-    exam, examples, ((prompts, completions), notes) = inputs.evaluation, inputs.examples, inputs.prepared
+    ((prompts, completions), _), _ = inputs.prepared, inputs.evaluation
     log = supervised_episodes(prompts, completions)
-    policy = inputs.policy(config, temperature=1.0)
+    policy = inputs.policy(temperature=1.0)
     recipe = Recipe(
         source=LogSource[TokenPolicy](log=log, batch_size=config.batch, seed=config.seed),
         credit=reward_as_advantage,
@@ -76,33 +67,16 @@ def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[T
             steps=config.steps,
         ),
     )
-    return TrainingJob(
-        recipe=recipe,
-        save_policy=policy.save,
-        load_policy=policy.load,
-        sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
-        evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
-        evaluate_every=0 if config.evaluation is None else config.evaluation.every,
-        dataset_fingerprint=examples.fingerprint,
-        measure_matmuls=partial(matmul_rate, policy),
-        warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *([] if exam is None else exam.warnings)],
-    )
+    return language_job(inputs, policy, recipe)
 
 
 def open_run(config: SftConfig) -> OpenedRun:
     """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
 
-    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[ExampleTokens, list[str]]:
-        prompts, completions, notes = encode_examples(examples, config.task, tokenizer, context=context)
-        return (prompts, completions), notes
-
     inputs = TextInputs(
-        model=config.model,
-        task=config.task,
+        config=config,
         read=lambda held_out: solved_examples(config.task, config.solution, apart_from=held_out),
-        lay_out=lay_out,
-        evaluation_config=config.evaluation,
-        device=config.run.device,
+        lay_out=lambda examples, tokenizer, context: encode_examples(examples, config.task, tokenizer, context=context),
     )
     return opened_text_run(inputs, build)
 

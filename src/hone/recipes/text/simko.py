@@ -41,15 +41,8 @@ class SimkoConfig(recipe.TextGradientRunConfig):
             first = view.chosen == view.old_top_k.ids[:, 0]
             candidates = TopKCandidates(logp=view.top_k_logp, old_logp=view.old_top_k.logp, drawn_is_top=first)
             forks = forking_tokens(view.entropy, view.sequence, quantile=chosen.fork_share)
-            return simko(
-                view.logp,
-                view.denominator_logp,
-                view.advantage,
-                candidates,
-                forks,
-                smoothing=chosen.mix,
-                penalty_scale=chosen.boost,
-            )
+            both = (view.logp, view.denominator_logp)
+            return simko(*both, view.advantage, candidates, forks, smoothing=chosen.mix, penalty_scale=chosen.boost)
 
         loss = recipe.TokenLossSpec(
             objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_entropy=True,

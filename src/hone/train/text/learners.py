@@ -1,7 +1,8 @@
-"""Learners of language-model policies, and their evaluation along a run."""
+"""Learners of language-model policies, and what every job of theirs has in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -9,17 +10,40 @@ from hone.core.reduction import Reduction
 from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
-from hone.train.job import EvaluationResult
+from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe
 from hone.train.text.flops import token_compute_cost
+from hone.train.text.matmul_rate import matmul_rate
+from hone.train.text.open_text import TextInputs
 from hone.train.text.rows import TokenBatch, TokenRows
+from hone.train.text.samples import answer_rows
 
 
 def evaluate_policy(evaluation: TextEvaluation, policy: TokenPolicy) -> EvaluationResult:
     """The policy as it stands, on the held-out prompts."""
     judged = evaluation.evaluate_policy(policy)
     return EvaluationResult(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
+
+
+def language_job(
+    inputs: TextInputs[Any], policy: TokenPolicy, recipe: Recipe[TokenPolicy], *, warnings: Sequence[str] = ()
+) -> TrainingJob[TokenPolicy]:
+    """Job of a recipe on `inputs`: its policy is saved, shown and evaluated; `warnings` are the recipe's own."""
+    exam, examples, (_, notes) = inputs.evaluation, inputs.examples, inputs.prepared
+    evaluation_warnings = [] if exam is None else exam.warnings
+    return TrainingJob(
+        recipe=recipe,
+        save_policy=policy.save,
+        load_policy=policy.load,
+        sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
+        evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
+        evaluate_every=0 if inputs.config.evaluation is None else inputs.config.evaluation.every,
+        dataset_fingerprint=examples.fingerprint,
+        measure_matmuls=partial(matmul_rate, policy),
+        warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *warnings, *evaluation_warnings],
+    )
 
 
 def token_learner(

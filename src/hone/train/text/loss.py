@@ -9,7 +9,7 @@ the first two is mismatch, measured before anything is clipped.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,20 @@ TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 """`[N]` factor on the loss of each decision of an optimizer step, or whether it is kept."""
 CorrectionFactor = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Log-probabilities of trainer and behaviour policy `[n]`, and the tokens' sequences `[n]` -> factor `[n]`."""
+
+CORRECTIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    "truncated_is": (truncated_is, ("weight_cap",)),
+    "masked_is": (masked_is, ("weight_floor", "weight_cap")),
+    "icepop": (icepop, ("weight_floor", "weight_cap")),
+    "kpop": (kpop, ("most_nats",)),
+    "sequence_truncated_is": (sequence_truncated_is, ("weight_cap",)),
+    "sequence_masked_is": (sequence_masked_is, ("weight_floor", "weight_cap")),
+    "geometric_truncated_is": (geometric_truncated_is, ("weight_cap",)),
+    "geometric_kept": (geometric_rejection, ("ratio_floor", "ratio_cap")),
+}
+"""Factor of each correction, and its bounds: the floor, where it has one, and the cap."""
+TOKEN_CORRECTIONS = ("truncated_is", "masked_is", "icepop", "kpop")
+"""Those that look at each token by itself."""
 
 
 class RatioConfig(Config):
@@ -166,14 +180,12 @@ class TokenLoss:
     reference: TokenPolicy | None = None
     correction: CorrectionFactor | None = None
 
-    def layout(
-        self, layout: TokenLayout, policy: TokenPolicy
-    ) -> Callable[[Episodes, Credits], TokenRows]:  # fmt: skip
+    def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             rows = layout(episodes, credits)
-            return rows.with_precomputed(self._precompute(rows, policy))
+            return replace(rows, precomputed=self._precompute(rows, policy))
 
         return lay
 
@@ -223,9 +235,23 @@ class TokenLoss:
         then = rows.precomputed.old_logp
         if self.denominator == "recorded":
             then = episodes.logp
+
+        def select(*columns: NDArray[Any]) -> TokenFactors:
+            logp, denominator_logp, advantage, entropy, lengths = columns
+            return choose(
+                StepColumns(
+                    logp=logp.astype(np.float64),
+                    denominator_logp=denominator_logp.astype(np.float64),
+                    advantage=advantage,
+                    entropy=entropy.astype(np.float64),
+                    offsets=offsets_of(lengths),
+                    update=update,
+                )
+            )
+
         columns = (now, now if then is None else then, rows.advantage, entropy, episodes.lengths)
-        factor = whole_batch(partial(_select, choose, update), reduction)(*columns)
-        return rows.with_precomputed(replace(rows.precomputed, token_factor=factor.astype(now.dtype)))
+        factor = whole_batch(select, reduction)(*columns)
+        return replace(rows, precomputed=replace(rows.precomputed, token_factor=factor.astype(now.dtype)))
 
     def _precompute(self, rows: TokenRows, policy: TokenPolicy) -> PrecomputedColumns:
         budget, known = self.micro_batch_tokens, PrecomputedColumns()
@@ -244,28 +270,6 @@ class TokenLoss:
 def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
     """`[n]` nats of what was chosen: a question for `TokenRows.evaluate`."""
     return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
-
-
-def _select(
-    choose: Callable[[StepColumns], TokenFactors],
-    update: int,
-    logp: NDArray[np.floating],
-    denominator_logp: NDArray[np.floating],
-    advantage: NDArray[np.floating],
-    entropy: NDArray[np.floating],
-    lengths: NDArray[np.int64],
-) -> TokenFactors:
-    """Factor of each decision `[N]` by a selection over the whole batch."""
-    return choose(
-        StepColumns(
-            logp=logp.astype(np.float64),
-            denominator_logp=denominator_logp.astype(np.float64),
-            advantage=advantage,
-            entropy=entropy.astype(np.float64),
-            offsets=offsets_of(lengths),
-            update=update,
-        )
-    )
 
 
 def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, Tensor]:
@@ -303,34 +307,22 @@ def resolve_denominator(
 
 def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
     """The name in a config, resolved; raises ValueError for a bound that the method does not have."""
-    token: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-        "truncated_is": (truncated_is, ("weight_cap",)),
-        "masked_is": (masked_is, ("weight_floor", "weight_cap")),
-        "icepop": (icepop, ("weight_floor", "weight_cap")),
-        "kpop": (kpop, ("most_nats",)),
-    }
-    sequence: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-        "sequence_truncated_is": (sequence_truncated_is, ("weight_cap",)),
-        "sequence_masked_is": (sequence_masked_is, ("weight_floor", "weight_cap")),
-        "geometric_truncated_is": (geometric_truncated_is, ("weight_cap",)),
-        "geometric_kept": (geometric_rejection, ("ratio_floor", "ratio_cap")),
-    }
     if config.correction == "none":
         if config.weight_cap is not None or config.weight_floor is not None:
             raise ValueError(
                 'learner.ratio.weight_cap and weight_floor are bounds of a learner.ratio.correction; it is "none"'
             )
         return None
-    method, bounds = (token | sequence)[config.correction]
+    method, bounds = CORRECTIONS[config.correction]
     if config.weight_floor is not None and not bounds[0].endswith("floor"):
         raise ValueError(
             f'learner.ratio.correction = "{config.correction}" has no lower bound; leave out learner.ratio.weight_floor'
         )
     given = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
     factor = partial(method, **{name: value for name, value in given.items() if value is not None})
-    if config.correction in sequence:
-        return factor
-    return lambda trainer, acted, _sequence: factor(trainer, acted)
+    if config.correction in TOKEN_CORRECTIONS:
+        return lambda trainer, acted, _sequence: factor(trainer, acted)
+    return factor
 
 
 def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:

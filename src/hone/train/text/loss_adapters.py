@@ -130,9 +130,14 @@ def policy_gradient_loss(scheme: WeightingScheme) -> TokenLossSpec:
     return TokenLossSpec(objective=policy_gradient, scheme=scheme, proportional_to_advantage=True)
 
 
+def clip_objective(clip: ClipConfig) -> TokenObjective:
+    """PPO's clipped surrogate of each token."""
+    return from_token_columns(partial(clipped_surrogate, low=clip.clip_low, high=clip.clip_high))
+
+
 def clip_loss(clip: ClipConfig, scheme: WeightingScheme) -> TokenLossSpec:
     """PPO's clipped surrogate on tokens, with its penalties."""
-    objective = from_token_columns(partial(clipped_surrogate, low=clip.clip_low, high=clip.clip_high))
+    objective = clip_objective(clip)
     return penalised_loss(objective, scheme, clip)
 
 

@@ -40,34 +40,31 @@ class LanguageRunConfig(RunConfig):
 class TextInputs(Generic[T]):
     """What a text run reads and starts before its model is loaded; each input is opened when it is first asked for."""
 
-    model: ModelSource
-    task: TaskConfig
+    config: LanguageRunConfig
+    """The run's; its model path may be resolved between check and build."""
     read: Callable[[Sequence[ExampleDataset]], ExampleDataset]
     """Held-out datasets, which a generated training set leaves out -> the training examples."""
     lay_out: Callable[[ExampleDataset, Tokenizer, int], tuple[T, list[str]]]
     """Examples, tokenizer and longest context -> what the run trains on, and warnings."""
-    evaluation_config: EvaluationConfig | None
     rewards: RewardsConfig | None = None
-    device: str = "cpu"
-    """Device of reward models: the run's."""
     other_policies: Sequence[str] = ()
     """Folders of further policies that the run reads."""
 
     @cached_property
     def held_out(self) -> ExampleDataset | None:
         """The examples of the evaluation."""
-        return None if self.evaluation_config is None else self.evaluation_config.task.examples()
+        return None if self.config.evaluation is None else self.config.evaluation.task.examples()
 
     @cached_property
     def examples(self) -> ExampleDataset:
         """The training examples."""
-        held_out = self.held_out if self.task.is_generated else None
+        held_out = self.held_out if self.config.task.is_generated else None
         return self.read(() if held_out is None else (held_out,))
 
     @cached_property
     def tokenizer(self) -> tuple[Tokenizer, int]:
         """The tokenizer, and the longest context of the model."""
-        return open_tokenizer(self.model)
+        return open_tokenizer(self.config.model)
 
     @cached_property
     def prepared(self) -> tuple[T, list[str]]:
@@ -83,31 +80,32 @@ class TextInputs(Generic[T]):
     @cached_property
     def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
-        assert self.evaluation_config is not None
-        return reward_scorer(self.evaluation_config.rewards, load=self.reward_model)
+        assert self.config.evaluation is not None
+        return reward_scorer(self.config.evaluation.rewards, load=self.reward_model)
 
     @cached_property
     def reward_model(self) -> Callable[[str, str], ScalarHeadModel]:
         """Loads a reward model by folder and data type; training and evaluation share it."""
-        return cache(
-            lambda path, weights: load_reward_model(path, weights, device=self.device, tokenizer=self.tokenizer[0])
-        )
+        device = self.config.run.device
+        return cache(lambda path, weights: load_reward_model(path, weights, device=device, tokenizer=self.tokenizer[0]))
 
     @cached_property
     def evaluation(self) -> TextEvaluation | None:
         """The evaluation on the held-out examples."""
-        if self.evaluation_config is None or self.held_out is None:
+        found = self.config.evaluation
+        if found is None or self.held_out is None:
             return None
         tokenizer, context = self.tokenizer
         return prepare_evaluation(
-            self.evaluation_config, tokenizer, context=context, examples=self.held_out, scorer=self.evaluation_scorer
+            found, tokenizer, context=context, examples=self.held_out, scorer=self.evaluation_scorer
         )
 
-    def policy(self, config: RunConfig, *, temperature: float) -> TokenPolicy:
+    def policy(self, *, temperature: float) -> TokenPolicy:
         """The policy to train, with the tokenizer that the data were laid out by."""
-        tokenizer, _ = self.tokenizer
-        device = config.run.device
-        return open_policy(self.model, seed=config.seed, device=device, temperature=temperature, tokenizer=tokenizer)
+        config, (tokenizer, _) = self.config, self.tokenizer
+        return open_policy(
+            config.model, seed=config.seed, device=config.run.device, temperature=temperature, tokenizer=tokenizer
+        )
 
     def close(self) -> None:
         """End the worker processes that were started."""
@@ -123,16 +121,17 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     A check whose input cannot be read adds no fault of its own. The folder of a model from an earlier stage is not
     there yet: what needs its tokenizer is opened when the run is built.
     """
-    known = inputs.model.path is None or not inputs.model.path.startswith(STAGE_PREFIX)
+    model_path, evaluation = inputs.config.model.path, inputs.config.evaluation
+    known = model_path is None or not model_path.startswith(STAGE_PREFIX)
     checks: dict[str, Callable[[], Sequence[str]]] = {"train": lambda: inputs.examples.warnings}
     if known:
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
         checks["fits"] = lambda: inputs.prepared[1]
-    if inputs.evaluation_config is not None:
+    if evaluation is not None:
         checks["evaluation"] = partial(_held_out_warnings, inputs)
         if known:
             checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
-        if known or not inputs.evaluation_config.rewards.has_model:
+        if known or not evaluation.rewards.has_model:
             checks["judged by"] = partial(_check_evaluation_rewards, inputs)
     for path in inputs.other_policies:
         checks[path] = partial(_policy_warnings, path)
@@ -151,7 +150,7 @@ def opened_text_run(
     """`inputs`, opened and checked, for `build(config, inputs)`; they are closed with the job."""
 
     def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[TokenPolicy]:  # noqa: ANN401 - the recipe's own
-        inputs.model = config.model
+        inputs.config = config
         return build(config, inputs)
 
     return opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
@@ -170,9 +169,9 @@ def _check_rewards(inputs: TextInputs[T]) -> list[str]:
 
 def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     """Checks the functions in the training workers where both lists are the same: a process takes time to start."""
-    assert inputs.evaluation_config is not None
+    assert inputs.config.evaluation is not None
     assert inputs.held_out is not None
-    same = inputs.rewards == inputs.evaluation_config.rewards
+    same = inputs.rewards == inputs.config.evaluation.rewards
     scorer = inputs.scorer if same else inputs.evaluation_scorer
     scorer.check(inputs.held_out.column_names())
     return []
@@ -180,9 +179,9 @@ def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
 
 def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
     """The dataset's own, and one on prompts that are in both sets; a generated training set leaves these out."""
-    assert inputs.evaluation_config is not None
+    assert inputs.config.evaluation is not None
     assert inputs.held_out is not None
-    if inputs.evaluation_config.task.is_generated:
+    if inputs.config.evaluation.task.is_generated:
         return list(inputs.held_out.warnings)
     both = find_overlap(inputs.examples, inputs.held_out)
     overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"

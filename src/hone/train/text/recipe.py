@@ -19,6 +19,7 @@ from hone.train.text.loss_adapters import (
     PenaltyConfig,
     aggregation_scheme,
     clip_loss,
+    clip_objective,
     from_selected_columns,
     from_sequence_columns,
     from_token_columns,

@@ -29,7 +29,6 @@ from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
-from hone.rewards.scorer import RewardScorer
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
@@ -38,8 +37,9 @@ from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
-from hone.train.text.learners import evaluate_policy, token_learner
+from hone.train.text.learners import language_job, token_learner
 from hone.train.text.loss import (
+    Denominator,
     RatioLearnerConfig,
     TokenLoss,
     TokenLossSpec,
@@ -47,12 +47,11 @@ from hone.train.text.loss import (
     resolve_correction,
     resolve_denominator,
 )
-from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
-from hone.train.text.samples import answer_metrics, answer_rows, reward_metrics
+from hone.train.text.samples import answer_metrics, reward_metrics
 
 TextCredit = Callable[[Episodes, Values], Credits]
 
@@ -96,6 +95,9 @@ class TextRunConfig(LanguageRunConfig):
 class TextGradientRunConfig(TextRunConfig):
     """Config shared by the recipes that learn from scored answers by gradient."""
 
+    auto_denominator: ClassVar[Denominator] = "auto"
+    """What a recipe takes `learner.ratio.denominator = "auto"` for; `auto`: the first that fits."""
+
     learner: RatioLearnerConfig
     """The optimizer, minibatches and the importance ratio."""
 
@@ -123,10 +125,10 @@ class TextGradientRunConfig(TextRunConfig):
 
     def denominator(self) -> Literal["self", "recomputed", "recorded"]:
         """What `ratio.denominator` comes to."""
-        stale = self.rollout.asynchrony.steps > 0
-        return resolve_denominator(
-            self.learner.ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale
-        )
+        ratio, stale = self.learner.ratio, self.rollout.asynchrony.steps > 0
+        if ratio.denominator == "auto":
+            ratio = ratio.model_copy(update={"denominator": self.auto_denominator})
+        return resolve_denominator(ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
 
 
 def require_full_distribution(
@@ -184,13 +186,22 @@ class TextMethod:
 
 
 def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
-    """The recipe's parts, wired. Data were read and checked before the model is loaded."""
-    exam, examples, (prompts, notes) = inputs.evaluation, inputs.examples, inputs.prepared
-    policy = inputs.policy(config, temperature=config.rollout.temperature)
+    """The recipe's parts, wired. Data and evaluation are opened before the model is loaded."""
+    (prompts, _), _ = inputs.prepared, inputs.evaluation
+    policy = inputs.policy(temperature=config.rollout.temperature)
     judge = inputs.scorer
-    judge.check(examples.column_names())
+    judge.check(inputs.examples.column_names())
     chosen = config.method(_text_policies(config, policy))
-    world = _text_world(config, policy, prompts, judge, baseline=chosen.greedy_baseline)
+    world = TextWorld(
+        prompts=prompts,
+        scorer=judge,
+        decode=policy.tokenizer.decode,
+        sampling=config.rollout.sampling(),
+        prompts_per_step=config.rollout.prompts_per_step,
+        samples=config.rollout.samples_per_prompt,
+        seed=config.seed,
+        greedy_baseline=chosen.greedy_baseline,
+    )
     actor = _engine_actor(config, policy, prompts)
     ahead, source = _wrapped_source(
         LiveSource[TokenPolicy](world, actor, actor_metrics=actor.metrics), actor, chosen, config.rollout
@@ -205,26 +216,9 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
         ahead.close()
         actor.close()
 
-    return TrainingJob(
-        recipe=Recipe(source=source, credit=judged, learner=chosen.learner),
-        save_policy=policy.save,
-        load_policy=policy.load,
-        sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
-        evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
-        evaluate_every=0 if config.evaluation is None else config.evaluation.every,
-        dataset_fingerprint=examples.fingerprint,
-        measure_matmuls=partial(matmul_rate, policy),
-        warnings=[
-            *examples.warnings,
-            *notes,
-            *policy.decoder.notes(),
-            *config.rollout.warnings(),
-            *actor.notes(),
-            *([] if exam is None else exam.warnings),
-        ],
-        pop_notices=lambda: [*judge.notes(), *actor.notes()],
-        close=close,
-    )
+    recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
+    job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *actor.notes()])
+    return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes()], close=close)
 
 
 def _wrapped_source(
@@ -273,13 +267,10 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
         return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
 
     inputs = TextInputs(
-        model=config.model,
-        task=config.task,
+        config=config,
         read=lambda held_out: config.task.examples(exclude=held_out),
         lay_out=lay_out,
-        evaluation_config=config.evaluation,
         rewards=config.rewards,
-        device=config.run.device,
         other_policies=config.other_policies(),
     )
     return opened_text_run(inputs, text_job)
@@ -297,21 +288,6 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.max_concurrent),
     }
-
-
-def _text_world(
-    config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt], judge: RewardScorer, *, baseline: bool
-) -> TextWorld:
-    return TextWorld(
-        prompts=prompts,
-        scorer=judge,
-        decode=policy.tokenizer.decode,
-        sampling=config.rollout.sampling(),
-        prompts_per_step=config.rollout.prompts_per_step,
-        samples=config.rollout.samples_per_prompt,
-        seed=config.seed,
-        greedy_baseline=baseline,
-    )
 
 
 def _engine_actor(config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
@@ -370,8 +346,7 @@ def gradient_learner(
 def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:
     def frozen(path: str | None) -> TokenPolicy:
         """Another folder, or the policy that the run started from, loaded once more."""
-        changed = {} if path is None else {"path": path, "new": None}
-        source = config.model.model_copy(update=changed)
+        source = config.model.model_copy(update={} if path is None else {"path": path, "new": None})
         same = policy.tokenizer if path is None else None
         return open_policy(
             source, seed=config.seed, device=config.run.device, temperature=policy.temperature, tokenizer=same

@@ -65,11 +65,8 @@ class RolloutConfig(Config):
     @property
     def asynchrony(self) -> AsyncRolloutConfig:
         """`max_staleness` as a table."""
-        return (
-            self.max_staleness
-            if isinstance(self.max_staleness, AsyncRolloutConfig)
-            else AsyncRolloutConfig(steps=self.max_staleness)
-        )
+        found = self.max_staleness
+        return found if isinstance(found, AsyncRolloutConfig) else AsyncRolloutConfig(steps=found)
 
     @property
     def mid_rollout_publish(self) -> OnPublish | None:
@@ -100,14 +97,13 @@ class RolloutConfig(Config):
             )
         return self
 
-    def sampling(self, *, greedy: bool = False) -> SamplingParams:
-        """The rollout's sampling, or its greedy counterpart for evaluation."""
+    def sampling(self) -> SamplingParams:
+        """The rollout's sampling."""
         return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
-            top_k=0 if greedy else self.top_k,
-            top_p=1.0 if greedy else self.top_p,
-            min_p=0.0 if greedy else self.min_p,
-            greedy=greedy,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
             stop=tuple(self.stop),
         )

@@ -208,9 +208,6 @@ class TokenRows:
                     answer[where] = one
         return answers
 
-    def with_precomputed(self, known: PrecomputedColumns) -> Self:
-        return replace(self, precomputed=known)
-
     def _fixed_weight(self, term: TermWeights, reduction: Reduction) -> NDArray[np.float64]:
         """`[E]` weight of the term for each sequence, or for its group, by the totals of all ranks."""
         if term.per != "group":
@@ -314,11 +311,8 @@ class TokenRows:
         tokens, places = seen.tokens[ranges(starts, lengths)].astype(np.int64), ranges(positions, lengths)
         branch, offsets = np.repeat(branches, lengths), segments[np.append(trunk, len(lengths))]
         if self.layout.pad_to_size:
-            spare = padded_size(len(tokens)) - len(tokens)
-            ends = [
-                *range(len(tokens) + _PADDING_ROW_TOKENS, len(tokens) + spare, _PADDING_ROW_TOKENS),
-                len(tokens) + spare,
-            ]
+            size, filled = len(tokens), padded_size(len(tokens))
+            spare, ends = filled - size, [*range(size + _PADDING_ROW_TOKENS, filled, _PADDING_ROW_TOKENS), filled]
             tokens, branch = np.pad(tokens, (0, spare)), np.pad(branch, (0, spare))
             places = np.append(places, np.arange(spare) % _PADDING_ROW_TOKENS)
             offsets = np.append(offsets, np.array(ends, dtype=np.int64)) if spare else offsets

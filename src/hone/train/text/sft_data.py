@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.solutions import check_solution, run_solutions
 
 Tokens = NDArray[np.int32]
+ExampleTokens: TypeAlias = tuple[list[Tokens], list[Tokens]]
+"""Prompts and completions as tokens."""
 
 
 class SolutionConfig(Config):
@@ -48,7 +51,7 @@ def solved_examples(
 
 def encode_examples(
     examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, context: int
-) -> tuple[list[Tokens], list[Tokens], list[str]]:
+) -> tuple[ExampleTokens, list[str]]:
     """Prompts and completions as tokens, and warnings; the end of sequence is part of a completion.
 
     Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
@@ -72,7 +75,7 @@ def encode_examples(
         dropped = len(pairs) - len(kept)
         notes = [f"{said} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]
         pairs = [(prompt[max(0, len(prompt) + len(answer) - context) :], answer) for prompt, answer in kept]
-    return [prompt for prompt, _ in pairs], [completion for _, completion in pairs], notes
+    return ([prompt for prompt, _ in pairs], [completion for _, completion in pairs]), notes
 
 
 def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
