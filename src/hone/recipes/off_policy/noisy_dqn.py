@@ -11,12 +11,7 @@ from hone.models.control.q_networks import QArchitecture
 from hone.recipes.off_policy.dqn import objective
 from hone.train.config import RunSettings
 from hone.train.control.off_policy import IterationReplayConfig
-from hone.train.control.value_based import (
-    ValueAlgorithm,
-    ValueMethod,
-    ValueRunConfig,
-    value_recipe_spec,
-)
+from hone.train.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig, value_recipe_spec
 from hone.train.learner.config import ReplayLearnerConfig
 
 

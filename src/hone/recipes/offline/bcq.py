@@ -20,11 +20,7 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import ddpg_actor_loss, double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
-from hone.train.control.offline import (
-    OfflineRunConfig,
-    logged_method,
-    offline_recipe,
-)
+from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
 from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 

@@ -13,22 +13,11 @@ from torch import Tensor
 
 from hone.models.control.mlp import PolicySpaces
 from hone.models.control.offline import BearPolicy, twin_q_values
-from hone.objectives.constraint import (
-    bcq_target,
-    bear_actor_loss,
-    bear_multiplier_loss,
-    gaussian,
-    laplacian,
-    mmd,
-)
+from hone.objectives.constraint import bcq_target, bear_actor_loss, bear_multiplier_loss, gaussian, laplacian, mmd
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.recipes.offline.bcq import generator_objective
-from hone.train.control.offline import (
-    OfflineRunConfig,
-    logged_method,
-    offline_recipe,
-)
+from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
 from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 

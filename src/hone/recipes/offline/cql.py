@@ -21,11 +21,7 @@ from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
 from hone.recipes.off_policy.sac import soft_phases
-from hone.train.control.offline import (
-    OfflineRunConfig,
-    logged_method,
-    offline_recipe,
-)
+from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
 from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 from hone.train.learner.config import ReplayLearnerConfig

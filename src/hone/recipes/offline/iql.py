@@ -15,11 +15,7 @@ from hone.objectives.offline import advantage_weighted_regression, expectile_los
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.offline import (
-    OfflineRunConfig,
-    logged_method,
-    offline_recipe,
-)
+from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
 from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 

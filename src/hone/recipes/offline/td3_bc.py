@@ -21,12 +21,7 @@ from hone.objectives.offline import td3_bc_actor_loss
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.offline import (
-    OfflineRunConfig,
-    logged_method,
-    offline_recipe,
-    rows_in_dtype,
-)
+from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe, rows_in_dtype
 from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 

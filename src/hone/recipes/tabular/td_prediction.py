@@ -17,19 +17,8 @@ from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.solve import policy_iteration
 from hone.envs.finite.world import FiniteWorld
 from hone.tabular.batch import expected_sarsa_weights
-from hone.tabular.kernels import (
-    Floats,
-    eligibility_traces,
-    expected_sarsa,
-    target_update,
-    weighted_importance_update,
-)
-from hone.tabular.learn import (
-    EligibilityTraces,
-    ExpectedSarsa,
-    TargetRule,
-    WeightedImportanceSampling,
-)
+from hone.tabular.kernels import Floats, eligibility_traces, expected_sarsa, target_update, weighted_importance_update
+from hone.tabular.learn import EligibilityTraces, ExpectedSarsa, TargetRule, WeightedImportanceSampling
 from hone.tabular.tables import StateValues
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.tabular.job import (

@@ -32,14 +32,7 @@ from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
 from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING
 from hone.tabular.learn import TabularLearner, UpdateRule
-from hone.tabular.tables import (
-    ActionTable,
-    StateFeatures,
-    StateValues,
-    Table,
-    load_table_arrays,
-    save_table,
-)
+from hone.tabular.tables import ActionTable, StateFeatures, StateValues, Table, load_table_arrays, save_table
 from hone.tabular.tiles import TileCoder
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import NetworkActor
@@ -263,12 +256,7 @@ def table_run(
         )  # fmt: skip
         live = LiveSource(world, table_actor(values))
         recipe = method_recipe(values, live, method, table.rate)
-        if isinstance(world, FiniteWorld):
-            return exact_table_job(recipe, world, evaluation)
-        assert env is not None
-        evaluate = partial(played_evaluation, values, env, episodes=evaluation.episodes, seed=config.seed)
-        job = table_job(recipe, evaluate, every=evaluation.every)
-        return replace(job, warnings=world.warnings, pop_notices=world.pop_notices)
+        return table_job(recipe, world, evaluation, env=env, seed=config.seed)
 
     if isinstance(opened.world, FiniteWorld):
         return opened_run(opened.world, build, warnings=method.warnings)
@@ -287,25 +275,37 @@ def prediction_job(
 ) -> TrainingJob[StateValues]:
     """Job that learns `values` from steps of a behaviour policy `[S, A]`; None: the policy that they are of."""
     live = LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behaviour)))
-    return exact_table_job(method_recipe(values, live, method, rate), world, config.evaluation)
+    return table_job(method_recipe(values, live, method, rate), world, config.evaluation)
 
 
-def exact_table_job(recipe: Recipe[T], world: FiniteWorld, evaluation: ControlEvaluationConfig) -> TrainingJob[T]:
-    """Job in a finite world, where a table is evaluated exactly: action values by the greedy policy's value, state
-    values by their error."""
-    return table_job(recipe, partial(exact_evaluation, recipe.learner.policy, world.mdp), every=evaluation.every)
-
-
-def table_job(recipe: Recipe[T], evaluate: Callable[[], EvaluationResult], *, every: int) -> TrainingJob[T]:
-    """Job around a table, evaluated `every` so many iterations."""
+def table_job(
+    recipe: Recipe[T],
+    world: GymWorld | FiniteWorld,
+    evaluation: ControlEvaluationConfig,
+    *,
+    env: GymConfig | None = None,
+    seed: int = 0,
+) -> TrainingJob[T]:
+    """Job around a table, evaluated exactly in a finite world, and by episodes of `env` otherwise."""
     table = recipe.learner.policy
-    return TrainingJob(
+
+    def evaluate() -> EvaluationResult:
+        if isinstance(world, FiniteWorld):
+            return exact_evaluation(table, world.mdp)
+        assert env is not None
+        assert isinstance(table, ActionTable)
+        return evaluation_result(evaluate_returns(table, env, episodes=evaluation.episodes, seed=seed))
+
+    job = TrainingJob(
         recipe=recipe,
         save_policy=partial(save_table, table),
         load_policy=partial(load_table_arrays, table),
         evaluate=evaluate,
-        evaluate_every=every,
+        evaluate_every=evaluation.every,
     )
+    if isinstance(world, FiniteWorld):
+        return job
+    return replace(job, warnings=world.warnings, pop_notices=world.pop_notices)
 
 
 def exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
@@ -313,11 +313,6 @@ def exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
     metrics = exact_metrics(table, mdp)
     score = metrics["eval/score"]
     return EvaluationResult(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
-
-
-def played_evaluation(table: ActionTable, env: GymConfig, *, episodes: int, seed: int) -> EvaluationResult:
-    """Evaluation of a table by episodes in its environment."""
-    return evaluation_result(evaluate_returns(table, env, episodes=episodes, seed=seed))
 
 
 # --------------------------------------------------------------------------------------------------- the recipe
