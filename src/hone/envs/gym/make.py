@@ -125,16 +125,6 @@ def describe_placement(config: GymConfig) -> str:
     return "in a process of their own" if count == 1 else f"in {count} processes of their own"
 
 
-def describe_rollouts(config: GymConfig, *, rollout_steps: int, iterations: int) -> dict[str, str]:
-    """Environment steps of a run and where they are taken, in words, for `hone plan`."""
-    batch = config.num_envs * rollout_steps
-    return {
-        "environment steps per iteration": f"{config.num_envs} environments x {rollout_steps} = {batch}",
-        "environment steps": f"{iterations * batch}",
-        "environments": describe_placement(config),
-    }
-
-
 def env_seeds(seed: int, count: int) -> list[int]:
     """A seed of 32 bits for each environment, unrelated for neighbouring run seeds (seed + i would share streams)."""
     return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]

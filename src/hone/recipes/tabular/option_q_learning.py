@@ -11,19 +11,18 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.make import describe_rollouts
 from hone.envs.gym.option_wrapper import with_option_memory
-from hone.envs.gym.world import GymConfig, GymWorld, inspect_world
+from hone.envs.gym.world import GymWorld, inspect_world
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.options import OptionTablePolicy
-from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, control_job, open_gym_run
+from hone.train.control.job import control_job, open_gym_run
 from hone.train.control.options import OptionQLearner, OptionsConfig, load_options
 from hone.train.control.spaces import network_spaces
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
+from hone.train.tabular.job import GymTableRunConfig, derive_tabular
 
 
 class OptionQAlgorithm(Config):
@@ -37,21 +36,15 @@ class OptionQAlgorithm(Config):
     """Epsilon of the policy over the options that are available."""
 
 
-class OptionQConfig(RunConfig):
+class OptionQConfig(GymTableRunConfig):
     """A table of options in Gymnasium environments of numbered states and actions."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
-    env: GymConfig
-    """The environments."""
     rollout_steps: int = Field(default=16, ge=1)
     """Steps of each environment per iteration."""
     options: OptionsConfig = OptionsConfig()
     """The options."""
     algorithm: OptionQAlgorithm = OptionQAlgorithm()
     """Discount factor, step size and exploration."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the greedy policy over options."""
 
 
 def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
@@ -87,17 +80,12 @@ def open_run(config: OptionQConfig) -> OpenedRun:
     return open_gym_run(config, remembering, steps=config.rollout_steps, build=partial(build, policy=policy))
 
 
-def derive(config: OptionQConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return describe_rollouts(config.env, rollout_steps=config.rollout_steps, iterations=config.steps)
-
-
 ENTRY = RecipeSpec(
     summary="a table over given options, each followed until it terminates",
     paper="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
     config=OptionQConfig,
     open=open_run,
-    derive=derive,
+    derive=derive_tabular,
     parts=RecipeParts(
         source="Live(Gymnasium with a memory)", credit=(reward_as_advantage,), loss=(OptionQLearner.update,)
     ),

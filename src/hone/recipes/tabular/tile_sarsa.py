@@ -13,18 +13,23 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
-from hone.envs.gym.make import describe_rollouts
-from hone.envs.gym.world import GymConfig, GymSpaces
+from hone.envs.gym.world import GymSpaces
 from hone.tabular.batch import RateConfig, sarsa_weights
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
 from hone.tabular.kernels import eligibility_traces
 from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
 from hone.tabular.tiles import TileCoder, make_tile_coder
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import ControlEvaluationConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec
-from hone.train.tabular.job import TRACE_KINDS, TableConfig, TabularMethod, open_gym_table, table_run
+from hone.train.tabular.job import (
+    TRACE_KINDS,
+    GymTableRunConfig,
+    TableConfig,
+    TabularMethod,
+    derive_tabular,
+    open_gym_table,
+    table_run,
+)
 
 
 class TilesConfig(Config):
@@ -53,15 +58,9 @@ class TileSarsaAlgorithm(Config):
     """Value of every action at first."""
 
 
-class TileSarsaConfig(RunConfig):
-    """A table over tiles."""
+class TileSarsaConfig(GymTableRunConfig):
+    """A table over tiles of a box of observations."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
-    env: GymConfig
-    """Environments with a box of observations and numbered actions."""
-    rollout_steps: int = Field(default=4, ge=1)
-    """Steps of each environment per iteration."""
     tiles: TilesConfig = TilesConfig()
     """Features."""
     rate: RateConfig = RateConfig(rate=0.3)
@@ -70,8 +69,6 @@ class TileSarsaConfig(RunConfig):
     """Exploration strategy."""
     algorithm: TileSarsaAlgorithm = TileSarsaAlgorithm()
     """Discount factor and other numbers of the algorithm."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the greedy policy."""
 
 
 def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder, int]:
@@ -110,17 +107,12 @@ def open_run(config: TileSarsaConfig) -> OpenedRun:
     )
 
 
-def derive(config: TileSarsaConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return describe_rollouts(config.env, rollout_steps=config.rollout_steps, iterations=config.steps)
-
-
 ENTRY = RecipeSpec(
     summary="tables over tiles: SARSA(lambda) on a box of observations",
     paper="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
     config=TileSarsaConfig,
     open=open_run,
-    derive=derive,
+    derive=derive_tabular,
     parts=RecipeParts(source="Live(Gymnasium)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="cells grow with the power of the dimensions: past four or five, a network is smaller.",
 )

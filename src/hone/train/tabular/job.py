@@ -95,6 +95,19 @@ class TabularRunConfig(RunConfig):
 C = TypeVar("C", bound=TabularRunConfig)
 
 
+class GymTableRunConfig(RunConfig):
+    """A table in Gymnasium environments, with features or options of its own."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """Threads, logging, checkpoints and other settings of the run."""
+    env: GymConfig
+    """The environments, with numbered actions."""
+    rollout_steps: int = Field(default=4, ge=1)
+    """Steps of each environment per iteration."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """Evaluation of the greedy policy."""
+
+
 class PredictionRunConfig(RunConfig):
     """Values of states of a finite world under a given policy."""
 
@@ -167,9 +180,10 @@ def discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
     return StateFeatures(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
 
 
-def derive_tabular(config: TabularRunConfig) -> dict[str, str]:
+def derive_tabular(config: TabularRunConfig | GymTableRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    copies = config.finite.copies if config.finite is not None else config.env.num_envs if config.env is not None else 0
+    finite = config.finite if isinstance(config, TabularRunConfig) else None
+    copies = finite.copies if finite is not None else config.env.num_envs if config.env is not None else 0
     batch = copies * config.rollout_steps
     where = "a table, stepped at once" if config.env is None else describe_placement(config.env)
     return {
