@@ -3,6 +3,7 @@
 A page for each family of recipes, and one for the tables that several families share.
 """
 
+import inspect
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,8 +140,13 @@ class Page:
 
 
 def base_of(config: type[RunConfig]) -> type[RunConfig] | None:
-    """The config that a recipe shares most of its keys with; None where it stands alone."""
+    """The config that a recipe shares most of its keys with; None where it stands alone.
+
+    A base without keys of its own, which only asks more of them, is passed over.
+    """
     base = config.__bases__[0]
+    while not inspect.get_annotations(base):
+        base = base.__bases__[0]
     return base if base is not RunConfig else None
 
 

@@ -32,12 +32,12 @@ class ClipCovConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, seed = self.algorithm, self.seed
-        low, high = chosen.clip_low, chosen.clip_high
-        objective = recipe.from_selected_columns(partial(clip_cov, low=low, high=high))
+        objective = recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high))
+        clipped = partial(clipped_mask, low=chosen.clip_low, high=chosen.clip_high)
         mask = partial(clip_cov_mask, fraction=chosen.share, min_covariance=chosen.above, max_covariance=chosen.below)
 
         def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
-            stopped = clipped_mask(columns.logp, columns.denominator_logp, columns.advantage, low=low, high=high)
+            stopped = clipped(columns.logp, columns.denominator_logp, columns.advantage)
             uniform = recipe.generator(seed, "clip_cov", columns.update).random(len(columns.logp))
             return mask(columns.logp, columns.advantage, stopped, uniform)
 

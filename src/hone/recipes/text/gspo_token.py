@@ -10,12 +10,15 @@ from functools import partial
 from hone.credit.group import group_relative
 from hone.objectives.sequence import gspo_token
 from hone.objectives.weights import sequence_mean
-from hone.recipes.text.gspo import GspoConfig
+from hone.recipes.text.gspo import GspoAlgorithm
 from hone.train.text import recipe
 
 
-class GspoTokenConfig(GspoConfig):
+class GspoTokenConfig(recipe.GroupRunConfig):
     """Group sequence policy optimisation, token by token."""
+
+    algorithm: GspoAlgorithm = GspoAlgorithm()
+    """Clip widths and penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
