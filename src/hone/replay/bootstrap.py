@@ -91,7 +91,7 @@ class BootstrapBuffer:
         return self.ring.add(steps)
 
     def weights(self, numbers: Ints) -> NDArray[np.uint8]:
-        """How often the transitions that were added as `numbers` `[n]` count for each member -> `[n, members]`."""
+        """Bootstrap weights of the transitions with `numbers` `[n]` for each member -> `[n, members]`."""
         while len(self._weights) <= int(numbers.max(initial=-1)):
             block = len(self._weights) // BLOCK
             drawn = generator(self.seed, "bootstrap", block).poisson(1.0, (BLOCK, self.members))

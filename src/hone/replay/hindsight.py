@@ -84,7 +84,7 @@ class HindsightBuffer:
         return first + (luck * (length - first)).astype(np.int64)
 
     def _reached(self, number: Ints, place: Ints) -> Array:
-        """What these steps reached `[n, g]`."""
+        """Goals achieved in these steps `[n, g]`."""
         after = self.store.windows(number, place, 1).final
         assert after is not None
         return after[:, self.goals.achieved]

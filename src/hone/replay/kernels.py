@@ -60,7 +60,7 @@ def find_leaves(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
 
 
 def change_by_loops(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
-    """What numba compiles for `set_leaves`."""
+    """Loop of `set_leaves` for numba."""
     for i in range(len(rows)):
         nodes[rows[i]] = values[i]
     for layer in range(len(starts) - 2):
@@ -79,7 +79,7 @@ def change_by_loops(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> 
 
 
 def find_by_loops(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
-    """What numba compiles for `find`. Layer by layer and without a branch: the machine then waits for many at once."""
+    """Loop of `find` for numba. It goes layer by layer and without branches, so that memory accesses overlap."""
     layers, count = len(starts) - 1, len(targets)
     running = nodes[starts[layers - 1] : starts[layers]].cumsum()
     found, left = np.empty(count, dtype=np.int64), np.empty(count)

@@ -49,7 +49,7 @@ class DemonstrationMixer:
         return self.online.add(episodes)
 
     def demonstration_count(self, count: int) -> int:
-        """How many of the next `count` transitions are demonstrations."""
+        """Number of demonstrations among the next `count` transitions."""
         return int((self.sampled + count) * self.share) - int(self.sampled * self.share)
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:

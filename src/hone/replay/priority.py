@@ -48,7 +48,7 @@ class RowBuffer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrioritySample:
-    """What was last drawn."""
+    """Last sample of a prioritised buffer."""
 
     rows: Ints
     """`[n]`."""

@@ -73,7 +73,7 @@ def read_spilled(folder: Path) -> Iterator[Episodes]:
 
 
 def _is_list(name: str) -> bool:
-    """Whether a cell of the column holds a list, with one entry for each decision of the episode."""
+    """True if a cell of the column holds a list, with one entry for each decision of the episode."""
     return column_table()[name].unit == "decision"
 
 

@@ -114,7 +114,7 @@ class RewardsConfig(Config):
 
     @property
     def has_model(self) -> bool:
-        """Whether a reward scores the policy's token ids, and so needs its tokenizer."""
+        """True if a reward scores the policy's token ids, and so needs its tokenizer."""
         return any(isinstance(reward, RewardModel) for reward in self.functions)
 
 

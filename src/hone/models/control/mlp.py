@@ -145,7 +145,7 @@ class Mlp(nn.Module):
     """
 
     has_kernels: ClassVar[bool] = True
-    """Whether compiled kernels compute what this class does."""
+    """True if compiled kernels compute the same as this class."""
 
     def __init__(
         self, inputs: int, outputs: int, config: MlpConfig, *, seed: int, stream: str, gain: float = 1.0

@@ -117,7 +117,7 @@ class ModelConfig:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are RMS-normalised per head (Qwen3)."""
+        """True if queries and keys are RMS-normalised per head (Qwen3)."""
         return self.family == "qwen3"
 
     @property
@@ -126,7 +126,7 @@ class ModelConfig:
 
     @property
     def output_bias(self) -> bool:
-        """Whether the attention's output projection has a bias; Qwen2 has biases on q, k and v only."""
+        """True if the attention's output projection has a bias; Qwen2 has biases on q, k and v only."""
         return self.family != "qwen2" and self.attention_bias
 
     def to_hf(self, head: Literal["CausalLM", "SequenceClassification"] = "CausalLM") -> Json:

@@ -203,7 +203,7 @@ class Decoder(nn.Module):
 
     @property
     def is_mixed_precision(self) -> bool:
-        """Whether `hidden` computes products in another dtype than the weights'."""
+        """True if `hidden` computes products in another dtype than the weights'."""
         return self.compute != self.dtype
 
     def set_compute_dtype(self, dtype: str) -> None:

@@ -117,7 +117,7 @@ def _matmul_into(left: Tensor, right: Tensor, place: Tensor) -> bool:
 
 
 def _write_weight_gradient(g: Tensor, x: Tensor, place: Tensor) -> bool:
-    """Whether `g^T x` could be written to `place`."""
+    """Write `g^T x` to `place`; returns False if it could not."""
     return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
 
 

@@ -99,7 +99,8 @@ def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
 
 
 def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig]) -> PolicySpaces:
-    """What all tasks see and do, with the task at its end. Raises ConfigError where they do not fit."""
+    """Return the common spaces of all tasks, with the task at the end of the observation. Raises ConfigError if they
+    differ."""
     found = [world_spaces(world) for world in worlds]
     first = found[0]
     for space, task in zip(found, tasks, strict=True):
@@ -159,7 +160,7 @@ def with_task_evaluations(
 
 
 def warnings_of(worlds: Sequence[GymWorld]) -> list[str]:
-    """What the checks of all environments warn of."""
+    """Warnings of the checks of all environments."""
     return [warning for world in worlds for warning in world.warnings]
 
 

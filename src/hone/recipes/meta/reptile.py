@@ -84,7 +84,7 @@ def credit(episodes: Episodes, values: Values, *, discount: float) -> Credits:
 
 
 def inner_learner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCritic, StepRows]:
-    """Whoever adapts `policy`."""
+    """Learner of the inner loop, which adapts `policy`."""
     loss = partial(objective, entropy_weight=config.algorithm.entropy_weight)
     return GradientLearner(
         policy=policy,

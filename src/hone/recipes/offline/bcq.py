@@ -83,7 +83,7 @@ def discrete_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[D
 
 
 def generator_objective(policy: BcqPolicy | BearPolicy, rows: TransitionRows) -> LossTerms:
-    """How badly logged actions are rebuilt, and how far their codes are from standard normal."""
+    """Loss of the generator: reconstruction error of logged actions, and KL of their codes from the standard normal."""
     rebuilt, mean, log_std = policy.generator.reconstruct(rows.seen, rows.chosen, rows.noise[:, : policy.latent_size])
     return bcq_vae_loss(rebuilt, rows.chosen, mean, log_std)
 

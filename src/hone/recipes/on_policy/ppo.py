@@ -55,7 +55,7 @@ class PpoConfig(on_policy.OnPolicyRunConfig):
 
 @dataclass
 class ClipSchedule:
-    """What is left of the clip's width: a function of the optimizer step's number, so there is no state to save."""
+    """Schedule of the clip width: a function of the optimizer step's number, without state to save."""
 
     decay_updates: int
     """Optimizer steps over which it shrinks to 0; 0: it stays."""
@@ -88,7 +88,7 @@ def objective_with_backward(
 
 
 def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> tuple[float, float]:
-    """How far a ratio may fall below 1 and rise above it, at this optimizer step."""
+    """Clip widths below and above 1 at this optimizer step."""
     factor = 1.0 if clip_schedule is None else clip_schedule.clip_factor
     return factor * algorithm.clip_low, factor * algorithm.clip_high
 

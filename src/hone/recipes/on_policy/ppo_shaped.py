@@ -46,7 +46,7 @@ class PpoShapedConfig(OnPolicyRunConfig):
 
 
 def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
-    """What is done to the rewards."""
+    """Return the credit wrapper that shapes the rewards."""
     potential = build_potential(config.hints.potential)
     if config.hints.naive:
         return partial(state_bonus_shaped, potential=potential)

@@ -48,7 +48,7 @@ class OptionQConfig(GymTableRunConfig):
 
 
 def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
-    """How many states and actions. Raises ConfigError where they are not numbered."""
+    """Return the numbers of states and actions. Raises ConfigError if they are not numbered."""
     if not space.inputs.one_hot or not isinstance(space.actions, DiscreteActions):
         raise ConfigError(
             f"option_q_learning keeps a table, and {config.env.id} has inputs {space.inputs} and actions "

@@ -224,7 +224,7 @@ class LogShare:
 
 
 def log_shares(snapshots: PolicySnapshots, quality: Quality, *, decisions: int, epsilon: float) -> list[LogShare]:
-    """Who decides for a log of this name."""
+    """Policies that act for a log of this name, with their shares."""
     chance = partial(LogShare, policy=snapshots.random, epsilon=1.0)
     known: dict[str, Callable[..., LogShare]] = {
         "random": chance,

@@ -76,7 +76,7 @@ class CurriculumSource(Generic[P]):
 
     @property
     def stage_passed(self) -> bool:
-        """Whether there is a harder stage, and this one was met often enough."""
+        """True if there is a harder stage and this one was passed often enough."""
         harder = self.stage < len(self.curriculum.stages)
         return harder and self.recent_successes.full and self.recent_successes.mean() >= self.curriculum.threshold
 

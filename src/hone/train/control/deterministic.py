@@ -130,7 +130,7 @@ def actor_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> L
 
 
 def chosen_action_values(policy: DeterministicActorCritic, rows: TransitionRows) -> list[Tensor]:
-    """What each critic thinks of what was done `[n]`."""
+    """Values of the chosen actions by each critic `[n]`."""
     return policy.q_values(rows.seen, policy.to_unit_box(rows.chosen))
 
 

@@ -60,7 +60,7 @@ ExpertConfig = Annotated[ExpertPolicy | ExpertProgram, Field(discriminator="kind
 
 
 class ExpertActor(Protocol):
-    """Whoever can be asked."""
+    """Expert that labels observations with actions."""
 
     def best(self, seen: Array) -> Array:
         """`[n, *observation]` -> `[n, *action]`."""
@@ -78,7 +78,7 @@ def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[ExpertActor, Call
 
 
 def expert_labels(expert: ExpertActor, seen: Array, actions: DiscreteActions | BoxActions) -> Array:
-    """What the expert does in `seen` `[n, *observation]`, as the network's actions `[n, *action]`.
+    """Label observations `[n, *observation]` with the expert's actions, as the network's `[n, *action]`.
 
     Raises UserCodeError where it is no such action.
     """
@@ -189,7 +189,7 @@ def require_same_spaces(key: str, log: str, theirs: PolicySpaces, ours: PolicySp
 
 
 def describe_spaces(space: PolicySpaces) -> str:
-    """What is seen and done, in words."""
+    """Describe the observation and action spaces."""
     inputs, actions = space.inputs, space.actions
     seen = f"{inputs.size} states from {inputs.start}" if inputs.one_hot else f"{inputs.size} numbers seen"
     return f"{seen} and {actions}" + (f" from {actions.start}" if isinstance(actions, DiscreteActions) else "")

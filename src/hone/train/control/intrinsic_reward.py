@@ -164,7 +164,7 @@ def policy_objective(
 
 
 def novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> LossTerms:
-    """What novelty is measured by learns that this is not new any more."""
+    """Loss of the novelty model on the visited observations."""
     return LossTerms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.next_seen))
 
 
@@ -193,8 +193,7 @@ def intrinsic_reward_recipe_spec(
     novelty: Callable[..., object],
     limitation: str,
 ) -> RecipeSpec:
-    """What the file of a recipe with a novelty bonus offers: what novelty is measured by, and what people should know
-    of it."""
+    """Build the description of a recipe with a novelty bonus."""
     return RecipeSpec(
         summary=summary,
         paper=paper,

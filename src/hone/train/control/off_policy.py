@@ -132,7 +132,7 @@ class ScheduledExplorer(NetworkActor):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyMethod(LearningMethod[P]):
-    """What makes one off-policy algorithm, for one config and its spaces."""
+    """Parts of one off-policy algorithm, for one config and its spaces."""
 
     buffer: ReplayBuffer
     actor: Actor[P] | None = None

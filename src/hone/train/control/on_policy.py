@@ -138,7 +138,7 @@ def _snapshot(acting: NumpyPolicy) -> NumpyPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPolicyMethod:
-    """What makes one algorithm of the family."""
+    """Parts of one algorithm of the family."""
 
     credit: Callable[[Episodes, Values], Credits]
     objective: Callable[[ActorCritic, StepRows], LossTerms]
@@ -269,7 +269,7 @@ def on_policy_recipe_spec(
     limitation: str,
     parts: RecipeParts | None = None,
 ) -> RecipeSpec:
-    """What the file of an actor-critic recipe offers: its method, and what people should know of it."""
+    """Build the description of an actor-critic recipe from its method."""
 
     def require(config: C, space: PolicySpaces) -> None:
         require_supported_spaces(config.env, space, method(config).normalise)

@@ -104,8 +104,8 @@ class ValueRunConfig(ReplayRunConfig):
     """The Q network."""
 
     def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
-        """Who decides in the turn that `version` begins: the policy as it acts by itself, at random before it learned
-        anything."""
+        """Behaviour policy of the iteration that `version` begins: the exploring policy, or random actions during
+        the warm-up."""
         return policy.epsilon_greedy_policy(epsilon=1.0) if version == 0 else policy.exploring_policy()
 
 
@@ -147,7 +147,7 @@ def exploration_level(exploration: LinearEpsilon | LinearBoltzmann, decisions: i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueMethod:
-    """What makes one recipe of the family differ from another."""
+    """Parts that differ between the recipes of the family."""
 
     algorithm: ValueAlgorithm
     """Discount factor and target network."""

@@ -83,8 +83,8 @@ class PrioritizedBuffer:
         return np.ones(len(episodes), np.float32)
 
     def on_micro_batch(self, rows: ValueRows, terms: LossTerms) -> None:
-        """How wrong the policy was on these rows: the absolute error of a value, the KL divergence of a distribution,
-        else the loss."""
+        """Update the replay priorities with the errors of these rows: the absolute TD error, the KL divergence of a
+        distribution, else the loss."""
         if self.prioritised_buffer is None:
             return
         told = terms.metrics

@@ -114,7 +114,8 @@ def _refuse_changes(folder: Path, stage: PipelineStage, clock: Clock) -> None:
 
 
 def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[PipelineStage]) -> None:
-    """What came after a stage began from where it stood: it cannot go on behind their backs."""
+    """Raise ConfigError if later stages started from this one: it cannot continue, because they depend on its
+    result."""
     begun = [one.name for one in later if (folder / one.name / "manifest.json").is_file()]
     if begun:
         raise ConfigError(

@@ -27,7 +27,7 @@ DISK_RETRY_S = 5.0
 
 
 class ProgressDisplay(Protocol):
-    """What a face shows while a run is under way."""
+    """Display of a running run: a terminal, or nothing."""
 
     def start(self, total: int, title: str) -> None: ...
 
@@ -124,7 +124,7 @@ class RunReporter:
             )
 
     def report_notices(self) -> None:
-        """What came up that a person should read: on the screen, and in the log."""
+        """Show notices on the screen and write them to the log."""
         for note in self.job.pop_notices():
             self.folder.log(note, level="WARNING")
             self.progress.note(note)

@@ -51,7 +51,7 @@ not change what a step computes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What is to be run, and how it was asked for."""
+    """Request for a run: recipe, config, origins of its values, and folder."""
 
     config: RunConfig
     settings: Mapping[str, ConfigSetting]
@@ -110,7 +110,7 @@ def prepare_device(config: RunConfig) -> None:
 
 
 def checkpoints_bytes(job: TrainingJob[Any], config: RunConfig) -> int:
-    """What the checkpoints of a run will take: weights and two moments each, and one more while it is written."""
+    """Bytes of a run's checkpoints: weights and two moments each, and one more while it is written."""
     policy = job.recipe.learner.policy
     if not isinstance(policy, torch.nn.Module):
         return 0
@@ -242,7 +242,7 @@ def _restore(job: TrainingJob[Any], checkpoints: CheckpointFolder, steps: int) -
 
 
 def _save_divergence(job: TrainingJob[Any], folder: RunFolder, watch: Stopwatch) -> Path:
-    """What is needed to see why a step failed: its episodes, its credits, and the policy before it."""
+    """Save the data of a diverged step: its episodes, its credits, and the policy before it."""
     place = folder.path / "diverged"
     (place / "policy").mkdir(parents=True, exist_ok=True)
     job.save_policy(place / "policy")

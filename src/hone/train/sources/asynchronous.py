@@ -90,7 +90,7 @@ class AsyncSource(Generic[P]):
             self._futures.extend(self._executor.submit(self._collect_batch) for _ in range(self._reserve_batches()))
 
     def metrics(self) -> Metrics:
-        """What was told of the batch that was handed out last, and how old it was."""
+        """Metrics of the last returned batch, and its age."""
         told, self._last_metrics = self._last_metrics, {}
         return told
 
@@ -125,7 +125,7 @@ class AsyncSource(Generic[P]):
         self._futures.clear()
 
     def _reserve_batches(self, *, minimum: int = 0) -> int:
-        """How many batches are to be begun now; they count as owed from here on."""
+        """Reserve the batches to start now, and return their number."""
         count = max(minimum, self.max_staleness + 1 - self._outstanding)
         self._outstanding += count
         return count

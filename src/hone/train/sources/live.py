@@ -20,7 +20,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class RolloutEnvironment(Protocol[A_contra]):
-    """What answers an action: a text task, a Gymnasium vector environment, bandit arms."""
+    """Environment of a rollout: a text task, a Gymnasium vector environment, bandit arms."""
 
     def rollout(self, actor: A_contra, /) -> Episodes:
         """One batch of episodes (or pieces of them), decided by `actor`."""
@@ -32,7 +32,7 @@ class RolloutEnvironment(Protocol[A_contra]):
 
 
 class Actor(Protocol[P_contra]):
-    """Whoever decides: an engine over the trainer's weights, a numpy copy of a small network, a posterior."""
+    """Behaviour policy: an engine over the trainer's weights, a numpy copy of a small network, a posterior."""
 
     def publish(self, policy: P_contra, version: int) -> None:
         """Decide by this policy from now on, and stamp decisions with `version`."""

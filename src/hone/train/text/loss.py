@@ -99,7 +99,7 @@ class RatioLearnerConfig(LearnerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenView:
-    """What is known of n decisions when a loss is computed; only `now`, `entropy` and `among` carry a gradient."""
+    """Data of n decisions for a loss; only `now`, `entropy` and `among` carry a gradient."""
 
     logp: Tensor
     """`[n]` nats, of the policy being stepped."""
@@ -287,7 +287,7 @@ def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tupl
 def resolve_denominator(
     config: RatioConfig, *, updates_per_rollout: int, is_stale: bool
 ) -> Literal["self", "recomputed", "recorded"]:
-    """What `auto` comes to; raises ValueError for `self` where the policy moves between rollouts."""
+    """Resolve `auto`. Raises ValueError for `self` if the policy changes between rollouts."""
     if config.denominator == "self" and (updates_per_rollout > 1 or is_stale):
         raise ValueError(
             'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '

@@ -57,7 +57,7 @@ def from_selected_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossT
 
 
 class PenaltyConfig(Config):
-    """What may be added to a recipe's loss: distance to the reference policy, and the policy's own entropy."""
+    """Penalties of a recipe's loss: KL to the reference policy, and an entropy bonus."""
 
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty to the initial policy in the loss; 0 loads no reference model."""

@@ -15,8 +15,8 @@ _MATMUL_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 
 
 def matmul_rate(policy: TokenPolicy, clock: Clock, *, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
-    """What products of large square matrices reach, where and in what the policy computes: the best of those that fit
-    in `seconds_s`, three at least."""
+    """Rate of large square matrix products on the policy's device and in its dtype: the best of the repetitions that
+    fit in `seconds_s`, at least three."""
     device, dtype = policy.decoder.device, policy.decoder.compute
     size = _MATMUL_SIZE.get(device.type, _MATMUL_SIZE["cpu"])
     left, right = torch.randn(2, size, size, device=device, dtype=torch.float32).to(dtype)

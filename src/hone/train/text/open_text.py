@@ -38,7 +38,7 @@ class LanguageRunConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class TextInputs(Generic[T]):
-    """What a text run reads and starts before its model is loaded; each input is opened when it is first asked for."""
+    """Inputs of a text run that are opened before its model is loaded; each is opened at its first use."""
 
     config: LanguageRunConfig
     """The run's; its model path may be resolved between check and build."""
@@ -68,7 +68,7 @@ class TextInputs(Generic[T]):
 
     @cached_property
     def prepared(self) -> tuple[T, list[str]]:
-        """What `lay_out` makes of the examples, and its warnings."""
+        """Result of `lay_out` on the examples, and its warnings."""
         return self.lay_out(self.examples, *self.tokenizer)
 
     @cached_property

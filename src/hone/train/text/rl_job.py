@@ -89,7 +89,7 @@ class TextRunConfig(LanguageRunConfig):
 
     @abstractmethod
     def derive_updates(self) -> dict[str, str]:
-        """What a step's answers are cut into, for `hone plan`."""
+        """Derived numbers of a step's updates, for `hone plan`."""
 
 
 class TextGradientRunConfig(TextRunConfig):
@@ -124,7 +124,7 @@ class TextGradientRunConfig(TextRunConfig):
         }
 
     def denominator(self) -> Literal["self", "recomputed", "recorded"]:
-        """What `ratio.denominator` comes to."""
+        """Resolve `ratio.denominator`."""
         ratio, stale = self.learner.ratio, self.rollout.asynchrony.steps > 0
         if ratio.denominator == "auto":
             ratio = ratio.model_copy(update={"denominator": self.auto_denominator})
@@ -173,7 +173,7 @@ class GroupRunConfig(TextGradientRunConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMethod:
-    """What makes one recipe differ from another."""
+    """Parts that differ between the recipes on text."""
 
     credit: TextCredit
     learner: Learner[TokenPolicy]
@@ -224,7 +224,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
 def _wrapped_source(
     live: LiveSource[TokenPolicy], actor: EngineActor, chosen: TextMethod, rollout: RolloutConfig
 ) -> tuple[AsyncSource[TokenPolicy], Source[TokenPolicy]]:
-    """What collects ahead, and what the loop asks: that, or with no step ahead the live source itself."""
+    """Return the asynchronous source and the source of the loop: the same, or the live source without staleness."""
     steps = rollout.asynchrony.steps
     source: Source[TokenPolicy] = live if chosen.wrap_source is None else chosen.wrap_source(live)
     ahead = AsyncSource[TokenPolicy](

@@ -25,7 +25,7 @@ class AsyncRolloutConfig(Config):
     weights and the old KV cache."""
 
     def derive(self) -> dict[str, str]:
-        """What it comes to, for `hone plan`."""
+        """Derived numbers, for `hone plan`."""
         if self.steps == 0:
             return {}
         return {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
@@ -70,12 +70,12 @@ class RolloutConfig(Config):
 
     @property
     def mid_rollout_publish(self) -> OnPublish | None:
-        """What becomes of answers that are being written at a publication; None where none is."""
+        """Treatment of unfinished answers at a publication; None if there are none."""
         found = self.asynchrony
         return None if found.steps == 0 or found.on_publish == "wait" else found.on_publish
 
     def warnings(self) -> list[str]:
-        """What a person should know before a run."""
+        """Warnings before a run."""
         if self.mid_rollout_publish is None:
             return []
         return [

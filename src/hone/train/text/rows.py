@@ -69,7 +69,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecomputedColumns:
-    """What was found out about each decision before a gradient is taken; None: was not asked."""
+    """Columns computed for each decision before a gradient; None: not requested."""
 
     ref_logp: NDArray[np.floating] | None = None
     """`[N]` log-probability under the reference policy, nats."""
@@ -94,7 +94,7 @@ class PrecomputedColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayout:
-    """What all rows of a run have in common."""
+    """Layout shared by all rows of a run."""
 
     scheme: WeightingScheme
     """Aggregation: lengths of the step's sequences -> weight of a decision of each."""
