@@ -152,7 +152,7 @@ def test_the_figures_of_a_generation() -> None:
     )
     assert generation_rows("native float32 (avx2)", stats) == [
         ("runner", "native float32 (avx2)", ""),
-        ("tokens/s", "150.0", "300 drawn in 2.00 s"),
+        ("tokens/s", "150.0", "300 sampled in 2.00 s"),
         (
             "time",
             "prefill 25%, decode 50%, bookkeeping 25%",

@@ -47,4 +47,4 @@ def pack_shared_prompts(
 
 
 def _joined(pieces: Sequence[NDArray[np.generic]]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(pieces).astype(np.int64))
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *pieces]))
