@@ -163,7 +163,7 @@ def test_the_figures_of_a_generation() -> None:
         ("KV pages", "50% in use", "of 10"),
         ("prefix cache", "25% hits", "of 40 tokens before answers"),
     ]
-    assert generation_rows("torch", GenerationStats())[1] == ("tokens/s", "0", "0 drawn in 0.00 s")
+    assert generation_rows("torch", GenerationStats())[1] == ("tokens/s", "0", "0 sampled in 0.00 s")
 
 
 # ------------------------------------------------------------------------------------------------ the doctor
