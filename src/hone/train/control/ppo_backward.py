@@ -20,7 +20,6 @@ from hone.models.control.mlp_backward import (
 )
 from hone.objectives.ratios import LOG_RATIO_LIMIT, is_saturated, logp_difference, ratio_metrics
 from hone.objectives.terms import LossTerms
-from hone.objectives.value import squared_error
 from hone.train.control.rows import StepRows
 
 
@@ -51,18 +50,19 @@ def ppo_loss_with_backward(
     head = _head(policy, acted.out, rows.chosen, entropy=entropy_weight > 0)
     value = judged.out.squeeze(1)
     actor, by_logp = clipped_surrogate_with_backward(head.logp, rows.logp, rows.advantage, low=low, high=high)
-    critic = squared_error(value, rows.target)
-    loss = torch.add(actor.loss, critic.loss, alpha=value_weight)
+    error = value - rows.target
+    loss = torch.addcmul(actor.loss, error, error, value=0.5 * value_weight)
     by_entropy = None
     if entropy_weight:
         loss = loss.sub_(head.entropy, alpha=entropy_weight)
         by_entropy = -entropy_weight * rows.weight
     backward(policy.actor, acted, head.backward(by_logp.mul_(rows.weight), by_entropy))
-    backward(policy.critic, judged, ((value - rows.target) * rows.weight).mul_(value_weight)[:, None])
+    backward(policy.critic, judged, (error * rows.weight).mul_(value_weight)[:, None])
 
     def compute_metrics() -> Mapping[str, Tensor]:
         known = head if entropy_weight else _head(policy, acted.out, rows.chosen, entropy=True)
-        return {**actor.metrics, **critic.metrics, "policy/entropy_nats": known.entropy}
+        critic = {"value/mean": value, "value/error_abs": error.abs()}
+        return {**actor.metrics, **critic, "policy/entropy_nats": known.entropy}
 
     return LossTerms(loss=loss, compute_metrics=compute_metrics)
 
