@@ -54,10 +54,12 @@ class TranscriptBuilder:
     @property
     def pieces(self) -> list[NDArray[np.int32]]:
         """Prompt, answer, environment tokens, answer ... in their order."""
-        found = [self.prompt]
+        pieces = [self.prompt]
         for place, answer in enumerate(self.answers):
-            found += [answer.tokens, *self.environment[place : place + 1]]
-        return found
+            pieces.append(answer.tokens)
+            if place < len(self.environment):
+                pieces.append(self.environment[place])
+        return pieces
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -87,18 +89,18 @@ class ConversationColumns:
 def build_columns(conversations: Sequence[TranscriptBuilder]) -> ConversationColumns:
     """Columns of finished conversations, in their order; each has at least one answer."""
     answers = [answer for one in conversations for answer in one.answers]
-    whole = [one.pieces for one in conversations]
-    pieces = [piece for parts in whole for piece in parts]
-    # Pieces alternate: a prompt or environment tokens, then an answer.
-    sampled = np.array([place % 2 for parts in whole for place in range(len(parts))], np.bool_)
+    pieces = [piece for one in conversations for piece in one.pieces]
     lengths = np.array([len(piece) for piece in pieces], np.int64)
-    ends_of_conversations = np.cumsum([len(parts) for parts in whole])
+    # Pieces alternate: a prompt or environment tokens, then an answer. The last one is an answer, or what follows it.
+    counts = np.array([1 + len(one.answers) + len(one.environment) for one in conversations], np.int64)
+    piece_offsets = offsets_of(counts)
+    sampled = (np.arange(len(pieces)) - np.repeat(piece_offsets[:-1], counts)) % 2 == 1
     turn_offsets = offsets_of(np.array([one.turns for one in conversations], np.int64))
     ends = np.cumsum(lengths[sampled])
     return ConversationColumns(
         transcript=Transcript(
             tokens=np.concatenate(pieces).astype(np.int32),
-            offsets=np.concatenate([[0], np.cumsum(lengths)[ends_of_conversations - 1]]),
+            offsets=offsets_of(lengths)[piece_offsets],
             at=ranges((np.cumsum(lengths) - lengths)[sampled], lengths[sampled]),
             kept=_sampling_masks(answers),
         ),

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.conversation import Message
+from hone.core.conversation import Message, TranscriptBuilder
 from hone.core.state import State
 
 
@@ -22,15 +22,15 @@ class ScorerInput:
     """The dataset's other columns."""
     messages: Sequence[Message]
     """Messages after the prompt: answers (`assistant`), and the environment's between and after them."""
-    pieces: Sequence[NDArray[np.int32]]
-    """Tokens of the whole conversation as it was written: prompt, answer, environment tokens, answer, and so on."""
+    transcript: TranscriptBuilder
+    """The whole conversation as it was written."""
     id: str = ""
     """Name of the prompt in messages."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """`[n]` the whole conversation; joined on request, as few scorers read it."""
-        return np.concatenate(self.pieces).astype(np.int32)
+        """`[n]` the whole conversation: prompt, sampled tokens, environment tokens."""
+        return self.transcript.tokens
 
     @property
     def turns(self) -> int:

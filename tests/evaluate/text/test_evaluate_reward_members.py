@@ -12,7 +12,7 @@ import pytest
 import torch
 from reward_servers import Reply, served_rewards
 
-from hone.core.conversation import Message
+from hone.core.conversation import Message, TranscriptBuilder
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.judging import ScorerInput
@@ -56,7 +56,7 @@ def test_a_function_of_groups_sees_all_answers_to_a_prompt_and_no_others(tmp_pat
                         text=str(number),
                         columns={},
                         messages=(),
-                        pieces=[np.zeros(1, np.int32)],
+                        transcript=TranscriptBuilder(np.zeros(1, np.int32)),
                     )
                     for number in range(count)
                 ]
@@ -112,7 +112,7 @@ def conversation(*answers: str, **columns: object) -> ScorerInput:
         text=answers[-1],
         columns=columns,
         messages=tuple(messages[:-1]),
-        pieces=[np.full(len(messages), 7, np.int32)],
+        transcript=TranscriptBuilder(np.full(len(messages), 7, np.int32)),
         id="question 3",
     )
 
@@ -208,7 +208,7 @@ def scores_by(rewards: list[dict[str, object]], *answers: ScorerInput, **limits:
 
 
 def tokens_of(*tokens: int) -> ScorerInput:
-    return replace(conversation("a"), pieces=[np.array(tokens, np.int32)])
+    return replace(conversation("a"), transcript=TranscriptBuilder(np.array(tokens, np.int32)))
 
 
 def test_a_model_scores_the_last_token_of_the_whole_conversation(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation]) -> list[Scorer
             text=str(text),
             columns=prompt.columns,
             messages=tuple(one.messages),
-            pieces=one.transcript.pieces,
+            transcript=one.transcript,
             id=prompt.id,
         )
         for text, one in zip(texts, group, strict=True)
