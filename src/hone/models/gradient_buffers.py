@@ -3,7 +3,7 @@
 For a large weight, a separate gradient tensor and its addition to zeros cost as much as the optimizer step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ class GradientBuffers:
 
 
 _CURRENT: Final[ContextVar[GradientBuffers | None]] = ContextVar("_OPEN", default=None)
+_ACCUMULATING: Final[ContextVar[Mapping[int, Tensor] | None]] = ContextVar("_ACCUMULATING", default=None)
 
 
 @contextmanager
@@ -57,3 +58,23 @@ def write_gradient(weight: Tensor, write: Callable[[Tensor], bool], compute: Cal
         received.add(key, compute())
     received.filled.add(key)
     return None
+
+
+@contextmanager
+def accumulating_gradients(buffers: Mapping[int, Tensor]) -> Iterator[None]:
+    """Context in which compiled small networks add gradients to `buffers` and give None to autograd. The buffers hold
+    sums or zeros, by the identity of their parameters. CPU only, as above."""
+    token = _ACCUMULATING.set(buffers)
+    try:
+        yield
+    finally:
+        _ACCUMULATING.reset(token)
+
+
+def accumulation_buffers(parameters: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """Buffers of all `parameters` in the context of `accumulating_gradients`, else None."""
+    buffers = _ACCUMULATING.get()
+    if buffers is None:
+        return None
+    found = [buffers[id(parameter)] for parameter in parameters if id(parameter) in buffers]
+    return found if len(found) == len(parameters) else None

@@ -145,6 +145,24 @@ def test_gradients_accumulate_where_a_network_is_asked_twice() -> None:
 
 
 @needs_tiles
+def test_in_a_learner_gradients_are_added_where_the_optimizer_reads_them() -> None:
+    """Two networks of which one is asked twice, one in torch beside them, and what an earlier step left behind."""
+    networks = [new_network([3, 64, 64, 1], seed) for seed in range(2)]
+    scale = torch.nn.Parameter(torch.ones(1))
+    x, slope = draw(1, 64, 3), draw(2, 64, 1)
+    expected = [both_passes(network, x, slope).by_parameters for network in networks]
+    flat = FlatParameters([*networks[0].parameters(), *networks[1].parameters(), scale])
+    flat.gradient.fill_(7.0)
+    with flat.collect_gradients():
+        (networks[0](x) * scale + networks[1](x)).backward(slope)
+        networks[0](x).backward(slope)
+    torch.testing.assert_close(flat.gradient[:-1], torch.cat([2 * expected[0], expected[1]]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flat.gradient[-1], (networks[0](x).detach() * slope).sum(), rtol=1e-5, atol=1e-5)
+    outside = torch.autograd.grad(networks[0](x), list(networks[0].parameters()), slope)
+    torch.testing.assert_close(torch.cat([part.flatten() for part in outside]), expected[0])
+
+
+@needs_tiles
 def test_a_gradient_of_a_gradient_agrees_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient penalty: torch computes it, from what the kernels kept."""
     network = new_network([3, 64, 64, 1])

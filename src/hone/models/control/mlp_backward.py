@@ -51,7 +51,8 @@ def backward(network: Mlp, tape: ForwardTape, slope: Tensor) -> None:
         _, gradients = network.kernels.backward(
             tape.layer_inputs[0], tape.kernel_tape, slope.contiguous(), weights=True, inputs=False
         )
-        for parameter, gradient in zip(network.kernels.parameters, gradients, strict=True):
+        # None are left where they were added to their buffers.
+        for parameter, gradient in zip(network.kernels.parameters, gradients, strict=bool(gradients)):
             assert parameter.grad is not None
             parameter.grad.add_(gradient)
         return

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.core.errors import ResourceError
+from hone.models.gradient_buffers import accumulation_buffers
 from hone.native.build import AVX512, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86
 from hone.native.build import build as build_source
 from hone.native.open import LibraryFunctions, load_functions
@@ -96,7 +97,6 @@ class PerceptronKernels:
         self.sizes = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
         self._tape_units = sum(-(-size // 32) * 32 for size in self.sizes[1:-1])
         self._counts = [parameter.numel() for parameter in self.parameters]
-        self._gradient_bytes = 4 * np.cumsum([0, *self._counts[:-1]])
         self._addresses: tuple[int, ...] = ()
         """Addresses of the parameters that `_struct` holds."""
         self._struct = np.zeros(2 + 5 * _MAX_LAYERS, np.int64)
@@ -130,13 +130,19 @@ class PerceptronKernels:
 
     def backward(
         self, x: Tensor, tape: Tensor, slope: Tensor, *, weights: bool, inputs: bool
-    ) -> tuple[Tensor | None, list[Tensor]]:
+    ) -> tuple[Tensor | None, Sequence[Tensor]]:
         """Derivatives of a loss by `x` `[n, in]`, if `inputs`, and by the parameters, if `weights`, from `slope`
-        `[n, out]`, its derivative by the outputs."""
+        `[n, out]`, its derivative by the outputs. Those by the parameters are added to their accumulation buffers where
+        there are some, and not returned."""
         by_inputs = torch.empty_like(x) if inputs else None
-        gradient = torch.zeros(sum(self._counts) if weights else 0)
+        buffers = accumulation_buffers(self.parameters) if weights else None
+        fresh = torch.zeros(sum(self._counts)) if weights and buffers is None else None
+        gradients: Sequence[Tensor] = buffers or ()
+        if fresh is not None:
+            parts = fresh.split(self._counts)
+            gradients = [part.view_as(owner) for part, owner in zip(parts, self.parameters, strict=True)]
         _loaded()["hone_backward"](
-            self._network(gradient if weights else None),
+            self._network(gradients),
             x.shape[0],
             x.data_ptr(),
             tape.data_ptr(),
@@ -144,21 +150,18 @@ class PerceptronKernels:
             0 if by_inputs is None else by_inputs.data_ptr(),
             weights,
         )
-        if not weights:
-            return by_inputs, []
-        parts = gradient.split(self._counts)
-        return by_inputs, [part.view_as(owner) for part, owner in zip(parts, self.parameters, strict=True)]
+        return by_inputs, gradients if buffers is None else ()
 
-    def _network(self, gradient: Tensor | None = None) -> int:
-        """Address of the C struct, with the parameters where they lie now and their gradients in `gradient`."""
+    def _network(self, gradients: Sequence[Tensor] = ()) -> int:
+        """Address of the C struct, with the parameters and their `gradients`, if any, where they lie now."""
         layers = len(self.sizes) - 1
         parts = self._struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)[:, :, :layers]
         addresses = tuple(parameter.data_ptr() for parameter in self.parameters)
         if addresses != self._addresses:
             self._addresses = addresses
             parts[0] = np.array(addresses).reshape(2, layers)
-        if gradient is not None:
-            parts[1] = (gradient.data_ptr() + self._gradient_bytes).reshape(2, layers)
+        if gradients:
+            parts[1] = np.array([gradient.data_ptr() for gradient in gradients]).reshape(2, layers)
         return self._struct.ctypes.data
 
 

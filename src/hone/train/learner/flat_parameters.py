@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from hone.models.gradient_buffers import GradientBuffers, receiving_gradients
+from hone.models.gradient_buffers import GradientBuffers, accumulating_gradients, receiving_gradients
 
 MIN_PARAMETERS_TO_RECEIVE: Final = 1 << 20
 """Number of parameters above which zeroing the buffer costs more than some Python for each tensor."""
@@ -34,6 +34,8 @@ class FlatParameters:
         self.data.grad = self.gradient
         self.views: list[Tensor] = []
         """Views of `gradient`, one for each parameter."""
+        self._views_by_parameter: dict[int, Tensor] = {}
+        """The same by the identity of the parameter."""
         self._handed: set[int] = set()
         """Parameters whose gradients were written here by layers directly, in the last step."""
         start = 0
@@ -43,7 +45,7 @@ class FlatParameters:
                 self.data[start:stop] = parameter.flatten()
                 parameter.data = self.data.detach()[start:stop].view(parameter.shape)
                 self.views.append(self.gradient[start:stop].view(parameter.shape))
-                parameter.grad = self.views[-1]
+                parameter.grad = self._views_by_parameter[id(parameter)] = self.views[-1]
                 start = stop
 
     @property
@@ -63,9 +65,14 @@ class FlatParameters:
 
         Gradients that layers write here directly need no zeros first; one that autograd brings as well is added.
         """
-        if self.gradient.device.type != "cpu" or len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
+        if self.gradient.device.type != "cpu":
             self.zero_grad()
             yield
+            return
+        if len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
+            self.zero_grad()
+            with accumulating_gradients(self._views_by_parameter):
+                yield
             return
         pairs = [(id(parameter), parameter, view) for parameter, view in zip(self.parameters, self.views, strict=True)]
         for key, parameter, view in pairs:
