@@ -2,7 +2,7 @@
 
 The C interface of perceptron/perceptron.h, and the networks that it serves. `Mlp` asks here first and runs in plain
 torch everywhere else. Numbers are rounded to 24 bits of the greatest one of their row and multiplied as three bytes
-each, which on networks is as exact as float32 (perceptron/digits.h). Whole recipes are 1.3 to 3.5 times as fast on such
+each, which on networks is as exact as float32 (perceptron/digits.h). Whole recipes are 1.5 to 3.6 times as fast on such
 a processor (benchmarks/RESULTS.md).
 """
 
