@@ -135,11 +135,9 @@ class PerceptronKernels:
         `[n, out]`, its derivative by the outputs. Those by the parameters are added to their accumulation buffers where
         there are some, and not returned."""
         by_inputs = torch.empty_like(x) if inputs else None
-        buffers = accumulation_buffers(self.parameters) if weights else None
-        fresh = torch.zeros(sum(self._counts)) if weights and buffers is None else None
-        gradients: Sequence[Tensor] = buffers or ()
-        if fresh is not None:
-            parts = fresh.split(self._counts)
+        gradients, returned = accumulation_buffers(self.parameters) if weights else (), False
+        if gradients is None:
+            parts, returned = torch.zeros(sum(self._counts)).split(self._counts), True
             gradients = [part.view_as(owner) for part, owner in zip(parts, self.parameters, strict=True)]
         _loaded()["hone_backward"](
             self._network(gradients),
@@ -150,7 +148,7 @@ class PerceptronKernels:
             0 if by_inputs is None else by_inputs.data_ptr(),
             weights,
         )
-        return by_inputs, gradients if buffers is None else ()
+        return by_inputs, gradients if returned else ()
 
     def _network(self, gradients: Sequence[Tensor] = ()) -> int:
         """Address of the C struct, with the parameters and their `gradients`, if any, where they lie now."""

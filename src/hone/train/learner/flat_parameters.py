@@ -65,11 +65,7 @@ class FlatParameters:
 
         Gradients that layers write here directly need no zeros first; one that autograd brings as well is added.
         """
-        if self.gradient.device.type != "cpu":
-            self.zero_grad()
-            yield
-            return
-        if len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
+        if self.gradient.device.type != "cpu" or len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
             self.zero_grad()
             with accumulating_gradients(self._views_by_parameter):
                 yield
