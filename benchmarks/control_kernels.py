@@ -1,7 +1,7 @@
 """Small networks of control: what the compiled ReLU networks and PPO's written-out gradient are worth in whole runs.
 
-    python benchmarks/control_kernels.py             about five minutes on one core
-    python benchmarks/control_kernels.py --quick     a minute: decides nothing
+    python benchmarks/control_kernels.py             about two minutes on one core
+    python benchmarks/control_kernels.py --quick     half a minute: decides nothing
     python benchmarks/control_kernels.py --only ppo  one part: ppo, compiled
 
 Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the part, and in plain

@@ -63,7 +63,7 @@ def write_gradient(weight: Tensor, write: Callable[[Tensor], bool], compute: Cal
 @contextmanager
 def accumulating_gradients(buffers: Mapping[int, Tensor]) -> Iterator[None]:
     """Context in which compiled small networks add gradients to `buffers` and give None to autograd. The buffers hold
-    sums or zeros, by the identity of their parameters. CPU only, as above."""
+    sums or zeros, by the identity of their parameters. Networks on other devices do not look here."""
     token = _ACCUMULATING.set(buffers)
     try:
         yield
