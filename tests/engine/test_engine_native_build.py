@@ -1,16 +1,14 @@
 """The compiled runner's library: what it can be told, and that it keeps to its bounds."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import engine_native_cases as cases
 import pytest
+from sanitizers import check_with_sanitizers
 
 from hone.core.errors import ConfigError, ResourceError
 from hone.engine.native import library
-from hone.engine.native.build import find_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,21 +37,4 @@ def test_names_and_refusals():
 def test_sanitizers_and_bounds_checks_find_nothing():
     """Random shapes, passes and threads, in a build with the address and undefined-behaviour sanitizers."""
     cases.sets(bfloat16=False)
-    compiler = find_compiler()
-    assert compiler is not None
-    said = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    sanitizer = said.stdout.strip()
-    if not Path(sanitizer).is_absolute():
-        pytest.skip("no address sanitizer beside the compiler")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "LD_PRELOAD": str(Path(sanitizer).resolve()),
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
-    driver = Path(__file__).with_name("engine_native_checked.py")
-    answer = subprocess.run(
-        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    assert answer.stdout.split()[-1] == "ok"
+    check_with_sanitizers(Path(__file__).with_name("engine_native_checked.py"))

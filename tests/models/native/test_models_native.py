@@ -1,7 +1,5 @@
 """The compiled training kernels against the plain formulas in float64, for every instruction set that runs here."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sanitizers import check_with_sanitizers
 from shared_prompts import pack_shared_prompts
 from torch import Tensor
 from torch.nn import functional
@@ -26,7 +25,6 @@ from hone.models.native.attention import MAX_POSITIONS, KernelTexts, NativeAtten
 from hone.models.native.layers import native_add_norm, native_gated_silu
 from hone.models.native.products import weight_gradient
 from hone.models.packing import PackedBatch, TokenTargets, pack_rows, packed_text_slots
-from hone.native.build import find_compiler
 
 pytestmark = pytest.mark.skipif(library.why_unavailable() is not None, reason=str(library.why_unavailable()))
 
@@ -340,21 +338,4 @@ def test_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded by ld.so")
 def test_sanitizers_find_nothing() -> None:
-    compiler = find_compiler()
-    assert compiler is not None
-    said = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    sanitizer = said.stdout.strip()
-    if not Path(sanitizer).is_absolute():
-        pytest.skip("no address sanitizer beside the compiler")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src"),
-        "LD_PRELOAD": str(Path(sanitizer).resolve()),
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
-    driver = Path(__file__).with_name("models_native_checked.py")
-    answer = subprocess.run(
-        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    assert answer.stdout.split()[-1] == "ok"
+    check_with_sanitizers(Path(__file__).with_name("models_native_checked.py"))

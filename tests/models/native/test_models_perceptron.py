@@ -1,8 +1,6 @@
 """The compiled perceptron: both passes agree with torch in float64, to the rounding of float32 and no worse."""
 
 import copy
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sanitizers import check_with_sanitizers
 from torch import Tensor
 
 from hone.core.random import generator
 from hone.models.control.layer_norm_mlp import LayerNormMlp
 from hone.models.control.mlp import Mlp, MlpConfig
 from hone.models.native import perceptron
-from hone.native.build import SWITCH, find_compiler
+from hone.native.build import SWITCH
 from hone.train.learner.flat_parameters import FlatParameters
 
 needs_tiles = pytest.mark.skipif(
@@ -300,21 +299,4 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded by ld.so")
 def test_sanitizers_find_nothing() -> None:
     """The same passes in a build with bounds checks, in a process of its own."""
-    compiler = find_compiler()
-    assert compiler is not None
-    said = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    sanitizer = said.stdout.strip()
-    if not Path(sanitizer).is_absolute():
-        pytest.skip("no address sanitizer beside the compiler")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(perceptron.__file__).resolve().parents[3]),
-        "LD_PRELOAD": str(Path(sanitizer).resolve()),
-        "ASAN_OPTIONS": "detect_leaks=0",
-    }
-    driver = Path(__file__).with_name("models_perceptron_checked.py")
-    answer = subprocess.run(
-        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    assert answer.stdout.split()[-1] == "ok"
+    check_with_sanitizers(Path(__file__).with_name("models_perceptron_checked.py"))
