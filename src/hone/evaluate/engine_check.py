@@ -19,7 +19,7 @@ from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits
 from hone.engine.native import library
-from hone.engine.native.build import SWITCH, build, find_compiler, is_disabled
+from hone.engine.native.build import LIMIT, SWITCH, build, find_compiler, instruction_set_limit, is_disabled
 from hone.engine.stops import TokenizerRules
 from hone.evaluate.text.open_policy import has_fast_bfloat16
 from hone.models.language.config import ModelConfig
@@ -132,11 +132,16 @@ def _runner() -> KernelReport:
     left = [name for name in library.ISA_NAMES if name not in runs]
     sets = f"{best[0]} in float32" if best[0] == best[1] else f"{best[0]} in float32, {best[1]} in bfloat16"
     why = f"the most capable compiled variant that runs here ({', '.join(runs)})"
-    why += f"; this CPU or compiler lacks {', '.join(left)}" if left else ""
+    why += f"; {_limit_note()} {', '.join(left)}" if left else ""
     took = f"in {found.seconds_s:.1f} s" if found.seconds_s else "earlier, taken from the cache"
     return KernelReport(
         usable=True, compiler=found.compiler, build_note=f"{took}: {found.path}", runner_note=f"native, {sets}: {why}"
     )
+
+
+def _limit_note() -> str:
+    limit = instruction_set_limit()
+    return "this CPU or compiler lacks" if limit is None else f"this CPU lacks, or {LIMIT}={limit} rules out,"
 
 
 def check_runners(*, native: bool) -> Iterator[RunnerCheck]:

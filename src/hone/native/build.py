@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Final
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.errors import ResourceError
+from hone.core.errors import ConfigError, ResourceError
 
 INCLUDE: Final = Path(__file__).parent / "include"
 """Headers for all sources."""
 SWITCH: Final = "HONE_NATIVE"
 """Environment variable: `0` disables compiled code."""
+LIMIT: Final = "HONE_NATIVE_ISA"
+"""Environment variable: the most capable instruction set that compiled code may use, one of `LEVELS`."""
+LEVELS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 AVX2: Final = ("-mavx2", "-mfma")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *AVX2)
 
@@ -80,6 +83,23 @@ def on_x86() -> bool:
 def is_disabled() -> bool:
     """True if the environment variable disables compiled code."""
     return os.environ.get(SWITCH, "1").strip().lower() in ("0", "off", "false", "no")
+
+
+def instruction_set_limit() -> str | None:
+    """The value of `$HONE_NATIVE_ISA`, if it is set. Raises ConfigError for one that is not of `LEVELS`."""
+    limit = os.environ.get(LIMIT, "").strip().lower()
+    if limit and limit not in LEVELS:
+        raise ConfigError(f"{LIMIT}={limit} is not an instruction set; known: {', '.join(LEVELS)}")
+    return limit or None
+
+
+def within_limit(instruction_sets: Iterable[str]) -> tuple[str, ...]:
+    """Leave out the sets above `$HONE_NATIVE_ISA`, so that a processor can stand in for one that lacks them.
+
+    Raises ConfigError as `instruction_set_limit` does.
+    """
+    most = LEVELS.index(instruction_set_limit() or LEVELS[-1])
+    return tuple(name for name in instruction_sets if LEVELS.index(name) <= most)
 
 
 def find_compiler() -> str | None:

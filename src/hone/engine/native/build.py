@@ -5,11 +5,14 @@ from typing import Final
 
 from hone.core.clock import Clock
 from hone.native.build import AVX2, AVX512, InstructionSet, NativeSource, on_x86
+from hone.native.build import LIMIT as LIMIT
 from hone.native.build import SWITCH as SWITCH
 from hone.native.build import BuiltLibrary as BuiltLibrary
 from hone.native.build import build as build_source
 from hone.native.build import find_compiler as find_compiler
+from hone.native.build import instruction_set_limit as instruction_set_limit
 from hone.native.build import is_disabled as is_disabled
+from hone.native.build import within_limit as within_limit
 
 SOURCE: Final = Path(__file__).parent / "source"
 WHAT: Final = "the compiled runner"

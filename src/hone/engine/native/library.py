@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine.native.build import SWITCH, WHAT, build, is_disabled
+from hone.engine.native.build import SWITCH, WHAT, build, is_disabled, within_limit
 from hone.engine.work import ForwardBatch, SamplerOutput
 from hone.native.open import LibraryFunctions, load_functions
 
@@ -109,9 +109,9 @@ class RunnerLibrary:
         return int(self.functions["hone_page_tokens"]())
 
     def instruction_sets(self) -> tuple[str, ...]:
-        """Least capable first."""
+        """Least capable first; none above `$HONE_NATIVE_ISA`."""
         bits = int(self.functions["hone_instruction_sets"]())
-        return tuple(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
+        return within_limit(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
 
     def choose(self, isa: str | None, *, bfloat16: bool) -> str:
         """`isa`, or the most capable that has something to offer. Raises ConfigError for one that cannot run here."""

@@ -9,7 +9,17 @@ from typing import Final
 import torch  # noqa: F401 - brings the OpenMP library with it that `_torch_threads` finds
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.native.build import AVX2, AVX512, SWITCH, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86
+from hone.native.build import (
+    AVX2,
+    AVX512,
+    SWITCH,
+    BuiltLibrary,
+    InstructionSet,
+    NativeSource,
+    is_disabled,
+    on_x86,
+    within_limit,
+)
 from hone.native.build import build as build_source
 from hone.native.open import LibraryFunctions, load_functions
 
@@ -137,7 +147,7 @@ def open_kernels(path: Path, isa: str | None = None) -> TrainingKernels:
     """
     functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
     bits = int(functions["hone_instruction_sets"]())
-    runs = [name for number, name in enumerate(ISA_NAMES) if bits >> number & 1]
+    runs = within_limit(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
     if isa is not None and isa not in runs:
         raise ConfigError(f"instruction set {isa!r} is not supported here; supported: {', '.join(runs)}")
     chosen = isa or runs[-1]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from hone.core.errors import ResourceError
 from hone.models.gradient_buffers import accumulation_buffers
-from hone.native.build import AVX512, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86
+from hone.native.build import AVX512, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86, within_limit
 from hone.native.build import build as build_source
 from hone.native.open import LibraryFunctions, load_functions
 
@@ -60,9 +60,12 @@ def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
 
 
 def open_functions(path: Path) -> LibraryFunctions:
-    """Functions of the library at `path`; none on a processor without AMX. Raises ResourceError for a bad library."""
+    """Functions of the library at `path`; none on a processor without AMX, or where `$HONE_NATIVE_ISA` forbids it.
+
+    Raises ResourceError for a bad library.
+    """
     functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
-    return functions if functions["hone_runs"]() else {}
+    return functions if within_limit(["amx"]) and functions["hone_runs"]() else {}
 
 
 @cache
