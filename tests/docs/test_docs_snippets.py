@@ -2,14 +2,10 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from snippets import Block, Runner, blocks_of, not_said
-
-from hone.recipes import off_policy
-from hone.recipes import text as text_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -46,7 +42,7 @@ SMALLER = {
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with the examples in it, where a recipe file of a page is a recipe."""
+    """An empty folder with the examples in it, where the files of a page are written."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     for path in (tmp_path / "examples" / "chain_sum").glob("*.toml"):
         text = path.read_text(encoding="utf-8")
@@ -56,16 +52,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")  # tables are folded to the screen; pages show them unfolded
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # child processes find this hone, installed or not
-    for family in (text_recipes, off_policy):
-        folder = tmp_path / "src/hone/recipes" / family.__name__.rpartition(".")[2]
-        monkeypatch.setattr(family, "__path__", [*family.__path__, str(folder)])
-    before = set(sys.modules)
-    yield tmp_path
-    for name in [name for name in set(sys.modules) - before if name.startswith("hone.recipes.")]:
-        if str(tmp_path) in str(sys.modules[name].__file__):
-            family, _, recipe = name.rpartition(".")
-            del sys.modules[name]
-            delattr(sys.modules[family], recipe)
+    return tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -15,7 +15,7 @@ from hone.config.resolve import leaves
 from hone.config.toml import KeyPath
 from hone.core.config import readable_keys
 from hone.core.errors import did_you_mean
-from hone.recipes.registry import load_recipe, recipe_names
+from hone.recipes.registry import is_recipe, load_recipe
 
 STAGE = "stage"
 SHARED = "shared"
@@ -77,7 +77,7 @@ def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:
     """Yield the index of each stage with a known recipe, and the config keys of that recipe."""
     for index in range(len(cast("list[object]", document.values[STAGE]))):
         recipe = _table(document, index).get("recipe")
-        if isinstance(recipe, str) and recipe in recipe_names():
+        if isinstance(recipe, str) and is_recipe(recipe):
             yield index, readable_keys(load_recipe(recipe).config)
 
 

@@ -27,10 +27,11 @@ def check_reference(reference: str, *, kind: str, modules: bool = True) -> None:
         raise ConfigError(f"{kind} {reference!r}: no such file {place}{near}")
 
 
-def load_reference(reference: str, *, kind: str) -> object:
-    """The object that a reference names. Raises UserCodeError: the import fails, or the module has no such name."""
+def load_reference(reference: str, *, kind: str, prefix: str = "") -> object:
+    """The object that a reference names, from `load_module`. Raises UserCodeError: the import fails, or the module has
+    no such name."""
     place, _, name = reference.rpartition(":")
-    module = load_module(reference, kind=kind)
+    module = load_module(reference, kind=kind, prefix=prefix)
     if name not in vars(module):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UserCodeError(f"{kind} {reference!r}: {place} has no {name!r}{did_you_mean(name, known)}")

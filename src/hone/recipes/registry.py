@@ -1,14 +1,21 @@
 """Recipes by name: the only place where a name in a config file becomes code.
 
 A folder of `hone.recipes` is a family and a module in it a recipe; the names of recipes are unique over all families.
+Recipes from outside are entry points of the group `hone.recipes` of an installed package, by their name, or a file:
+`recipe = "my_recipe.py"`.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from hone import recipes
-from hone.core.errors import ConfigError, did_you_mean
+from hone.core.errors import ConfigError, UserCodeError, did_you_mean
+from hone.process import user_files
 from hone.train.job import RecipeSpec
 
 TITLES: Mapping[str, str] = {
@@ -22,33 +29,107 @@ TITLES: Mapping[str, str] = {
     "bandits": "bandits",
 }
 """Families that have a title of their own, in the order in which they are listed."""
+ENTRY_POINT_GROUP = "hone.recipes"
+"""Group under which a package declares its recipes: `name = "package.module:ENTRY"`."""
+_ENTRY = "ENTRY"
+_KIND = "recipe"
 
 
 def recipe_families() -> Mapping[str, str]:
-    """The family of each recipe by the recipe's name, sorted by name; imports no recipe."""
+    """The family of each of hone's recipes by the recipe's name, sorted by name; imports no recipe."""
     folders = [module.name for module in pkgutil.iter_modules(recipes.__path__) if module.ispkg]
     families = {folder: importlib.import_module(f"{recipes.__name__}.{folder}") for folder in folders}
     pairs = [(module.name, folder) for folder in folders for module in pkgutil.iter_modules(families[folder].__path__)]
     return dict(sorted(pairs))
 
 
+def installed_recipes() -> Mapping[str, tuple[EntryPoint, ...]]:
+    """What installed packages declare under each name of a recipe, sorted; imports none of them."""
+    return _installed_recipes(tuple(sys.path))
+
+
+@cache
+def _installed_recipes(paths: Sequence[str]) -> Mapping[str, tuple[EntryPoint, ...]]:  # noqa: ARG001 - the cache's key
+    """Look through the metadata of all packages, which takes milliseconds, once for each `sys.path`."""
+    declared = sorted(set(entry_points(group=ENTRY_POINT_GROUP)), key=lambda point: (point.name, point.value))
+    by_name: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in declared:
+        by_name[point.name] = (*by_name.get(point.name, ()), point)
+    return by_name
+
+
 def recipe_names() -> list[str]:
-    """Names of all recipes, sorted; imports none of them."""
-    return list(recipe_families())
+    """Names of all recipes, hone's and those of installed packages, sorted; imports none of them."""
+    return sorted({*recipe_families(), *installed_recipes()})
+
+
+def is_recipe(name: str) -> bool:
+    """True for the name of a recipe, and for a file that may hold one; imports none."""
+    return is_file(name) or name in recipe_families() or name in installed_recipes()
+
+
+def is_file(name: str) -> bool:
+    """True if a config names its recipe by a file: `my_recipe.py`, or `my_recipe.py:NAME`."""
+    return name.endswith(".py") or ".py:" in name
+
+
+def short_name(name: str) -> str:
+    """Name of a recipe as part of a run's name: a file's without folder and ending."""
+    return Path(name.rpartition(":")[0] or name).stem if is_file(name) else name
 
 
 def load_recipe(name: str) -> RecipeSpec:
-    """The recipe called `name`. Raises ConfigError for a name that is not a recipe."""
-    family = recipe_families().get(name)
-    if family is None:
+    """The recipe called `name`, or in the file `name`.
+
+    Raises ConfigError for a name that is not a recipe, and UserCodeError for a file or package without a usable one.
+    """
+    if is_file(name):
+        reference = name if ".py:" in name else f"{name}:{_ENTRY}"
+        user_files.check_reference(reference, kind=_KIND, modules=False)
+        path = Path(reference.rpartition(":")[0]).resolve()
+        return _recipe_in_file(reference, path, path.stat().st_mtime_ns)
+    family, declared = recipe_families().get(name), installed_recipes().get(name, ())
+    _refuse_clash(name, own=family is not None, declared=declared)
+    if family is not None:
+        entry = importlib.import_module(f"{recipes.__name__}.{family}.{name}").ENTRY
+        assert isinstance(entry, RecipeSpec)
+        return entry
+    if not declared:
         raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, recipe_names())}")
-    entry = importlib.import_module(f"{recipes.__name__}.{family}.{name}").ENTRY
-    assert isinstance(entry, RecipeSpec)
+    reference = declared[0].value if ":" in declared[0].value else f"{declared[0].value}:{_ENTRY}"
+    kind = f"recipe {name!r} of {_package(declared[0])}:"
+    return _checked(user_files.load_reference(reference, kind=kind), f"{kind} {reference}")
+
+
+def _refuse_clash(name: str, *, own: bool, declared: Sequence[EntryPoint]) -> None:
+    """Raise ConfigError for a name with more than one recipe: none of them is meant more than the others."""
+    if own + len(declared) > 1:
+        places = ["hone itself"] * own + [f"{_package(point)} ({point.value})" for point in declared]
+        raise ConfigError(
+            f"recipe {name!r} exists more than once: in {', in '.join(places)}; rename or uninstall all but one"
+        )
+
+
+@cache
+def _recipe_in_file(reference: str, path: Path, changed_ns: int) -> RecipeSpec:  # noqa: ARG001 - keys of the cache
+    """Run the file once for each of its versions: a config's class must stay the same class through a run."""
+    # The prefix keeps a file named like a library from replacing it.
+    entry = user_files.load_reference(reference, kind=_KIND, prefix="hone_recipe_")
+    return _checked(entry, f"recipe {reference!r}")
+
+
+def _checked(entry: object, place: str) -> RecipeSpec:
+    if not isinstance(entry, RecipeSpec):
+        raise UserCodeError(f"{place} is a {type(entry).__name__}, not a hone.train.job.RecipeSpec")
     return entry
 
 
+def _package(point: EntryPoint) -> str:
+    return "an unnamed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
 def recipes_by_family() -> Mapping[str, Mapping[str, RecipeSpec]]:
-    """Every recipe by its name, by the title of its family."""
+    """Each of hone's recipes by its name, by the title of its family."""
     family = recipe_families()
     order = [*(one for one in TITLES if one in family.values()), *sorted({*family.values()} - {*TITLES})]
     return {

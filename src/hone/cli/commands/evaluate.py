@@ -19,7 +19,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
-from hone.recipes.registry import load_recipe, recipe_names
+from hone.recipes.registry import is_recipe, load_recipe
 from hone.report.run_page import write_report
 from hone.store.robustness import ROBUSTNESS, write_robustness
 from hone.train.config import RunConfig
@@ -86,7 +86,7 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
     if target.run is not None and checkpoint.is_control(target.policy):
         config = checkpoint.config_tree(target.run)
         name = config.get("recipe")
-        entry = load_recipe(name) if isinstance(name, str) and name in recipe_names() else None
+        entry = load_recipe(name) if isinstance(name, str) and is_recipe(name) else None
         if entry is not None and entry.evaluate is not None:
             wanted = EvaluationRequest(policy=target.policy, episodes=problems, seed=target.seed)
             return checkpoint.PolicyEvaluation(

@@ -4,6 +4,7 @@ Belongs here: the layout. The content comes from `hone.store` and the recipes.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.explain import format_value
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
 from hone.report.policy_map import text_rows, value_range, value_shares
 from hone.store.folder import RunFolder, list_runs, open_run
 from hone.store.metrics import read_metrics
@@ -129,9 +130,12 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
 
     Raises ConfigError for a name that is neither.
     """
-    from hone.recipes.registry import recipes_by_family  # noqa: PLC0415 - torch: not needed to show a run
+    from hone.recipes.registry import is_file, load_recipe, recipes_by_family  # noqa: PLC0415 - torch: as above
 
-    grouped = recipes_by_family()
+    if is_file(wanted):
+        show_recipe(screen, wanted, load_recipe(wanted))
+        return
+    grouped = {**recipes_by_family(), "other packages": _installed(screen)}
     known = {name: entry for members in grouped.values() for name, entry in members.items()}
     if wanted:
         members = grouped.get(wanted) or {name: entry for name, entry in known.items() if name == wanted}
@@ -143,11 +147,25 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
         return
     width = max(map(len, known))
     for family, members in grouped.items():
-        screen.title(f"{family} ({len(members)})")
-        for name, entry in members.items():
-            screen.line(f"  {name:{width}}  {entry.summary}")
-        screen.line()
-    screen.line("hone list recipes NAME shows its paper, parts and defaults; NAME may be a family")
+        if members:
+            screen.title(f"{family} ({len(members)})")
+            for name, entry in members.items():
+                screen.line(f"  {name:{width}}  {entry.summary}")
+            screen.line()
+    screen.line("hone list recipes NAME shows its paper, parts and defaults; NAME may be a family or a file.py")
+
+
+def _installed(screen: TerminalScreen) -> "Mapping[str, RecipeSpec]":
+    """Recipes of installed packages; one that cannot be loaded is told of and left out."""
+    from hone.recipes.registry import installed_recipes, load_recipe  # noqa: PLC0415 - torch: as above
+
+    found: dict[str, RecipeSpec] = {}
+    for name in installed_recipes():
+        try:
+            found[name] = load_recipe(name)
+        except HoneError as fault:
+            screen.line(f"warning: {fault}")
+    return found
 
 
 def show_recipe(screen: TerminalScreen, name: str, entry: "RecipeSpec") -> None:

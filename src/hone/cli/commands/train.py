@@ -37,7 +37,7 @@ from hone.config.resolve import ResolvedConfig, read_document, require_consent, 
 from hone.config.toml import KeyPath
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, did_you_mean, run_all_checks
-from hone.recipes.registry import load_recipe, recipe_names
+from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
@@ -203,10 +203,13 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     if not isinstance(recipe, str):
         problem = "is missing" if recipe is None else f"must be a string, got {format_value(recipe)}"
         raise ConfigError(f"recipe in {document.source_of(path)} {problem}; known: {', '.join(recipe_names())}")
-    if recipe not in recipe_names():
+    if not is_recipe(recipe):
         near = did_you_mean(recipe, recipe_names())
         raise ConfigError(f"recipe = {format_value(recipe)} in {document.source_of(path)} is not known{near}")
-    entry = load_recipe(recipe)
+    try:
+        entry = load_recipe(recipe)
+    except HoneError as fault:
+        raise type(fault)(*(f"{document.source_of(path)}: {message}" for message in fault.messages)) from fault
     if "name" not in table:
         _name_after_file(document, place, recipe)
     return PlannedRun(spec=entry, resolved=resolve(entry.config, document, at=place))
@@ -214,7 +217,9 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
 
 def _name_after_file(document: ConfigDocument, place: KeyPath, recipe: str) -> None:
     """Set the default name: a run's is that of its file, a stage's is that of its recipe."""
-    document.set_value((*place, "name"), recipe if place else default_run_name(document), source="the file's name")
+    document.set_value(
+        (*place, "name"), short_name(recipe) if place else default_run_name(document), source="the file's name"
+    )
 
 
 def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
