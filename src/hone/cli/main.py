@@ -6,18 +6,20 @@ Exit codes: 0 success, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 
 130 and 143 interrupted, 141 the output pipe was closed.
 """
 
+import contextlib
 import importlib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import cast
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO, cast
 
 import hone
 from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, command_names, overview
 from hone.config.overrides import split_overrides
-from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mean
+from hone.core.errors import CheckpointWarning, ConfigError, HoneError, InterruptedRun, did_you_mean
 
 # Threads of the tensor library spin for a long time by default while they wait for each other, which made rollouts with
 # reward workers on the same cores many times slower. A short spin costs nothing on an idle machine. Torch reads it.
@@ -71,7 +73,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], command_names())}")
     call = _call(command, arguments[1:])
     module = importlib.import_module(command.module)
-    return cast("Callable[[CommandCall], int]", vars(module)["run"])(call)
+    with _checkpoint_warnings_on_stderr():
+        return cast("Callable[[CommandCall], int]", vars(module)["run"])(call)
 
 
 def _call(command: CommandSpec, arguments: list[str]) -> CommandCall:
@@ -80,6 +83,31 @@ def _call(command: CommandSpec, arguments: list[str]) -> CommandCall:
         arguments, overrides = split_overrides(arguments, switches=command.switches(), options=command.value_flags())
     values = vars(build_parser(command).parse_args(arguments))
     return CommandCall(command=command.name, values=values, overrides=tuple(overrides))
+
+
+@contextlib.contextmanager
+def _checkpoint_warnings_on_stderr() -> Iterator[None]:
+    """Print each CheckpointWarning of the block once, as a line `warning: ...`; other warnings stay as they are."""
+    shown: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, CheckpointWarning):
+            others(message, category, filename, lineno, file, line)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            _print_error(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CheckpointWarning)
+        others, warnings.showwarning = warnings.showwarning, show
+        yield
 
 
 def _print_error(text: str) -> None:

@@ -150,6 +150,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         options=(
             RUNS,
             CommandOption(flag="--config", help="every setting with its origin"),
+            CommandOption(flag="--verify", help="hash every file of every checkpoint; exit code 3 for a damaged one"),
             CommandOption(flag="--map", help="control on a grid: action and value of the policy in each cell"),
         ),
     ),

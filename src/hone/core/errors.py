@@ -34,6 +34,10 @@ class DataError(HoneError):
     exit_code = 3
 
 
+class CheckpointWarning(UserWarning):
+    """An older checkpoint is used because newer ones are damaged; issued by `warnings.warn`."""
+
+
 class UserCodeError(HoneError):
     """A reward function, environment or other code of the user's failed or broke its contract."""
 

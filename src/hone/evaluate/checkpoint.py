@@ -32,6 +32,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.store.durable import Json
 from hone.store.folder import open_run
+from hone.store.verification import verify_policy
 
 FRESH_SEED_OFFSET = 1 << 29
 """Added to the seed of an evaluation on other problems than the run's own."""
@@ -83,6 +84,7 @@ def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: 
     """
     if run is None:
         raise ConfigError(f"{policy} is not in a run, so its task is unknown; name a run, or a checkpoint in its run")
+    verify_policy(policy)
     if is_control(policy):
         notes: list[str] = []
         config = config_tree(run)

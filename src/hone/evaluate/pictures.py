@@ -26,12 +26,12 @@ def write_policy_pictures(run: Path) -> list[str]:
     steps = found.steps()
     if not steps:
         return []
-    step = steps[-1]
     if not is_control(
-        found.folder / step_name(step) / "policy"
+        found.folder / step_name(steps[-1]) / "policy"
     ):  # before the checksums are verified: the checkpoint may have gigabytes
         return []
-    folder = found.newest_intact().policy_folder
+    newest = found.newest_policy()
+    folder, step = newest.policy_folder, newest.step
     config = config_tree(run)
     made: list[str] = []
     if isinstance(config.get("env"), dict):
@@ -51,8 +51,7 @@ def write_policy_pictures(run: Path) -> list[str]:
 
 def newest_map(run: Path) -> PolicyMap:
     """Make the map of the newest checkpoint's policy. Raises DataError for other policies and environments."""
-    checkpoints = open_run(run, clock=SystemClock()).checkpoints()
-    folder = checkpoints.newest_intact().policy_folder
-    if not is_control(folder):
+    newest = open_run(run, clock=SystemClock()).checkpoints().newest_policy()
+    if not is_control(newest.policy_folder):
         raise DataError(f"{run}: its policy is a language model; a map needs a control policy on a grid")
-    return policy_map(folder, config_tree(run), step=checkpoints.steps()[-1])
+    return policy_map(newest.policy_folder, config_tree(run), step=newest.step)

@@ -7,14 +7,14 @@ name first. A process that dies at any instruction leaves version v or version v
 A checkpoint contains `state/` (codec), `policy/` (written by the caller's callback) and `manifest.json`.
 """
 
-import hashlib
 import re
 import shutil
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hone.core.errors import DataError
+from hone.core.errors import CheckpointWarning, DataError
 from hone.core.state import State
 from hone.store.codec import read_state, write_state
 from hone.store.durable import (
@@ -30,11 +30,15 @@ from hone.store.durable import (
     writing,
     writing_tensors,
 )
-
-CHECKPOINT_FORMAT = 1
-MANIFEST = "manifest.json"
-POLICY = "policy"
-STATE = "state"
+from hone.store.verification import (
+    CHECKPOINT_FORMAT,
+    MANIFEST,
+    POLICY,
+    STATE,
+    checkpoint_faults,
+    manifest_digest,
+    require_known_format,
+)
 
 _STEP_NAME = re.compile(r"step_(\d{8,})")
 _TEMPORARY = ".tmp_"
@@ -119,18 +123,26 @@ class CheckpointFolder:
         Raises DataError if there is none (a run never starts from scratch by itself), and if a newer hone wrote the
         newest one.
         """
-        warnings: list[str] = []
+        skipped: list[str] = []
         for step in reversed(self.steps()):
             checkpoint, fault = self._verify(step)
             if checkpoint is not None:
-                return Checkpoint(step=step, folder=checkpoint.folder, score=checkpoint.score, warnings=tuple(warnings))
-            warnings.append(f"checkpoint skipped: {fault}")
-        if warnings:
-            raise DataError(f"no intact checkpoint in {self.folder}; nothing was started or changed", *warnings)
+                return replace(checkpoint, warnings=tuple(skipped))
+            skipped.append(f"checkpoint skipped: {fault}")
+        if skipped:
+            raise DataError(f"no intact checkpoint in {self.folder}; nothing was started or changed", *skipped)
         raise DataError(
             f"no checkpoint in {self.folder}, so the run cannot be resumed; to start from the beginning, omit "
             f"--resume and give a new --name, or remove {self.folder.parent}"
         )
+
+    def newest_policy(self) -> Checkpoint:
+        """`newest_intact`, for its policy: issues a CheckpointWarning for each damaged newer one, and names the one
+        that is used instead."""
+        found = self.newest_intact()
+        for skipped in found.warnings:
+            warnings.warn(f"{skipped}; {found.folder} is used instead", CheckpointWarning, stacklevel=2)
+        return found
 
     def at(self, step: int) -> Checkpoint:
         """Checkpoint of one step, verified. Raises DataError if it is missing or damaged."""
@@ -141,6 +153,18 @@ class CheckpointFolder:
         if checkpoint is None:
             raise DataError(fault)
         return checkpoint
+
+    def faults(self, *, contents: bool) -> dict[int, str]:
+        """First fault of each damaged or unreadable checkpoint by its step; without `contents`, by file sizes alone."""
+        found: dict[int, str] = {}
+        for step in self.steps():
+            try:
+                _, fault = self._verify(step, contents=contents)
+            except DataError as error:  # of a newer format
+                fault = str(error)
+            if fault:
+                found[step] = fault
+        return found
 
     def remove_leftovers(self) -> list[str]:
         """Remove the leftovers of a killed process; call it at start, under the run's lock. Returns messages."""
@@ -201,7 +225,7 @@ class CheckpointFolder:
         failpoint("ckpt.before_manifest")
         manifest: dict[str, Json] = {"format": CHECKPOINT_FORMAT, "step": step, "score": finite_or_none(score)}
         manifest |= {"files": files}
-        write_file(folder / MANIFEST, to_json(manifest | {"sha256": _digest(manifest)}, indent=1))
+        write_file(folder / MANIFEST, to_json(manifest | {"sha256": manifest_digest(manifest)}, indent=1))
         failpoint("ckpt.after_manifest")
         for place in (folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
             sync_path(place)
@@ -243,21 +267,17 @@ class CheckpointFolder:
         names = (name if number == 1 else f"{name}_{number}" for number in range(1, 1_000_000))
         return next(path for path in map(self.folder.joinpath, names) if not path.exists())
 
-    def _verify(self, step: int) -> tuple[Checkpoint | None, str]:
+    def _verify(self, step: int, *, contents: bool = True) -> tuple[Checkpoint | None, str]:
         folder = self.folder / step_name(step)
         try:
             manifest = read_json_object(folder / MANIFEST)
         except DataError as error:
             return None, str(error)
-        version = manifest.get("format")
-        if isinstance(version, int) and version > CHECKPOINT_FORMAT:
-            raise DataError(
-                f"{folder} has checkpoint format {version}, this hone reads up to {CHECKPOINT_FORMAT}; "
-                "upgrade hone, or choose an older checkpoint"
-            )
-        fault = _first_fault(folder, step, manifest)
-        if fault:
+        require_known_format(folder, manifest)
+        if fault := next(checkpoint_faults(folder, manifest, contents=contents), ""):
             return None, fault
+        if manifest.get("step") != step:
+            return None, f"{folder / MANIFEST} has step {manifest.get('step')}"
         return Checkpoint(step=step, folder=folder, score=self._score(step)), ""
 
 
@@ -274,29 +294,3 @@ def _file_hashes(folder: Path) -> dict[str, Json]:
         name = path.relative_to(folder).as_posix()
         files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     return files
-
-
-def _digest(manifest: dict[str, Json]) -> str:
-    return hashlib.sha256(to_json(manifest)).hexdigest()
-
-
-def _first_fault(folder: Path, step: int, manifest: dict[str, Json]) -> str | None:
-    """First fault of a checkpoint, with file, hash and expected value; None if it is intact."""
-    claimed = manifest.get("sha256")
-    actual = _digest({key: value for key, value in manifest.items() if key != "sha256"})
-    if claimed != actual:
-        return f"{folder / MANIFEST} has sha256 {actual}, its own record has {claimed}"
-    if manifest.get("step") != step:
-        return f"{folder / MANIFEST} has step {manifest.get('step')}"
-    files = manifest.get("files")
-    for name, expected in (files if isinstance(files, dict) else {}).items():
-        path = folder / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if not isinstance(expected, dict):
-            return f"{folder / MANIFEST} does not describe {name}"
-        if path.stat().st_size != expected.get("bytes"):
-            return f"{path} has {path.stat().st_size} bytes, expected {expected.get('bytes')}"
-        if (found := sha256(path)) != expected.get("sha256"):
-            return f"{path} has sha256 {found}, expected {expected.get('sha256')}"
-    return None

@@ -22,6 +22,7 @@ from hone.core.generation import GenerationStats
 from hone.recipes.registry import is_recipe, load_recipe
 from hone.report.run_page import write_report
 from hone.store.robustness import ROBUSTNESS, write_robustness
+from hone.store.verification import verify_policy
 from hone.train.config import RunConfig
 from hone.train.job import EvaluationRequest
 
@@ -160,9 +161,10 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     """Find the model folder and its run from a model folder, a checkpoint folder, or a run (its newest checkpoint).
 
-    Raises DataError with the nearest name.
+    Files of a checkpoint are verified. Raises DataError for damaged ones, and for an unknown run with the nearest name.
     """
     path = Path(text)
+    verify_policy(path)
     for folder in (path, path / "policy"):
         a_policy = (folder / "config.json").is_file() or (folder / "policy.json").is_file()
         if a_policy and not (folder / "manifest.json").is_file():
@@ -172,7 +174,7 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
             owner = above[2] if len(above) > 2 else None
             return folder, owner if owner is not None and (owner / "manifest.json").is_file() else None
     found = find_run(text, runs)
-    return found.checkpoints().newest_intact().policy_folder, found.path
+    return found.checkpoints().newest_policy().policy_folder, found.path
 
 
 def show_scores(screen: TerminalScreen, scores: Mapping[str, float]) -> None:

@@ -33,7 +33,7 @@ def run(call: CommandCall) -> int:
         if call.switch("map"):
             show_map(screen, folder)
         else:
-            show_run(screen, folder, whole=call.switch("config"))
+            show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))
     elif call.text("what") == "recipes":
         list_recipes(screen, call.text("name"))
     elif call.text("what") == "runs":
@@ -54,11 +54,17 @@ def find_run(text: str, runs: Path) -> RunFolder:
     raise DataError(f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which contains no runs'}")
 
 
-def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool) -> None:
-    """Print facts, settings, checkpoints and the last metrics of a run."""
+def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify: bool = False) -> None:
+    """Print facts, settings, checkpoints and the last metrics of a run.
+
+    Checkpoints whose files are missing or have another size are marked; with `verify` every file is hashed as well.
+    Raises DataError at the end if `verify` found a damaged one.
+    """
     manifest = folder.manifest()
     versions = ", ".join(f"{name} {version}" for name, version in manifest.metadata.versions.items())
     steps = folder.checkpoints().steps()
+    damaged = folder.checkpoints().faults(contents=verify)
+    marks = [f"{step} (damaged)" if step in damaged else str(step) for step in steps]
     screen.title(f"{folder.name}: {manifest.metadata.recipe}")
     screen.rows(
         [
@@ -66,7 +72,7 @@ def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool) -> None:
             ("created", manifest.created_at),
             ("machine", manifest.metadata.machine),
             ("versions", f"hone {manifest.metadata.hone_version}, {versions}".rstrip(", ")),
-            ("checkpoints", ", ".join(str(step) for step in steps) or "none yet"),
+            ("checkpoints", (", ".join(marks) or "none yet") + (", every file verified" if verify else "")),
             ("report", str(folder.report_path) if folder.report_path.exists() else "not written yet"),
         ]
     )
@@ -75,6 +81,10 @@ def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool) -> None:
     screen.rows([(key, format_value(item.value), item.origin) for key, item in settings.items()])
     screen.line()
     _show_metrics(screen, folder)
+    if verify and damaged:
+        raise DataError(*damaged.values())
+    for fault in damaged.values():
+        screen.line(f"damaged: {fault}")
 
 
 def show_map(screen: TerminalScreen, folder: RunFolder) -> None:

@@ -15,6 +15,7 @@ from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
 from hone.store.folder import open_run
+from hone.store.verification import verify_policy
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 
@@ -148,11 +149,16 @@ def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:
 
 
 def policy_folder(path: Path) -> Path:
-    """Folder of weights for `path`: itself, a checkpoint's, or that of a run's newest intact checkpoint."""
+    """Folder of weights for `path`: itself, a checkpoint's, or that of a run's newest intact checkpoint.
+
+    Files of a checkpoint are verified. Raises DataError for damaged ones, and issues a CheckpointWarning for a newer
+    checkpoint of a run that is damaged.
+    """
+    verify_policy(path)
     if (path / "policy").is_dir():
         return path / "policy"
     if (path / "checkpoints").is_dir():
-        return open_run(path, clock=SystemClock()).checkpoints().newest_intact().policy_folder
+        return open_run(path, clock=SystemClock()).checkpoints().newest_policy().policy_folder
     return path
 
 
