@@ -38,6 +38,25 @@ class ScorerInput:
         return max(1, sum(message["role"] == "assistant" for message in self.messages))
 
 
+class DatasetRow(Protocol):
+    """Row of a dataset, as scorers check it before a run."""
+
+    @property
+    def columns(self) -> Mapping[str, object]:
+        """All columns beside the prompt; None where the row lacks one."""
+        ...
+
+    @property
+    def row(self) -> int:
+        """Number in its file, counted from 1; the line of a JSONL file."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """File or task that it came from."""
+        ...
+
+
 class ScoreBatch(Protocol):
     """Scores of some answers, in their order."""
 

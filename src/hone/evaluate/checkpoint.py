@@ -226,7 +226,13 @@ def _prepared(
 ) -> TextEvaluation:
     """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more."""
     load = partial(load_reward_model, device=device, tokenizer=tokenizer)
-    exam = prepare_evaluation(config, tokenizer, context=context, scorer=reward_scorer(config.rewards, load=load))
+    scorer = reward_scorer(config.rewards, load=load)
+    exam = prepare_evaluation(config, tokenizer, context=context, scorer=scorer)
+    try:
+        scorer.check(exam.examples.column_names(), exam.examples.rows)
+    except BaseException:
+        exam.close()
+        raise
     if config.task.is_generated or not seed:
         return replace(exam, prompts=exam.prompts[:problems])
     order = permutation(seed, "exam", count=len(exam.prompts))[:problems]

@@ -122,7 +122,7 @@ def _inspect_function(
     takes = frozenset(named) - given
     needs = frozenset(key for key in takes if named[key].default is inspect.Parameter.empty)
     if form == "verl":
-        needs = frozenset({"ground_truth"})
+        needs -= _VERL_DEFAULTS.keys()
     return LoadedFunction(
         name=name,
         call=function,

@@ -132,11 +132,12 @@ def split_into_units(
 def plan_jobs(
     ticket: RewardTicket, function: int, *, unit: Literal["sample", "group"], form: str, job_size: int, workers: int
 ) -> list[RewardJob]:
-    """Jobs for a batch: small enough to keep all workers busy, and to notice a hang soon."""
-    count = len(ticket.batch.completions)
-    size = max(1, min(job_size, -(-count // workers)))
+    """Jobs for the answers of a batch without a result: small enough to keep all workers busy, and to notice a hang
+    soon."""
+    open_samples = [index for index, result in enumerate(ticket.results[function]) if result is None]
+    size = max(1, min(job_size, -(-len(open_samples) // workers)))
     blocks: list[list[tuple[int, ...]]] = [[]]
-    for one in split_into_units(ticket.batch, unit, range(count)):
+    for one in split_into_units(ticket.batch, unit, open_samples):
         if sum(map(len, blocks[-1])) >= size:
             blocks.append([])
         blocks[-1].append(one)

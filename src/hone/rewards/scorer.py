@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hone.core.judging import ScorerInput
+from hone.core.judging import DatasetRow, ScorerInput
 from hone.core.state import State
 from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardsConfig
@@ -20,8 +20,8 @@ from hone.rewards.workers import RewardWorkerPool
 class RewardMember(Protocol):
     """One reward, or all functions: scores answers in its own way."""
 
-    def check(self, columns: Collection[str]) -> None:
-        """Raise HoneError where it cannot score the answers of a dataset with these columns."""
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+        """Raise HoneError where it cannot score the answers of a dataset with these columns and rows."""
         ...
 
     def submit(self, answers: Sequence[ScorerInput]) -> Any:  # noqa: ANN401 - a ticket of its own kind
@@ -43,8 +43,8 @@ class FunctionMember:
 
     pool: RewardWorkerPool
 
-    def check(self, columns: Collection[str]) -> None:
-        self.pool.check({*columns, "messages", "tokens"})
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+        self.pool.check({*columns, "messages", "tokens"}, rows)
 
     def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
         return self.pool.submit(reward_batch(answers))
@@ -66,10 +66,10 @@ class RewardScorer:
     budget: UnscoredBudget
     pending_notes: list[str] = field(default_factory=list[str])
 
-    def check(self, columns: Collection[str]) -> None:
-        """Raise HoneError where a reward cannot score the answers of a dataset with these columns."""
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+        """Raise HoneError where a reward cannot score the answers of a dataset with these columns and rows."""
         for _, member in self.members:
-            member.check(columns)
+            member.check(columns, rows)
 
     def submit(self, answers: Sequence[ScorerInput]) -> list[Any]:
         return [member.submit(answers) for _, member in self.members]

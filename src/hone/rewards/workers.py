@@ -16,7 +16,8 @@ from typing import TypeAlias, cast
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError, did_you_mean
+from hone.core.judging import DatasetRow
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.rewards.config import RewardsConfig, unique_names
 from hone.rewards.functions import check_reference
@@ -34,6 +35,7 @@ from hone.rewards.jobs import (
     plan_jobs,
     split_into_units,
 )
+from hone.rewards.references import ReferenceRule, missing_rows
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result
 from hone.rewards.wire import encode
 
@@ -67,11 +69,11 @@ class RewardWorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self, columns: Collection[str]) -> None:
-        """Import all functions in a worker, and see that the dataset has the columns that they name.
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+        """Import all functions in a worker, and see that the dataset has the columns that they name, in every row.
 
         Raises ConfigError (a reference that is none), UserCodeError (import fails, no such name, unknown form, a column
-        is missing), all faults at once.
+        is missing), DataError (rows without a value in a column that a function cannot do without), all faults at once.
         """
         self._start()
         faults: list[str] = []
@@ -81,8 +83,11 @@ class RewardWorkerPool:
                 faults.append(
                     f"reward function {name!r} asks for a column {column!r} that the dataset does not have{near}"
                 )
+        wrong_rows = missing_rows(rows, [self._reference_rule(place) for place in range(len(self._names))])
         if faults:
-            raise UserCodeError(*faults)
+            raise UserCodeError(*faults, *wrong_rows)
+        if wrong_rows:
+            raise DataError(*wrong_rows)
 
     def submit(self, batch: RewardBatch) -> RewardTicket:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
@@ -94,6 +99,8 @@ class RewardWorkerPool:
             raise ValueError(f"a batch of {count} completions needs {count} values of everything: {', '.join(wrong)}")
         functions = len(self._names)
         ticket = RewardTicket(batch, [[None] * count for _ in range(functions)], count * functions)
+        for function in range(functions):
+            self._settle_missing_references(ticket, function)
         with self._changed:
             for function in range(functions):
                 self._jobs.extend(
@@ -108,6 +115,22 @@ class RewardWorkerPool:
                 )
             self._changed.notify_all()
         return ticket
+
+    def _settle_missing_references(self, ticket: RewardTicket, function: int) -> None:
+        """Record that answers without a reference have no score; the function is not called on them."""
+        rule = self._reference_rule(function)
+        reasons = rule.unscorable(ticket.batch.columns, len(ticket.batch.completions))
+        for index, reason in reasons.items():
+            ticket.results[function][index] = failed_result(ScoreStatus.UNSCORABLE, reason)
+        ticket.pending -= len(reasons)
+
+    def _reference_rule(self, function: int) -> ReferenceRule:
+        """The columns that a function needs in each row."""
+        return ReferenceRule(
+            name=self._names[function],
+            use=self._functions[function].use,
+            required=self._signatures[function].required_columns,
+        )
 
     def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
         """Wait for batches; each function's results in the order of the tickets, and tracebacks of new errors.
@@ -160,7 +183,7 @@ class RewardWorkerPool:
                 raise ConfigError("the worker pool was closed before these scores were ready")
         columns = [cast("list[RewardResult]", column) for column in ticket.results]
         for name, record, column in zip(self._names, self._stats, columns, strict=True):
-            if column and not record.has_succeeded:
+            if not record.has_succeeded and any(result.status is not ScoreStatus.UNSCORABLE for result in column):
                 reasons = dict.fromkeys(result.reason for result in column)
                 raise UserCodeError(
                     f"reward function {name!r} failed on all {len(column)} answers of its first batch:",
@@ -187,7 +210,8 @@ class RewardWorkerPool:
 
     def _fail(self, error: HoneError) -> None:
         with self._changed:
-            self._fatal = self._fatal or error
+            if not self._closing:  # a worker that was still starting is killed by `close`
+                self._fatal = self._fatal or error
             self._changed.notify_all()
 
     def _next_jobs(self) -> list[RewardJob]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
-from hone.core.judging import ScorerInput
+from hone.core.judging import DatasetRow, ScorerInput
 from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
 from hone.evaluate.text.open_policy import policy_folder
 from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head
@@ -70,9 +70,9 @@ class RewardModelMember:
         self._config, self._load = config, load
         self._model: ScalarHeadModel | None = None
 
-    def check(self, columns: Collection[str]) -> None:
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
         """Load the model. Raises DataError."""
-        del columns
+        del columns, rows
         self._loaded()
 
     def submit(self, answers: Sequence[ScorerInput]) -> Sequence[NDArray[np.int32]]:
@@ -123,7 +123,7 @@ class RewardServerMember:
         )
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="reward-server")
 
-    def check(self, columns: Collection[str]) -> None:
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
         """Nothing is asked before the first answer: the server may start later."""
 
     def submit(self, answers: Sequence[ScorerInput]) -> ServerTicket:

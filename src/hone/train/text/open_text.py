@@ -163,7 +163,7 @@ def _policy_warnings(path: str) -> list[str]:
 
 
 def _check_rewards(inputs: TextInputs[T]) -> list[str]:
-    inputs.scorer.check(inputs.examples.column_names())
+    inputs.scorer.check(inputs.examples.column_names(), inputs.examples.rows)
     return []
 
 
@@ -173,7 +173,7 @@ def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     assert inputs.held_out is not None
     same = inputs.rewards == inputs.config.evaluation.rewards
     scorer = inputs.scorer if same else inputs.evaluation_scorer
-    scorer.check(inputs.held_out.column_names())
+    scorer.check(inputs.held_out.column_names(), inputs.held_out.rows)
     return []
 
 
