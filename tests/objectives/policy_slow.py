@@ -196,7 +196,7 @@ def between(low: float, high: float, x: float) -> float:
 
 def kpop(s: Slow, t: int) -> Tensor:
     p, q = math.exp(s.proximal[t]), math.exp(s.then[t])
-    return (p / q if binary_kl(p, q) + binary_kl(q, p) <= 0.05 else 0.0) * proximal_ppo(s, t)
+    return (p / q if max(binary_kl(p, q), binary_kl(q, p)) <= 0.05 else 0.0) * proximal_ppo(s, t)
 
 
 def k2(s: Slow, t: int) -> Tensor:

@@ -47,12 +47,14 @@ def test_by_hand() -> None:
 
 
 def test_kpop_masks_by_divergence() -> None:
-    """rho = 3 from 1e-4 moves nothing and stays; rho = 1.8 from 0.5 to 0.9 has 0.88 nats of symmetric divergence."""
+    """rho = 3 from 1e-4 moves nothing and stays; rho = 1.8 from 0.5 to 0.9 has 0.37 nats one way and 0.51 the other:
+    the bound is on the larger, not on their sum.
+    """
     then, proximal = column(1e-4, 0.5).log(), column(3e-4, 0.9).log()
-    divergence = 0.4 * (math.log(0.9 / 0.1) - math.log(0.5 / 0.5))
-    assert divergence == pytest.approx(0.8789, abs=1e-4)
-    torch.testing.assert_close(mismatch.kpop(proximal, then, max_divergence_nats=0.87), column(3.0, 0.0))
-    torch.testing.assert_close(mismatch.kpop(proximal, then, max_divergence_nats=0.88), column(3.0, 1.8))
+    forward, backward = 0.9 * math.log(1.8) + 0.1 * math.log(0.2), 0.5 * math.log(1 / 1.8) + 0.5 * math.log(5)
+    assert (forward, backward) == (pytest.approx(0.3681, abs=1e-4), pytest.approx(0.5108, abs=1e-4))
+    torch.testing.assert_close(mismatch.kpop(proximal, then, max_divergence_nats=0.51), column(3.0, 0.0))
+    torch.testing.assert_close(mismatch.kpop(proximal, then, max_divergence_nats=0.52), column(3.0, 1.8))
 
 
 def test_off_policy_masking_drops_only_blamed_and_distant_answers() -> None:

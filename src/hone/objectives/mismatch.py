@@ -14,6 +14,7 @@ correct twice.
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from hone.objectives.ratios import (
     LOG_RATIO_LIMIT,
@@ -22,7 +23,7 @@ from hone.objectives.ratios import (
     sequence_mean,
     sequence_sum,
 )
-from hone.objectives.shapes import Indices, Multiplier, PerDecision
+from hone.objectives.shapes import Indices, Metrics, Multiplier, PerDecision
 from hone.objectives.terms import LossTerms, scale_terms
 from hone.objectives.trust import binary_kl
 
@@ -45,9 +46,11 @@ def geometric_log_ratio(proximal: PerDecision, then: PerDecision, sequence: Indi
     return sequence_mean(logp_difference(proximal, then), sequence).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def truncated_weight(log_ratio: PerDecision, *, weight_cap: float) -> PerDecision:
-    """min(exp(log_ratio), weight_cap): biased where it is capped, bounded in variance."""
-    return log_ratio.exp().clamp(max=weight_cap)
+def truncated_weight(log_ratio: PerDecision, *, weight_cap: float, weight_floor: float = 0.0) -> PerDecision:
+    """exp(log_ratio), at most `weight_cap` and at least `weight_floor`: biased where it is bounded, of bounded
+    variance.
+    """
+    return log_ratio.exp().clamp(min=weight_floor, max=weight_cap)
 
 
 def masked_weight(log_ratio: PerDecision, *, weight_floor: float, weight_cap: float) -> PerDecision:
@@ -65,9 +68,15 @@ def ratio_in_range(log_ratio: PerDecision, *, ratio_floor: float, ratio_cap: flo
     return ((weight >= ratio_floor) & (weight <= ratio_cap)).to(log_ratio.dtype)
 
 
-def truncated_is(proximal: PerDecision, then: PerDecision, *, weight_cap: float = 2.0) -> PerDecision:
-    """min(rho, 2), rho = exp(proximal - then): truncated importance sampling (Yao et al., 2025)."""
-    return truncated_weight(token_log_ratio(proximal, then), weight_cap=weight_cap)
+def truncated_is(
+    proximal: PerDecision, then: PerDecision, *, weight_cap: float = 2.0, weight_floor: float = 0.0
+) -> PerDecision:
+    """min(rho, 2), rho = exp(proximal - then): truncated importance sampling (Yao et al., 2025).
+
+    `weight_floor` raises smaller weights to it (TRL's `token_truncate` with a `clip_min`, OpenRLHF's `tis`, AReaL's
+    `clamp` with a `lower`); 0 is the published form.
+    """
+    return truncated_weight(token_log_ratio(proximal, then), weight_cap=weight_cap, weight_floor=weight_floor)
 
 
 def masked_is(
@@ -85,22 +94,33 @@ def icepop(
 
 
 @torch.no_grad()
+def symmetric_binary_kl(proximal: PerDecision, then: PerDecision) -> PerDecision:
+    """max(KL(p || q), KL(q || p)) of "this token or another" in nats, p = exp(proximal), q = exp(then)."""
+    return torch.maximum(binary_kl(proximal, then), binary_kl(then, proximal))
+
+
+@torch.no_grad()
 def kpop(proximal: PerDecision, then: PerDecision, *, max_divergence_nats: float = 2.0) -> PerDecision:
-    """rho where KL(p || q) + KL(q || p) of "this token or another" is at most `max_divergence_nats`, else 0 (KPop,
-    2026).
+    """rho where KL(p || q) and KL(q || p) of "this token or another" are both at most `max_divergence_nats`, else 0
+    (KPop, 2026).
 
     A fixed region of ratios masks less and less as the engine drifts on rare tokens; a divergence does not. The bound
-    is AReaL's documented one (binary_kl, 2.0); the original's could not be read.
+    holds for each direction, that is for their maximum, as in AReaL (`binary_kl`, whose documented bound is 2.0); the
+    original's could not be read. AReaL clamps probabilities to [1e-8, 1 - 1e-8]; here only the other outcome's is
+    floored.
     """
-    divergence = binary_kl(proximal, then) + binary_kl(then, proximal)
+    divergence = symmetric_binary_kl(proximal, then)
     return torch.where(divergence <= max_divergence_nats, token_log_ratio(proximal, then).exp(), 0.0)
 
 
 def sequence_truncated_is(
-    proximal: PerDecision, then: PerDecision, sequence: Indices, *, weight_cap: float = 2.0
+    proximal: PerDecision, then: PerDecision, sequence: Indices, *, weight_cap: float = 2.0, weight_floor: float = 0.0
 ) -> PerDecision:
-    """min(product of the sequence's rho, 2) (verl's sequence level)."""
-    return truncated_weight(sequence_log_ratio(proximal, then, sequence), weight_cap=weight_cap)
+    """min(product of the sequence's rho, 2), at least `weight_floor` (verl's sequence level; TRL's
+    `sequence_truncate`).
+    """
+    log_ratio = sequence_log_ratio(proximal, then, sequence)
+    return truncated_weight(log_ratio, weight_cap=weight_cap, weight_floor=weight_floor)
 
 
 def sequence_masked_is(
@@ -111,10 +131,13 @@ def sequence_masked_is(
 
 
 def geometric_truncated_is(
-    proximal: PerDecision, then: PerDecision, sequence: Indices, *, weight_cap: float = 2.0
+    proximal: PerDecision, then: PerDecision, sequence: Indices, *, weight_cap: float = 2.0, weight_floor: float = 0.0
 ) -> PerDecision:
-    """min(geometric mean of the sequence's rho, 2) ("sequence level" in AReaL and ms-swift)."""
-    return truncated_weight(geometric_log_ratio(proximal, then, sequence), weight_cap=weight_cap)
+    """min(geometric mean of the sequence's rho, 2), at least `weight_floor` ("sequence level" in AReaL and
+    ms-swift).
+    """
+    log_ratio = geometric_log_ratio(proximal, then, sequence)
+    return truncated_weight(log_ratio, weight_cap=weight_cap, weight_floor=weight_floor)
 
 
 def geometric_rejection(
@@ -150,3 +173,36 @@ def with_mismatch_correction(terms: LossTerms, factor: Multiplier) -> LossTerms:
             "mismatch/dropped_fraction": (data == 0).to(data.dtype),
         },
     )
+
+
+@torch.no_grad()
+def mismatch_diagnostics(proximal: PerDecision, then: PerDecision, sequence: Indices) -> Metrics:
+    """Figures of the mismatch that tell how far importance weights can be trusted, by decision or by answer.
+
+    Per answer `[answers]`: the perplexity exp(-mean log p) under trainer and engine, their ratio, and the difference of
+    their logarithms in nats. chi-square divergences of trainer from engine, E[rho^2] - 1 on the engine's tokens: by
+    token `[n]`, and by answer with rho the product of its ratios `[answers]`. Log-ratios are bounded to 20 nats before
+    they are squared. The means are those of verl's `rollout_corr/*`: training_ppl, rollout_ppl, ppl_ratio,
+    log_ppl_abs_diff, k3_kl, chi2_token, chi2_seq.
+    """
+    trainer, engine = at_least_float32(proximal).double(), at_least_float32(then).double()
+    count = torch.bincount(sequence)
+    answers = count.nonzero()[:, 0]
+
+    def by_answer(values: PerDecision) -> Tensor:
+        return values.new_zeros(len(count)).index_add(0, sequence, values)[answers]
+
+    length, gap = count[answers], trainer - engine
+    log_perplexity, engine_log_perplexity = -by_answer(trainer) / length, -by_answer(engine) / length
+    apart = log_perplexity - engine_log_perplexity
+    bounded = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    product = by_answer(gap).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return {
+        "mismatch/perplexity_trainer": log_perplexity.exp(),
+        "mismatch/perplexity_engine": engine_log_perplexity.exp(),
+        "mismatch/perplexity_ratio": apart.exp(),
+        "mismatch/log_perplexity_gap": apart.abs(),
+        "mismatch/k3_nats": torch.expm1(bounded) - bounded,
+        "mismatch/chi2_token": torch.expm1(2.0 * bounded),
+        "mismatch/chi2_answer": torch.expm1(2.0 * product),
+    }

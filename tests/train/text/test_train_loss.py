@@ -20,17 +20,8 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.learner.gradient import micro_batches
 from hone.train.learner.metrics import MetricsAccumulator, effective_sample_share
-from hone.train.text.loss import (
-    RatioConfig,
-    StepColumns,
-    TokenLoss,
-    TokenLossSpec,
-    TokenView,
-    mismatch_metrics,
-    require_small_mismatch,
-    resolve_correction,
-    resolve_denominator,
-)
+from hone.train.text.loss import StepColumns, TokenLoss, TokenLossSpec, TokenView, mismatch_metrics
+from hone.train.text.ratio import RatioConfig, require_small_mismatch, resolve_correction, resolve_denominator
 from hone.train.text.rows import TokenLayout, TokenRows
 
 LAYOUT = TokenLayout(scheme=token_mean)
@@ -258,7 +249,6 @@ def test_a_correction_multiplies_the_loss(ratio, expected) -> None:
     ("ratio", "said"),
     [
         (RatioConfig(weight_cap=2.0), 'are bounds of a learner.ratio.correction; it is "none"'),
-        (RatioConfig(correction="truncated_is", weight_floor=0.5), "has no lower bound"),
         (RatioConfig(correction="kpop", weight_floor=0.5), "has no lower bound"),
     ],
 )

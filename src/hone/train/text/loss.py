@@ -13,88 +13,22 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
-from hone.core.credit import Credits, Metrics
+from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.core.errors import DivergedError
 from hone.core.ragged import offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import TopKTokens
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.mismatch import (
-    geometric_rejection,
-    geometric_truncated_is,
-    icepop,
-    kpop,
-    masked_is,
-    sequence_masked_is,
-    sequence_truncated_is,
-    truncated_is,
-    with_mismatch_correction,
-)
+from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import TermWeights, WeightingScheme
-from hone.train.learner.config import LearnerConfig
+from hone.train.text.ratio import CorrectionFactor
 from hone.train.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
-Denominator = Literal["auto", "self", "recomputed", "recorded"]
-Correction = Literal[
-    "none",
-    "truncated_is",
-    "masked_is",
-    "icepop",
-    "kpop",
-    "sequence_truncated_is",
-    "sequence_masked_is",
-    "geometric_truncated_is",
-    "geometric_kept",
-]
 TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 """`[N]` factor on the loss of each decision of an optimizer step, or whether it is kept."""
-CorrectionFactor = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Log-probabilities of trainer and behaviour policy `[n]`, and the tokens' sequences `[n]` -> factor `[n]`."""
-
-CORRECTIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    "truncated_is": (truncated_is, ("weight_cap",)),
-    "masked_is": (masked_is, ("weight_floor", "weight_cap")),
-    "icepop": (icepop, ("weight_floor", "weight_cap")),
-    "kpop": (kpop, ("most_nats",)),
-    "sequence_truncated_is": (sequence_truncated_is, ("weight_cap",)),
-    "sequence_masked_is": (sequence_masked_is, ("weight_floor", "weight_cap")),
-    "geometric_truncated_is": (geometric_truncated_is, ("weight_cap",)),
-    "geometric_kept": (geometric_rejection, ("ratio_floor", "ratio_cap")),
-}
-"""Factor of each correction, and its bounds: the floor, where it has one, and the cap."""
-TOKEN_CORRECTIONS = ("truncated_is", "masked_is", "icepop", "kpop")
-"""Those that look at each token by itself."""
-
-
-class RatioConfig(Config):
-    """Denominator of the importance ratio, its correction, and the mismatch that stops a run."""
-
-    denominator: Denominator = "auto"
-    """`self`: the policy as it is, so that the ratio is exactly 1 (one optimizer step per rollout); `recomputed`: the
-    trainer's own log-probability before the update, one more forward pass; `recorded`: that of the behaviour policy.
-    `auto` is the first that fits: `self`, else `recomputed`, and `recorded` where answers may be older than the
-    policy."""
-    correction: Correction = "none"
-    """Factor on each token's loss that corrects from the behaviour policy to the trainer's policy before the update."""
-    weight_cap: float | None = Field(default=None, gt=0)
-    """Largest factor (`kpop`: largest divergence in nats); the method's own by default."""
-    weight_floor: float | None = Field(default=None, ge=0)
-    """Factors below this count as 0, for the methods that mask; the method's own by default."""
-    max_mismatch_nats: float | None = Field(default=None, gt=0)
-    """Mean |trainer - engine| of a step's log-probabilities above which the run stops; unset: never."""
-
-
-class RatioLearnerConfig(LearnerConfig):
-    """AdamW, epochs and minibatches, and the importance ratio."""
-
-    ratio: RatioConfig = RatioConfig()
-    """Importance ratio: its denominator and correction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +113,8 @@ class TokenLoss:
     micro_batch_tokens: int
     reference: TokenPolicy | None = None
     correction: CorrectionFactor | None = None
+    diagnostics: bool = False
+    """Measure perplexities and chi-square divergences of the mismatch, too."""
 
     def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
@@ -194,7 +130,8 @@ class TokenLoss:
         terms = self.loss.objective(view)
         if self.correction is not None:
             terms = with_mismatch_correction(terms, self.correction(view.old_logp, view.behaviour_logp, view.sequence))
-        return replace(terms, compute_metrics=lambda: {**terms.metrics, **mismatch_metrics(view)})
+        measure = self._measure_mismatch
+        return replace(terms, compute_metrics=lambda: {**terms.metrics, **measure(view)})
 
     def token_view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
         look = policy.token_logprobs(
@@ -222,6 +159,12 @@ class TokenLoss:
             group=batch.group,
             term_weights=batch.term_weights,
         )
+
+    def _measure_mismatch(self, view: TokenView) -> Mapping[str, Tensor]:
+        found = mismatch_metrics(view)
+        if not self.diagnostics:
+            return found
+        return {**found, **mismatch_diagnostics(view.old_logp, view.behaviour_logp, view.sequence)}
 
     def select_tokens(
         self, policy: TokenPolicy, rows: TokenRows, update: int, reduction: Reduction = ONE_PROCESS
@@ -284,47 +227,6 @@ def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tupl
     return found.ids, found.logp
 
 
-def resolve_denominator(
-    config: RatioConfig, *, updates_per_rollout: int, is_stale: bool
-) -> Literal["self", "recomputed", "recorded"]:
-    """Resolve `auto`. Raises ValueError for `self` if the policy changes between rollouts."""
-    if config.denominator == "self" and (updates_per_rollout > 1 or is_stale):
-        raise ValueError(
-            'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
-            f'{updates_per_rollout}{" on older answers" if is_stale else ""}; take "recomputed", "recorded" or "auto"'
-        )
-    found = config.denominator
-    if found == "auto":
-        found = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
-    if found == "recorded" and config.correction != "none":
-        raise ValueError(
-            f'learner.ratio.correction = "{config.correction}" corrects for the behaviour policy, and so does a ratio '
-            'against recorded log-probabilities: twice is wrong. Set learner.ratio.denominator = "recomputed", or '
-            "drop the correction"
-        )
-    return found
-
-
-def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
-    """The name in a config, resolved; raises ValueError for a bound that the method does not have."""
-    if config.correction == "none":
-        if config.weight_cap is not None or config.weight_floor is not None:
-            raise ValueError(
-                'learner.ratio.weight_cap and weight_floor are bounds of a learner.ratio.correction; it is "none"'
-            )
-        return None
-    method, bounds = CORRECTIONS[config.correction]
-    if config.weight_floor is not None and not bounds[0].endswith("floor"):
-        raise ValueError(
-            f'learner.ratio.correction = "{config.correction}" has no lower bound; leave out learner.ratio.weight_floor'
-        )
-    given = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
-    factor = partial(method, **{name: value for name, value in given.items() if value is not None})
-    if config.correction in TOKEN_CORRECTIONS:
-        return lambda trainer, acted, _sequence: factor(trainer, acted)
-    return factor
-
-
 def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:
     """Distance of the trainer's policy before the update from the behaviour policy, before any clipping; `[n]` each.
 
@@ -340,16 +242,3 @@ def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:
         "mismatch/ratio_above_2": (weight > 2.0).to(gap.dtype),
         "mismatch/ratio_ess": weight,
     }
-
-
-def require_small_mismatch(config: RatioConfig, metrics: Metrics) -> None:
-    """Raises DivergedError when engine and trainer differ by more than the config allows."""
-    found, limit = metrics.get("mismatch/mean"), config.max_mismatch_nats
-    if limit is None or found is None or found <= limit:
-        return
-    raise DivergedError(
-        f"the trainer's log-probabilities are {found:.3g} nats a token from the recorded ones, above "
-        f"learner.ratio.max_mismatch_nats = {limit:g}: the behaviour policy is not the policy that is trained. Look at "
-        "mismatch/* in the run's metrics; usual causes: an engine of lower precision, stale answers, weights that were "
-        "not handed over."
-    )

@@ -38,16 +38,15 @@ from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
 from hone.train.text.learners import language_job, token_learner
-from hone.train.text.loss import (
+from hone.train.text.loss import TokenLoss, TokenLossSpec
+from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.ratio import (
     Denominator,
     RatioLearnerConfig,
-    TokenLoss,
-    TokenLossSpec,
     require_small_mismatch,
     resolve_correction,
     resolve_denominator,
 )
-from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
@@ -329,6 +328,7 @@ def gradient_learner(
         micro_batch_tokens=config.learner.micro_batch_tokens,
         reference=policies.reference() if loss.needs_reference else None,
         correction=resolve_correction(config.learner.ratio),
+        diagnostics=config.learner.ratio.diagnostics,
     )
     learner = token_learner(
         config.learner,
