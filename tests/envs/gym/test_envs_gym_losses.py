@@ -21,6 +21,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import ResourceError
 from hone.envs.gym.make import env_seeds
 from hone.envs.gym.play import open_evaluation_envs, play_episodes
+from hone.envs.gym.subprocess_env import LOST_KEY
 from hone.envs.gym.world import GymConfig, world_from_envs
 
 
@@ -182,7 +183,7 @@ class Scripted(VectorEnv[Any, Any, Any]):
         if options is None:
             return np.zeros((2, 1), np.float32), {}
         assert options["reset_mask"].tolist() == [True, False]
-        return np.full((2, 1), 50, np.float32), {"lost": np.array([0, ScoreStatus.ERROR], np.uint8)}
+        return np.full((2, 1), 50, np.float32), {LOST_KEY: np.array([0, ScoreStatus.ERROR], np.uint8)}
 
     def step(self, actions):
         self.time += 1

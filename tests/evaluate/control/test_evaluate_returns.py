@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hone.envs.gym.play
 from hone.core.errors import ResourceError, UserCodeError
 from hone.core.random import key
 from hone.envs.gym.make import env_seeds
@@ -36,10 +35,9 @@ def test_a_judgement_without_an_episode_is_none() -> None:
         evaluate_returns(POLICY, config, episodes=2, seed=5)
 
 
-def test_episodes_without_an_end_are_cut_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hone.envs.gym.play, "STEP_LIMIT", 3)
+def test_episodes_without_an_end_are_cut_and_told_of() -> None:
     told: list[str] = []
-    evaluate_returns(POLICY, GymConfig(id=WALK, isolation="none"), episodes=4, seed=5, warn=told.append)
+    evaluate_returns(POLICY, GymConfig(id=WALK, isolation="none", step_limit=3), episodes=4, seed=5, warn=told.append)
     assert "did not end within 3 steps and were cut there; set env.max_episode_steps" in told[0]
 
 

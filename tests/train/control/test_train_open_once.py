@@ -39,9 +39,9 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counted["made"] += 1
         return single(spec, **settings)
 
-    def make_many(makers: Any, *mode: Any) -> Any:
+    def make_many(makers: Any, *mode: Any, **settings: Any) -> Any:
         counted[f"vectors of {len(makers)}"] += 1
-        return many(makers, *mode)
+        return many(makers, *mode, **settings)
 
     def close_world(world: GymWorld) -> None:
         counted["closed"] += not world.envs.closed

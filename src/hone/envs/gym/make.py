@@ -8,6 +8,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 
 import gymnasium
@@ -18,12 +19,18 @@ from pydantic import Field, JsonValue
 from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.random import key
+from hone.envs.gym.boundary import EnvBoundary
 from hone.envs.gym.goals import has_goals
 from hone.envs.gym.registration import OPTION_MEMORY_ID, register_builtin_envs
 from hone.process.user_files import check_reference, load_module
 
 GymVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+
+DEFAULT_STEP_LIMIT = 100_000
+"""Steps after which an episode without an end is truncated, unless the config says another number."""
+RECORDED_STEPS = 2000
+"""Largest number of steps of a recorded episode."""
 
 
 class GymConfig(Config):
@@ -54,6 +61,9 @@ class GymConfig(Config):
     """Processes that may be lost within `fault_window` steps; one more stops the run."""
     fault_window: int = Field(default=10_000, ge=1)
     """Steps of each environment over which lost processes are counted."""
+    step_limit: int = Field(default=DEFAULT_STEP_LIMIT, ge=1)
+    """Steps after which an episode without an end is truncated, in training and in evaluation, with a note;
+    `max_episode_steps` and the limit of a registered id come first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +76,20 @@ class EnvFactory:
     """Constructor of the environment's own vector form, where it has one."""
     has_time_limit: bool
     """True if episodes are known to end: a time limit is set."""
+    step_limit: int | None = None
+    """Steps after which an episode of a single environment is truncated; None where a time limit is set."""
 
     def make_many(self, count: int) -> GymVectorEnv:
         """Raises UserCodeError when they cannot be made."""
         return self.make_from([self.make_one] * count)
 
-    def make_from(self, singles: Sequence[Callable[[], GymEnv]]) -> GymVectorEnv:
-        """Constructor of a vector environment: from `singles`, unless a native vector form exists."""
+    def make_from(self, singles: Sequence[Callable[[], GymEnv]], *, first: int = 0) -> GymVectorEnv:
+        """Constructor of a vector environment: from `singles`, unless a native vector form exists. `first` is the
+        number of the first of them in messages."""
         native = self.make_native
-        return call_user_code(self.name, lambda: sync_vector_env(singles) if native is None else native(len(singles)))
+        if native is not None:
+            return call_user_code(self.name, lambda: native(len(singles)))
+        return call_user_code(self.name, lambda: sync_vector_env(singles, first=first, step_limit=self.step_limit))
 
 
 def env_factory(config: GymConfig) -> EnvFactory:
@@ -123,6 +138,37 @@ def describe_placement(config: GymConfig) -> str:
         return "in the trainer's process"
     count = min(config.workers, config.num_envs)
     return "in a process of their own" if count == 1 else f"in {count} processes of their own"
+
+
+def truncation_limit(config: GymConfig) -> int | None:
+    """Steps after which hone truncates an episode, or None where the environment has a time limit of its own.
+
+    Raises ConfigError for an unknown id.
+    """
+    return config.step_limit if _time_limit(config) is None else None
+
+
+def evaluation_limit(config: GymConfig) -> int:
+    """Steps after which an evaluation stops. Raises ConfigError for an unknown id."""
+    return max(config.step_limit, _time_limit(config) or 0)
+
+
+def _time_limit(config: GymConfig) -> int | None:
+    """The limit of the config or of the registered id; None for a class of a file, or of a package not yet imported."""
+    if config.max_episode_steps is not None or ":" in config.id:
+        return config.max_episode_steps
+    return find_spec(config.id).max_episode_steps
+
+
+def describe_envs(config: GymConfig) -> dict[str, str]:
+    """Figures for `hone plan`: where the environments run, and when an episode is truncated."""
+    own = _time_limit(config)
+    key = "env.max_episode_steps" if config.max_episode_steps is not None else "the id's limit"
+    text = f"after {own} steps ({key})" if own is not None else f"after {config.step_limit} steps (env.step_limit)"
+    return {
+        "environments": describe_placement(config),
+        "episodes are truncated": f"{text}; a recording shows at most {RECORDED_STEPS}",
+    }
 
 
 def env_seeds(seed: int, count: int) -> list[int]:
@@ -192,6 +238,7 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
         make_one=lambda: call_user_code(config.id, single),
         make_native=native if _is_native(spec) else None,
         has_time_limit=limit is not None,
+        step_limit=config.step_limit if limit is None else None,
     )
 
 
@@ -225,14 +272,25 @@ def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
         make_one=lambda: call_user_code(config.id, single),
         make_native=None,
         has_time_limit=limit is not None,
+        step_limit=config.step_limit if limit is None else None,
     )
 
 
 def sync_vector_env(
-    makers: Sequence[Callable[[], GymEnv]], mode: AutoresetMode = AutoresetMode.SAME_STEP
+    makers: Sequence[Callable[[], GymEnv]],
+    mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    *,
+    first: int = 0,
+    step_limit: int | None = None,
 ) -> GymVectorEnv:
-    """Single environments stepped one after another; SAME_STEP wastes no step on a reset."""
-    return SyncVectorEnv(list(makers), autoreset_mode=mode)
+    """Single environments `first`, `first` + 1 ... stepped one after another, each behind an `EnvBoundary`; SAME_STEP
+    wastes no step on a reset."""
+
+    def bounded(number: int, make: Callable[[], GymEnv]) -> GymEnv:
+        return EnvBoundary(make(), number=number, step_limit=step_limit)
+
+    singles = [partial(bounded, number, make) for number, make in enumerate(makers, start=first)]
+    return SyncVectorEnv(singles, autoreset_mode=mode)
 
 
 def call_user_code(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - one or many environments

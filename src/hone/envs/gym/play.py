@@ -4,21 +4,30 @@ Every environment contributes its first episode and no other: taking the first e
 ones.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError, UserCodeError
-from hone.envs.gym.make import GymConfig, GymVectorEnv, autoreset_mode, describe_exception, env_factory, runs_isolated
-from hone.envs.gym.subprocess_env import ProcessVectorEnv, reset_seeded
+from hone.envs.gym.make import (
+    DEFAULT_STEP_LIMIT,
+    GymConfig,
+    GymVectorEnv,
+    autoreset_mode,
+    describe_exception,
+    env_factory,
+    runs_isolated,
+)
+from hone.envs.gym.step_checks import env_actions, not_finite
+from hone.envs.gym.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 
-STEP_LIMIT = 100_000
+HISTORY_ACTIONS = 3
 ActionFn = Callable[[NDArray[np.generic]], NDArray[np.generic]]
 
 
@@ -31,18 +40,20 @@ class EpisodeReturns:
     lost_episodes: int
     """Episodes whose environment was lost; they have no return."""
     truncated_episodes: int
-    """Episodes that did not end within `limit` steps; their return is that of those steps."""
+    """Episodes that did not end within `step_limit` steps; their return is that of those steps."""
     step_limit: int
 
 
-def play_episodes(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeReturns:
-    """The first episode of each environment after a reset from `seed`.
+def play_episodes(
+    envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int = DEFAULT_STEP_LIMIT
+) -> EpisodeReturns:
+    """The first episode of each environment after a reset from `seed`, for at most `step_limit` steps.
 
     `best`: `[B, *observation]` -> actions `[B, *action]`, clipped to the box. Raises UserCodeError where an environment
-    fails or gives a reward that is not a number, ResourceError where environments are lost too often.
+    fails or gives numbers that are not finite, ResourceError where environments are lost too often.
     """
     try:
-        return _play(envs, best, seed=seed)
+        return _play(envs, best, seed=seed, step_limit=step_limit)
     except HoneError:
         raise
     except Exception as fault:
@@ -51,43 +62,63 @@ def play_episodes(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeRe
         ) from fault
 
 
-def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeReturns:
-    space = envs.single_action_space
+def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int) -> EpisodeReturns:
     disabled = autoreset_mode(envs) is AutoresetMode.DISABLED
     seen = reset_seeded(envs, seed)
     total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
-    lost = np.zeros_like(running)
-    for _ in range(STEP_LIMIT):
-        action = best(seen)
-        if isinstance(space, spaces.Box):
-            action = np.clip(action, space.low, space.high)
+    lost, unended = np.zeros_like(running), np.zeros_like(running)
+    recent: deque[NDArray[np.generic]] = deque(maxlen=HISTORY_ACTIONS)
+    _require_finite("observation", seen, running, recent, seed=seed, step=0)
+    for step in range(1, step_limit + 1):
+        action = env_actions(best(seen), envs.single_action_space, clip=True)
+        recent.append(action)
         seen, reward, terminated, truncated, info = envs.step(action)
+        lost |= running & _lost(envs, info)
+        running &= ~lost
+        _require_finite("reward", np.asarray(reward), running, recent, seed=seed, step=step)
         total += np.where(running, reward, 0.0)
+        unended = running & ~terminated
         done = np.logical_or(terminated, truncated)
-        lost |= running & _lost(info, running)
-        running &= ~(done | lost)
+        running &= ~done
         if disabled and done.any() and running.any():
             seen, info = envs.reset(options={"reset_mask": done})
-            lost |= running & _lost(info, running)
+            lost |= running & _lost(envs, info)
             running &= ~lost
         if not running.any():
             break
-    if not np.isfinite(total[~lost]).all():
-        number = int(np.flatnonzero(~np.isfinite(total) & ~lost)[0])
-        raise UserCodeError(
-            f"environment {number} of an evaluation returned {total[number]} in one episode (seed {seed})"
-        )
+        _require_finite("observation", np.asarray(seen), running, recent, seed=seed, step=step)
+    cut = unended if step == step_limit else running
     return EpisodeReturns(
-        returns=total[~lost],
-        lost_episodes=int(lost.sum()),
-        truncated_episodes=int(running.sum()),
-        step_limit=STEP_LIMIT,
+        returns=total[~lost], lost_episodes=int(lost.sum()), truncated_episodes=int(cut.sum()), step_limit=step_limit
     )
 
 
-def _lost(info: dict[str, Any], like: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _require_finite(
+    name: str,
+    values: NDArray[np.generic],
+    running: NDArray[np.bool_],
+    recent: Sequence[NDArray[np.generic]],
+    *,
+    seed: int,
+    step: int,
+) -> None:
+    """Raises UserCodeError for numbers `[B, ...]` of a running environment that are not finite."""
+    wrong = not_finite(values)
+    if not wrong.any():
+        return
+    rows = np.flatnonzero(running & wrong.reshape(len(values), -1).any(axis=1))
+    if len(rows):
+        number = int(rows[0])
+        raise UserCodeError(
+            f"{name} of environment {number} at step {step} of an evaluation is not finite: "
+            f"{values[number].tolist()}; seed {seed}, its last actions {[action[number].tolist() for action in recent]}"
+        )
+
+
+def _lost(envs: GymVectorEnv, info: dict[str, Any]) -> NDArray[np.bool_]:
     """`[B]` environments that were lost just now."""
-    return info["lost"] != ScoreStatus.SCORED if "lost" in info else np.zeros_like(like)
+    status = lost_status(info)
+    return np.zeros(envs.num_envs, np.bool_) if status is None else status != ScoreStatus.SCORED
 
 
 def open_evaluation_envs(config: GymConfig, *, episodes: int) -> GymVectorEnv:

@@ -36,6 +36,11 @@ class RolloutBuffer:
     """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `seen`, and
     those observations `[*, *observation]`."""
 
+    def set_reward(self, t: int, reward: Array) -> None:
+        """Store the rewards `[B]` of step `t`; one that 32-bit floats cannot hold becomes infinite."""
+        with np.errstate(over="ignore"):
+            self.reward[t] = reward
+
     def end_episodes(self, t: int, which: Ints, last: Array) -> None:
         """End the episodes of the environments `which` in step `t`, after observations `last` `[*, *observation]`."""
         self.final_overrides.append((t * self.reward.shape[1] + which, last))

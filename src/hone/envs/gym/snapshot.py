@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 from hone.core.random import generator
 from hone.core.state import State, array, substate
+from hone.envs.gym.boundary import EnvBoundary
 from hone.envs.gym.make import GymVectorEnv, reset_all
 
 Json: TypeAlias = Any
@@ -137,11 +138,18 @@ def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
 
 
 def _objects(envs: GymVectorEnv) -> Iterator[tuple[str, Any]]:
-    """The vector environment, each environment in it, the wrappers around them, and plain objects they own."""
+    """The vector environment, each environment in it, the wrappers around them, and plain objects they own.
+
+    The boundary of an environment comes beside it, under a path of its own: older checkpoints have none.
+    """
     seen: set[int] = set()
     roots: list[tuple[str, Any]] = [("vector", envs)]
     if isinstance(envs, SyncVectorEnv):
-        roots += [(str(number), env) for number, env in enumerate(envs.envs)]
+        edges = [(number, env) for number, env in enumerate(envs.envs) if isinstance(env, EnvBoundary)]
+        seen.update(id(edge) for _, edge in edges)
+        inner = [env.env if isinstance(env, EnvBoundary) else env for env in envs.envs]
+        roots += [(str(number), env) for number, env in enumerate(inner)]
+        yield from ((f"boundary {number}", edge) for number, edge in edges)
     while roots:
         path, owner = roots.pop(0)
         if id(owner) in seen:

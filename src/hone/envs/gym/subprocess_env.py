@@ -2,8 +2,8 @@
 
 Belongs here: the requests to each process, and the recovery from a loss. A process that dies or hangs is killed and
 started again with seeds that follow from the first one and from how often it was lost. The step then says in
-`info["lost"]` which environments lost their running episode (`ScoreStatus` of each; 0: none); their observations are of
-new episodes. An exception of an environment is raised: the user must fix it.
+`info[LOST_KEY]` which environments lost their running episode (`ScoreStatus` of each; 0: none); their observations
+are of new episodes. An exception of an environment is raised: the user must fix it.
 """
 
 import mmap
@@ -43,6 +43,8 @@ from hone.process.child import ChildLostError
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 RequestFn: TypeAlias = Callable[[EnvBlock], bytes]
 StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
+LOST_KEY = "hone.envs.gym/lost"
+"""Name in `info` that no environment of a user's writes."""
 _PATIENCE_S = 2.0
 _FAULTS: dict[str, type[HoneError]] = {kind.__name__: kind for kind in (ConfigError, DataError, UserCodeError)}
 
@@ -174,7 +176,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
                 self._restart_block(block, reply, lost)
             else:
                 self._take_reset(block, _checked_reply(reply))
-        return self._gather_arrays("seen"), {"lost": lost} if lost.any() else {}
+        return self._gather_arrays("seen"), {LOST_KEY: lost} if lost.any() else {}
 
     def step(self, actions: Array) -> StepResult:
         """Raises UserCodeError where an environment does, and ResourceError past the budget."""
@@ -198,7 +200,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         for block, how in gone:
             self._restart_block(block, how, lost)
         terminated, truncated = self._gather_arrays("terminated"), self._gather_arrays("truncated")
-        info: dict[str, Any] = {"lost": lost} if lost.any() else {}
+        info: dict[str, Any] = {LOST_KEY: lost} if lost.any() else {}
         if terminated.any() or truncated.any():
             info["final_obs"] = self._gather_arrays("final")
         return self._gather_arrays("seen"), self._gather_arrays("reward"), terminated, truncated, info
@@ -322,6 +324,11 @@ def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatev
     if isinstance(envs, ProcessVectorEnv):
         return envs.reset(seed=env_seeds(seed, envs.num_envs))[0]
     return reset_all(envs, seed)
+
+
+def lost_status(info: Mapping[str, Any]) -> NDArray[np.uint8] | None:
+    """`ScoreStatus` `[B]` of environments that were lost just now; None where none was."""
+    return info.get(LOST_KEY)
 
 
 def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:

@@ -145,7 +145,7 @@ class EnvWorker:
         self._mark_call(-1)
         assert self._factory is not None
         self._envs = making.make_from(
-            [partial(self._make_one, number, self._factory.make_one) for number in range(count)]
+            [partial(self._make_one, number, self._factory.make_one) for number in range(count)], first=self._first
         )
         seen, action = self._envs.single_observation_space, self._envs.single_action_space
         check_spaces(making.name, seen, action, squashed=message.head["squashed"])

@@ -12,17 +12,25 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, ScoreStatus
-from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError
+from hone.core.errors import ConfigError, DivergedError, HoneError, ResourceError, UserCodeError
 from hone.core.ragged import Ints, offsets_of, owner_of, row_sums
 from hone.core.random import generator, key
 from hone.core.state import State, array, integer, substate
 from hone.envs.gym.check import check_env, check_spaces
-from hone.envs.gym.make import GymConfig, GymVectorEnv, autoreset_mode, describe_exception, env_factory, runs_isolated
+from hone.envs.gym.make import (
+    GymConfig,
+    GymVectorEnv,
+    autoreset_mode,
+    describe_exception,
+    env_factory,
+    runs_isolated,
+    truncation_limit,
+)
 from hone.envs.gym.rollout import Array, Flags, Floats, RolloutBuffer, empty_rollout_buffer
+from hone.envs.gym.running_episodes import RunningEpisodes
 from hone.envs.gym.snapshot import (
     EncodedAttributes,
     attribute_texts,
@@ -31,7 +39,8 @@ from hone.envs.gym.snapshot import (
     snapshot,
     why_inexact_resume,
 )
-from hone.envs.gym.subprocess_env import ProcessVectorEnv, reset_seeded
+from hone.envs.gym.step_checks import StepChecker, env_actions
+from hone.envs.gym.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 
 GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
@@ -74,19 +83,18 @@ class GymWorld:
     rollouts: int = 0
     processes_lost: int = 0
     """Lost processes of environments that were reported."""
-    episodes_begun: int = 0
-    """Episodes begun; numbers them."""
     steps_without_end: int = 0
     """Steps of each environment since an episode ended."""
     warned: bool = False
+    unusable_end_told: bool = False
+    step_limit: int | None = None
+    """Steps after which hone truncates an episode; None where the environment has a time limit."""
+    limit_told: bool = False
     pending_notices: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        count = self.envs.num_envs
-        self.returns = np.zeros(count)
-        self.episode = np.arange(self.episodes_begun, self.episodes_begun + count)
-        self.episodes_begun += count
-        self.ended = np.zeros(count, dtype=np.bool_)
+        self.running = RunningEpisodes(self.envs.num_envs)
+        self.ended = np.zeros(self.envs.num_envs, dtype=np.bool_)
 
     @property
     def resume_exactness(self) -> str:
@@ -124,47 +132,82 @@ class GymWorld:
                 "episodes never end, set env.max_episode_steps"
             )
 
+    def _enforce_step_limit(self, length: Ints, truncated: Flags) -> None:
+        """Tell of the first episode that `step_limit` truncated, given the `length` of each piece's episode so far.
+
+        Raises UserCodeError for a longer one: only a vector form of the environment's own can go on.
+        """
+        if self.step_limit is None:
+            return
+        if (length > self.step_limit).any():
+            raise UserCodeError(
+                f"an episode has not ended within {length.max()} steps, and the environment's own vector form cannot "
+                f"be truncated; give it an end with env.max_episode_steps, or raise env.step_limit ({self.step_limit})"
+            )
+        if not self.limit_told and (truncated & (length == self.step_limit)).any():
+            self.limit_told = True
+            self.pending_notices.append(
+                f"an episode without an end was truncated after {self.step_limit} steps (env.step_limit); if episodes "
+                "never end, set env.max_episode_steps"
+            )
+
     def _steps(self, actor: VectorActor) -> RolloutBuffer:
         steps = empty_rollout_buffer(self.steps, self.seen, self.envs.single_action_space)
         noise = actor.noise(generator(self.seed, "act", self.rollouts), steps.reward.shape)
-        now = self.seen
+        now, checker = self.seen, StepChecker(seed=self.seed, rollout=self.rollouts)
         for t in range(self.steps):
             steps.seen[t] = now
             steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
             steps.reset_rows[t] = self.ended
-            action = self._within_bounds(steps.chosen[t])
             try:
-                now, steps.reward[t], steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
-                now = self._record_step_ends(steps, t, now, info)
+                action = env_actions(steps.chosen[t], self.envs.single_action_space, clip=self.clip_actions)
+                now, reward, steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
+                steps.set_reward(t, reward)
+                now = self._record_step_ends(steps, t, now, info, checker)
             except ResourceError:
                 raise
+            except (ConfigError, DivergedError):
+                checker.require_finite(steps, observations=t + 1, rewards=t)
+                raise
             except Exception as fault:
-                self._require_finite(steps.seen[: t + 1], steps.reward[:t], steps.chosen[: t + 1])
+                checker.require_finite(steps, observations=t + 1, rewards=t)
                 reason = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
                 raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {reason}") from fault
         steps.seen[-1] = self.seen = np.array(now)
-        self._require_finite(steps.seen, steps.reward, steps.chosen)
+        checker.require_finite(steps, observations=self.steps + 1, rewards=self.steps)
         return steps
 
-    def _record_step_ends(self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any]) -> Array:
+    def _record_step_ends(
+        self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any], checker: StepChecker
+    ) -> Array:
         """Record the episodes that ended in step `t`, and reset where the environment does not -> next observations."""
         done = itself = steps.terminated[t] | steps.truncated[t]
-        if "lost" in info:
-            steps.end_lost_episodes(t, info["lost"], steps.seen[t])
+        if (lost := lost_status(info)) is not None:
+            steps.end_lost_episodes(t, lost, steps.seen[t])
             done = itself | steps.truncated[t]
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self.ended = itself
-        elif itself.any():
+        if itself.any():
             which = np.flatnonzero(itself)
-            steps.end_episodes(t, which, self._final_observations(now, info, which))
+            last = self._final_observations(now, info, which)
+            usable = checker.usable_ends(steps, t, which, last, self._note_unusable_end)
+            if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+                steps.end_episodes(t, which, usable)
+            elif usable is not last:
+                now = now.copy()
+                now[which] = usable
             if self.autoreset_mode is AutoresetMode.DISABLED:
                 before = now
                 now, info = self.envs.reset(options={"reset_mask": itself})
-                if "lost" in info:
-                    steps.end_lost_episodes(
-                        t, np.where(done, ScoreStatus.SCORED, info["lost"]).astype(np.uint8), before
-                    )
+                if (lost := lost_status(info)) is not None:
+                    steps.end_lost_episodes(t, np.where(done, ScoreStatus.SCORED, lost).astype(np.uint8), before)
         return now
+
+    def _note_unusable_end(self, text: str) -> None:
+        """Tell of the first last observation that is not finite."""
+        if not self.unusable_end_told:
+            self.unusable_end_told = True
+            self.pending_notices.append(text)
 
     def _final_observations(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
@@ -181,7 +224,9 @@ class GymWorld:
         offsets = offsets_of(np.diff(last, prepend=-1))
         end_env, end_time = env[last], time[last]
         reward = steps.reward[time, env]
-        score, group = self._returns_and_numbers(row_sums(reward, offsets), end_env, done[last])
+        pieces = self.running.add_pieces(row_sums(reward, offsets), np.diff(offsets), end_env, done[last])
+        self._enforce_step_limit(pieces.length, steps.truncated[end_time, end_env])
+        score = pieces.score
         status = steps.lost_status[end_time, end_env]
         missing = status != ScoreStatus.SCORED
         if missing.any():
@@ -193,59 +238,13 @@ class GymWorld:
             logp=steps.logp[time, env],
             version=np.full(len(env), version, dtype=np.int32),
             reward=reward,
-            group=group,
+            group=pieces.group,
             terminated=steps.terminated[end_time, end_env],
             truncated=steps.truncated[end_time, end_env],
             final=steps.final_observations(end_env, end_time),
             score=score,
             status=status,
         )
-
-    def _returns_and_numbers(
-        self, paid: NDArray[np.float64], env: Ints, done: Flags
-    ) -> tuple[NDArray[np.float64], Ints]:
-        """Return so far and episode number of each piece; an episode may have begun in an earlier rollout."""
-        first = np.ones(len(env), dtype=np.bool_)
-        first[1:] = env[1:] != env[:-1]
-        number = np.empty(len(env), dtype=np.int64)
-        number[first] = self.episode[env[first]]
-        fresh = int(np.count_nonzero(~first))
-        number[~first] = self.episodes_begun + np.arange(fresh)
-        self.episodes_begun += fresh
-        score = paid + np.where(first, self.returns[env], 0.0)
-        final = np.ones(len(env), dtype=np.bool_)
-        final[:-1] = env[1:] != env[:-1]
-        self.returns[env[final]] = np.where(done[final], 0.0, score[final])
-        self.episode[env[final]] = number[final]
-        over = env[final & done]
-        self.episode[over] = self.episodes_begun + np.arange(len(over))
-        self.episodes_begun += len(over)
-        return score, number
-
-    def _within_bounds(self, chosen: Array) -> Array:
-        space = self.envs.single_action_space
-        if not isinstance(space, spaces.Box):
-            return chosen
-        if self.clip_actions:
-            return np.clip(chosen, space.low, space.high)
-        outside = ~((chosen >= space.low) & (chosen <= space.high))
-        if outside.any():
-            where = tuple(np.argwhere(outside)[0])
-            raise ConfigError(
-                f"action {chosen[where[0]].tolist()} of environment {where[0]} is outside {space.low.tolist()} .. "
-                f"{space.high.tolist()}; set env.clip_actions = true to clip it"
-            )
-        return chosen
-
-    def _require_finite(self, seen: Array, reward: Floats, chosen: Array) -> None:
-        for name, values in (("observation", seen), ("reward", reward)):
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                time, env = (int(position) for position in np.argwhere(~np.isfinite(values))[0][:2])
-                history = chosen[max(0, time - 8) : time + 1, env].tolist()
-                raise UserCodeError(
-                    f"{name} of environment {env} at step {time} of rollout {self.rollouts} is not finite: "
-                    f"{values[time, env].tolist()}; run seed {self.seed}, its last actions {history}"
-                )
 
     def _place(self, time: int, chosen: Array) -> str:
         recent = chosen[-3:].tolist() if self.envs.num_envs <= 8 else "not shown"
@@ -272,9 +271,7 @@ class GymWorld:
         envs = {} if self.inexact_reason else self._snapshot()
         return {
             "rollouts": self.rollouts,
-            "begun": self.episodes_begun,
-            "returns": self.returns.copy(),
-            "episode": self.episode.copy(),
+            **self.running.state(),
             "ended": self.ended.copy(),
             "seen": self.seen.copy(),
             "inexact": None if envs else self.inexact_reason or "a process of environments was lost",
@@ -292,20 +289,18 @@ class GymWorld:
 
     def restore(self, state: State) -> None:
         """Restore a state into environments just opened with the same config and seed (see `resume_exactness`)."""
-        self.rollouts, self.episodes_begun = integer(state, "rollouts"), integer(state, "begun")
+        self.rollouts = integer(state, "rollouts")
         self.processes_lost = integer(state, "losses") if "losses" in state else 0  # absent in older checkpoints
         if isinstance(self.envs, ProcessVectorEnv):
             self.envs.restore_history(substate(state, "history"))
-        if self.inexact_reason is None and state["inexact"] is None:
+        exact = self.inexact_reason is None and state["inexact"] is None
+        self.running.restore(state, exact=exact)
+        if exact:
             restore_envs(self.envs, substate(state, "envs"))
-            self.returns = array(state, "returns").astype(np.float64)
-            self.episode = array(state, "episode").astype(np.int64)
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
-            return
-        self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
-        self.episode = np.arange(self.episodes_begun, self.episodes_begun + self.envs.num_envs)
-        self.episodes_begun += self.envs.num_envs
+        else:
+            self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
 
     def close(self) -> None:
         self.envs.close()
@@ -373,7 +368,7 @@ def _open_processes(config: GymConfig, *, steps: int, seed: int, squashed: bool)
 def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
     if inexact is not None:
         notes = [*notes, f"{config.id}: a resume will be approximate and start new episodes: {inexact}"]
-    world.inexact_reason, world.warnings = inexact, notes
+    world.inexact_reason, world.warnings, world.step_limit = inexact, notes, truncation_limit(config)
     return world
 
 

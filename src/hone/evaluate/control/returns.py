@@ -12,7 +12,7 @@ from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.random import key
 from hone.envs.finite.config import FiniteConfig, build_finite_mdp
 from hone.envs.finite.model import FiniteMdp
-from hone.envs.gym.make import GymConfig
+from hone.envs.gym.make import GymConfig, evaluation_limit
 from hone.envs.gym.play import open_evaluation_envs, play_episodes
 from hone.estimators.means import Estimate, bootstrap_mean
 from hone.evaluate.control.dynamic_programming import exact_metrics
@@ -42,7 +42,12 @@ def evaluate_returns(
     """
     arena = open_evaluation_envs(config, episodes=episodes)
     try:
-        played = play_episodes(arena, policy.numpy_policy().best, seed=key(seed, "judge") & 0xFFFFFFFF)
+        played = play_episodes(
+            arena,
+            policy.numpy_policy().best,
+            seed=key(seed, "judge") & 0xFFFFFFFF,
+            step_limit=evaluation_limit(config),
+        )
     finally:
         arena.close()
     if played.lost_episodes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import key
-from hone.envs.gym.make import GymConfig, GymVectorEnv
+from hone.envs.gym.make import GymConfig, GymVectorEnv, evaluation_limit
 from hone.envs.gym.play import ActionFn, play_episodes
 from hone.estimators.means import bootstrap_mean, paired_difference
 from hone.evaluate.control.perturbations import (
@@ -57,7 +57,7 @@ def compare_with_unperturbed(
     warn: Callable[[str], None] = ignore_warning,
 ) -> list[PerturbedScore]:
     """Evaluate unperturbed and under each perturbation. Episode k has the same start and random numbers in all."""
-    alone = needs_single_envs(changes)
+    alone, limit = needs_single_envs(changes), evaluation_limit(env)
     usual = open_perturbed_envs(env, episodes=episodes, physics={}, single_envs=alone)
     faults = [
         fault
@@ -69,7 +69,7 @@ def compare_with_unperturbed(
         raise ConfigError(*faults)
     space = usual.single_action_space
     spread = ObservationSpread(policy.numpy_policy().best)
-    before = _returns(usual, spread, UNPERTURBED, episodes=episodes, seed=seed, tell=warn)
+    before = _returns(usual, spread, UNPERTURBED, episodes=episodes, seed=seed, step_limit=limit, tell=warn)
     rows = [_row(UNPERTURBED, before, before)]
     for change in changes:
         arena = open_perturbed_envs(env, episodes=episodes, physics=change.physics, single_envs=alone)
@@ -80,16 +80,23 @@ def compare_with_unperturbed(
             action_space=space,
             seed=key(seed, "judge"),
         )
-        after = _returns(arena, best, change.label, episodes=episodes, seed=seed, tell=warn)
+        after = _returns(arena, best, change.label, episodes=episodes, seed=seed, step_limit=limit, tell=warn)
         rows.append(_row(change.label, before, after))
     return rows
 
 
 def _returns(
-    arena: GymVectorEnv, best: ActionFn, name: str, *, episodes: int, seed: int, tell: Callable[[str], None]
+    arena: GymVectorEnv,
+    best: ActionFn,
+    name: str,
+    *,
+    episodes: int,
+    seed: int,
+    step_limit: int,
+    tell: Callable[[str], None],
 ) -> Floats:
     try:
-        played = play_episodes(arena, best, seed=key(seed, "judge") & 0xFFFFFFFF)
+        played = play_episodes(arena, best, seed=key(seed, "judge") & 0xFFFFFFFF, step_limit=step_limit)
     finally:
         arena.close()
     if played.lost_episodes:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key
-from hone.envs.gym.make import GymConfig, GymEnv, describe_exception, env_factory, runs_isolated
+from hone.envs.gym.make import RECORDED_STEPS, GymConfig, GymEnv, describe_exception, env_factory, runs_isolated
+from hone.envs.gym.step_checks import env_actions, not_finite
 from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
 
@@ -22,8 +22,6 @@ RENDER_MODE = "rgb_array"
 MAX_WIDTH = 240
 """Largest width in pixels."""
 MAX_FRAMES = 60
-MAX_STEPS = 2000
-"""Largest number of recorded frames."""
 FRAMES_PER_S = 12.0
 MAX_BYTES = 1_500_000
 """Largest size of the file, which is embedded in the report; frames are dropped until it fits."""
@@ -102,17 +100,28 @@ def _play_episode(env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, seed
     seen, _ = env.reset(seed=seed)
     score = 0.0
     film.observe(0)
-    for step in range(1, MAX_STEPS + 1):
-        action = best(np.asarray(seen)[None])[0]
-        if isinstance(env.action_space, spaces.Box):
-            action = np.clip(action, env.action_space.low, env.action_space.high)
+    for step in range(1, RECORDED_STEPS + 1):
+        action = env_actions(best(np.asarray(seen)[None]), env.action_space, clip=True)[0]
         seen, reward, terminated, truncated, _ = env.step(action)
         score += float(reward)
+        if not np.isfinite(reward):
+            raise UserCodeError(f"reward {reward} at step {step} of a recorded episode is not finite")
         if terminated or truncated:
             film.capture()
             return score, step
+        if not_finite(np.asarray(seen)).any():
+            raise UserCodeError(f"the observation at step {step} of a recorded episode is not finite")
         film.observe(step)
-    return score, MAX_STEPS
+    return score, RECORDED_STEPS
+
+
+def _stacked(frames: list[Frames]) -> Frames:
+    """Frames `[F, height, width, 3]` of the largest height and width; smaller ones are filled up with black."""
+    height, width = (max(frame.shape[side] for frame in frames) for side in (0, 1))
+    stacked = np.zeros((len(frames), height, width, 3), np.uint8)
+    for into, frame in zip(stacked, frames, strict=True):
+        into[: frame.shape[0], : frame.shape[1]] = frame
+    return stacked
 
 
 def _encoded(frames: list[Frames]) -> bytes | None:
@@ -120,7 +129,7 @@ def _encoded(frames: list[Frames]) -> bytes | None:
     most = MAX_FRAMES
     while most > 1:
         kept = subsample_frames(frames, most)
-        png = animated_png(np.stack(kept), frame_s=min(0.5, MAX_FRAMES / FRAMES_PER_S / len(kept)))
+        png = animated_png(_stacked(kept), frame_s=min(0.5, MAX_FRAMES / FRAMES_PER_S / len(kept)))
         if len(png) <= MAX_BYTES:
             return png
         most //= 2

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymWorld
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
@@ -111,7 +111,7 @@ def derive(config: DaggerConfig) -> dict[str, str]:
     return {
         "expert": where,
         "states labelled": f"{config.steps} iterations x {asked} = {config.steps * asked}",
-        "environments": describe_placement(config.env),
+        **describe_envs(config.env),
         "updates": f"{config.learner.optimizer_steps(config.steps)} of {config.algorithm.batch} decisions",
     }
 

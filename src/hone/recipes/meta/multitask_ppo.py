@@ -19,7 +19,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import key
 from hone.credit.returns import gae
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.evaluate.control.multitask import task_scores
 from hone.evaluate.control.returns import score_metrics
@@ -32,7 +32,7 @@ from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import on_policy
 from hone.train.control.acting import DropFailedEpisodes
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.job import ControlEvaluationConfig, control_job, updates_per_step
 from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
 from hone.train.control.rows import StepRows
 from hone.train.control.spaces import world_spaces
@@ -183,7 +183,11 @@ def derive(config: MultitaskConfig) -> dict[str, str]:
         "tasks": ", ".join(f"{number}: {task.id}" for number, task in enumerate(config.tasks)),
         "environment steps per iteration": f"{each} = {config.iteration_steps}",
         "environment steps": f"{config.steps * config.iteration_steps}",
-        "environments": "; ".join(describe_placement(task) for task in config.tasks),
+        **{
+            name: "; ".join(figures[name] for figures in map(describe_envs, config.tasks))
+            for name in describe_envs(config.tasks[0])
+        },
+        "updates per environment step": updates_per_step(config.learner.optimizer_steps(1), config.iteration_steps),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 

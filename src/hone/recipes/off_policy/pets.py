@@ -18,7 +18,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.state import State, array
 from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymWorld
 from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.models.control.mpc import CemPlanning, ModelPlanner, MpcPolicy, MppiPlanning, PlanningConfig
@@ -202,7 +202,7 @@ def derive(config: PetsConfig) -> dict[str, str]:
     kind = "path integral" if isinstance(planning, MppiPlanning) else "cross-entropy"
     return {
         "environment steps": f"{config.steps} iterations x {steps} = {config.steps * steps}",
-        "environments": describe_placement(config.env),
+        **describe_envs(config.env),
         "imagined steps per decision": f"{kind}: {planning.iterations} x {imagined} = {planning.iterations * imagined}",
         "updates": f"{config.learner.optimizer_steps(config.steps)}",
         "update": f"{config.algorithm.members} members x {config.algorithm.batch} transitions",

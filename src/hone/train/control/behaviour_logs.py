@@ -28,7 +28,7 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import ConfigError
 from hone.core.random import generator, key
-from hone.envs.gym.make import GymConfig
+from hone.envs.gym.make import GymConfig, evaluation_limit
 from hone.envs.gym.play import open_evaluation_envs, play_episodes
 from hone.envs.gym.world import open_world
 from hone.envs.logs.parquet import DecisionLog
@@ -205,7 +205,8 @@ def mean_return(actor: EpsilonMixture, env: GymConfig, *, seed: int, episodes: i
 
     arena = open_evaluation_envs(env, episodes=episodes)
     try:
-        return float(play_episodes(arena, decide, seed=key(seed, "stages") & 0xFFFFFFFF).returns.mean())
+        played = play_episodes(arena, decide, seed=key(seed, "stages") & 0xFFFFFFFF, step_limit=evaluation_limit(env))
+        return float(played.returns.mean())
     finally:
         arena.close()
 

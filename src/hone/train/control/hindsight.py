@@ -98,4 +98,4 @@ def goal_spec(world: GymWorld, name: str) -> GoalSpec:
 
 def _of_pairs(ask: Callable[[Array, Array, dict[str, object]], object], dtype: type) -> Callable[[Array, Array], Any]:
     """A method of an environment with goals, of many pairs of goals at once -> `[n]` of one type."""
-    return lambda reached, wanted: np.broadcast_to(np.asarray(ask(reached, wanted, {}), dtype=dtype), (len(reached),))
+    return lambda reached, wanted: np.broadcast_to(np.array(ask(reached, wanted, {}), dtype=dtype), (len(reached),))

@@ -52,6 +52,12 @@ def evaluation_result(scores: NDArray[np.float64]) -> EvaluationResult:
     return EvaluationResult(estimate=estimate, metrics=metrics)
 
 
+def updates_per_step(updates: int, steps: int) -> str:
+    """Optimizer steps of an iteration over its environment steps, for `hone plan`: both follow from the config, and
+    more environments mean more steps of the environments for the same number of updates."""
+    return f"{updates} / {steps} = {updates / steps:.4g} (twice env.num_envs: half as many)"
+
+
 def accept_spaces(config: RunConfig, spaces: PolicySpaces) -> None:
     """Every kind of spaces is served."""
 

@@ -18,7 +18,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
 from hone.credit.returns import one_step_target
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import DiscreteActions, PolicySpaces
@@ -27,7 +27,7 @@ from hone.objectives.weights import token_mean
 from hone.replay.mixed import ReplayBuffer
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.job import ControlEvaluationConfig, control_job, updates_per_step
 from hone.train.control.phases import LearningMethod, method_learner
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import world_spaces
@@ -199,8 +199,9 @@ def derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
     return {
         "environment steps": f"{config.replay.warmup} or a little more to begin with, and {config.steps} x "
         f"{config.iteration_steps}",
-        "environments": describe_placement(config.env),
+        **describe_envs(config.env),
         "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
+        "updates per environment step": updates_per_step(updates, config.iteration_steps),
         "update": config.describe_update(),
     }
 

@@ -20,7 +20,7 @@ from hone.core.errors import ConfigError
 from hone.core.reduction import Reduction
 from hone.core.state import Stateful
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymConfig, GymWorld
 from hone.models.control.actor_critic import ActorCritic, ControlPolicy, PolicyOutput
 from hone.models.control.mlp import BoxActions, MlpConfig, NumpyMlp, PolicySpaces
@@ -30,7 +30,7 @@ from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
-from hone.train.control.job import ControlEvaluationConfig, control_job, open_gym_run
+from hone.train.control.job import ControlEvaluationConfig, control_job, open_gym_run, updates_per_step
 from hone.train.control.rows import StepRows, split_decision_rows, step_rows
 from hone.train.control.spaces import world_spaces
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
@@ -299,6 +299,7 @@ def derive_on_policy(config: RolloutRunConfig) -> dict[str, str]:
         "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "environment steps": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        "environments": describe_placement(config.env),
+        **describe_envs(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+        "updates per environment step": updates_per_step(config.learner.optimizer_steps(1), batch),
     }

@@ -23,7 +23,7 @@ from hone.credit.returns import one_step_target
 from hone.envs.finite.config import FiniteConfig, build_finite_mdp, require_all_actions
 from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymConfig, GymSpaces, GymWorld, open_world
 from hone.estimators.means import Estimate
 from hone.evaluate.control.dynamic_programming import exact_metrics
@@ -185,11 +185,11 @@ def derive_tabular(config: TabularRunConfig | GymTableRunConfig) -> dict[str, st
     finite = config.finite if isinstance(config, TabularRunConfig) else None
     copies = finite.copies if finite is not None else config.env.num_envs if config.env is not None else 0
     batch = copies * config.rollout_steps
-    where = "a table, stepped at once" if config.env is None else describe_placement(config.env)
+    where = {"environments": "a table, stepped at once"} if config.env is None else describe_envs(config.env)
     return {
         "environment steps per iteration": f"{copies} environments x {config.rollout_steps} = {batch}",
         "environment steps": f"{config.steps * batch}",
-        "environments": where,
+        **where,
     }
 
 
