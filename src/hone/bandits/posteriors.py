@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
+from hone.core.strict_json import strict_json
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -139,7 +140,7 @@ def load_posterior(posterior: Posterior, folder: Path) -> None:
     """Read a posterior saved by `save_posterior` into one of the same kind and size; raises DataError."""
     path = folder / "policy.json"
     try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        saved: Any = strict_json(path.read_bytes())
         kind, numbers = saved["kind"], saved["numbers"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: cannot read the posterior: {error!r}") from error

@@ -72,7 +72,7 @@ def parse_value(text: str) -> object:
     """Parse a TOML value; other text is a string: `1e-4`, `true`, `[1, 2]`, `"a b"`, `fast`."""
     try:
         read = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no TOML, or a number of thousands of digits
         return text
     value = read["value"]
     # Text with a line break could contain several keys, and configs have no dates.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hone.core.errors import ConfigError, did_you_mean
+from hone.core.strict_json import MAX_DIGITS
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """Path of a value: `("stage", 0, "lr")` is `lr` in the first `[[stage]]`."""
@@ -19,6 +20,7 @@ MAX_BYTES = 1_000_000
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_ENDLESS_NUMBER = re.compile(rf"[\d_]{{{MAX_DIGITS + 1}}}")
 _SCALAR = re.compile(r"[^,\]}#\n]+")
 _LOOKS_LIKE_YAML = re.compile(r"^(?:---|%YAML|[\w.-]+:(?:\s|$))", re.MULTILINE)
 
@@ -53,6 +55,9 @@ def parse_toml(text: str, *, name: str) -> TomlFile:
         lines = _LineLocator(text=text).locate()
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_explain(text, name, str(error))) from None
+    except ValueError:
+        line = next((number for number, row in enumerate(text.split("\n"), 1) if _ENDLESS_NUMBER.search(row)), 0)
+        raise ConfigError(f"{name}:{line}: a whole number of more than {MAX_DIGITS} digits cannot be read") from None
     except RecursionError:
         raise ConfigError(f"{name} nests arrays or tables too deeply to be read") from None
     return TomlFile(name=name, values=values, lines=lines)

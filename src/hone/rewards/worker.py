@@ -114,7 +114,8 @@ def _score_piece(
 
 
 def _reply(channel: ParentChannel, message: Mapping[str, object]) -> None:
-    channel.reply(json.dumps(message).encode() + b"\n")
+    """Write a line; what a function says may hold halves of surrogate pairs, which no file of the run could."""
+    channel.reply(json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike of anything
 
 from hone.core.errors import DataError
+from hone.core.strict_json import strict_json
 from hone.tabular.explore import EpsilonGreedy, Exploration, action_probabilities, sample_actions
 from hone.tabular.kernels import Floats, Ints
 from hone.tabular.tiles import TileCoder
@@ -207,7 +208,7 @@ def save_table(table: Table, folder: Path) -> None:
 def policy_kind(folder: Path) -> str:
     """Kind of the policy in a folder; "" where `policy.json` cannot be read."""
     try:
-        description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+        description = strict_json((folder / "policy.json").read_bytes())
     except (OSError, ValueError):
         return ""
     return str(description.get("kind", "")) if isinstance(description, dict) else ""
@@ -217,7 +218,7 @@ def load_table(folder: Path) -> Table:
     """The table saved by `save_table`; raises DataError that names the missing, damaged or unknown part."""
     path, arrays = folder / "policy.json", _arrays(folder)
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description: Any = strict_json(path.read_bytes())
         if description["format"] != FORMAT:
             raise DataError(f"{path}: format {description['format']}, this hone reads tables of format {FORMAT}")
         table = _empty(description, arrays)

@@ -14,6 +14,7 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from hone.core.errors import ConfigError, ResourceError
+from hone.core.strict_json import strict_json
 
 Json = Mapping[str, object]
 RetryRule = Literal["never", "refused", "always"]
@@ -124,7 +125,7 @@ class HttpClient:
         if not content.strip():
             return {}
         try:
-            reply: object = json.loads(content)
+            reply = strict_json(content)
         except ValueError as error:
             raise ServerError(f"{place}: the reply is not JSON ({error}): {_shown(content)}", status=status) from None
         if not isinstance(reply, dict):

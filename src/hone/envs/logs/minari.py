@@ -9,13 +9,14 @@ h5py is an optional dependency.
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, ResourceError
 from hone.core.ragged import offsets_of
+from hone.core.strict_json import strict_json
 
 DATA_FILE = "main_data.hdf5"
 DATASET_NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
@@ -104,12 +105,16 @@ def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[dict[str, Any], dic
     missing = [name for name in ("observation_space", "action_space") if name not in held]
     if missing:
         raise DataError(f"{path}: no {' and no '.join(missing)} in metadata.json or in the file's attributes")
-    return json.loads(held["observation_space"]), json.loads(held["action_space"])
+    try:
+        observation, action = strict_json(held["observation_space"]), strict_json(held["action_space"])
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: a space is not described in JSON: {error}") from error
+    return cast("dict[str, Any]", observation), cast("dict[str, Any]", action)
 
 
 def _metadata(path: Path) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = strict_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read the description of the data set: {error}") from error
     if not isinstance(held, dict):

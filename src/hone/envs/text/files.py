@@ -4,8 +4,9 @@ Belongs here: bytes -> rows (one mapping of columns each). Does not: what the co
 A row that cannot be read is a fault of the file and is never dropped silently.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
+from hone.core.strict_json import JsonFault, parse_json
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_FAULTS_SHOWN = 5
@@ -118,7 +120,10 @@ def _jsonl_row(part: bytes, *, number: int, offset: int, places: _FileFaults, ma
         text = body.decode("utf-8-sig" if offset == 0 else "utf-8")
         if not text.strip():
             return None
-        return _as_row(json.loads(text), number=number, place=f":{number}:{offset}", places=places)
+        value, faults = parse_json(text)
+        for fault in faults:
+            places.add(f":{number}:{offset}", str(fault))
+        return None if faults else _as_row(value, number=number, place=f":{number}:{offset}", places=places)
     except UnicodeDecodeError as error:
         places.add(f":{number}:{offset + error.start}", f"not UTF-8: byte 0x{body[error.start]:02x}; save it as UTF-8")
     except json.JSONDecodeError as error:
@@ -142,7 +147,7 @@ def _as_row(value: object, *, number: int, place: str, places: _FileFaults) -> F
 def _read_json(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[FileRow]:
     data = path.read_bytes()
     try:
-        rows = json.loads(data.decode("utf-8-sig"))
+        rows, faults = parse_json(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}:{error.start}: not UTF-8: byte 0x{data[error.start]:02x}; save it as UTF-8") from None
     except json.JSONDecodeError as error:
@@ -150,6 +155,11 @@ def _read_json(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[
         raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}{hint}") from None
     except RecursionError:
         raise DataError(f"{path}: the JSON is nested too deep to be read") from None
+    for fault in faults:
+        row = f"row {int(fault.path[0]) + 1}, " if isinstance(rows, list) and fault.path else ""
+        places.add("", f"{row}{JsonFault(fault.path[1:], fault.message) if row else fault}")
+    if faults:
+        return
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds a {type(rows).__name__}; expected a list of objects, one for each row")
     for number, value in enumerate(rows, start=1):
@@ -165,23 +175,51 @@ def _read_parquet(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterat
     try:
         for columns in _parquet_values(path, max_row_bytes):
             number += 1
-            if columns is None:
-                places.add("", f"row {number} is larger than max_row_bytes = {max_row_bytes}")
+            if isinstance(columns, str):
+                places.add("", f"row {number} {columns}")
             else:
                 yield FileRow(number=number, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged parquet after row {number}: {error}") from None
 
 
-def _parquet_values(path: Path, limit: int) -> Iterator[dict[str, object] | None]:
-    """Each row's columns; None for a row of more than `limit` bytes, which is never turned into Python objects."""
+def _parquet_values(path: Path, limit: int) -> Iterator[dict[str, object] | str]:
+    """Each row's columns, or what is wrong with it; a row of more than `limit` bytes never becomes Python objects.
+
+    Raises DataError for columns or fields of one name.
+    """
     with pq.ParquetFile(path) as file:
+        if repeated := list(_repeated_names(file.schema_arrow, ())):
+            raise DataError(*(f"{path}: {place} occurs more than once; rename or drop one" for place in repeated))
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            if batch.nbytes <= limit:
-                yield from batch.to_pylist()
-            else:
-                rows = (batch.slice(index, 1) for index in range(batch.num_rows))
-                yield from (row.to_pylist()[0] if row.nbytes <= limit else None for row in rows)
+            yield from _batch_values(batch, limit)
+
+
+def _batch_values(batch: pa.RecordBatch, limit: int) -> Sequence[dict[str, object] | str]:
+    if batch.nbytes <= limit:
+        with contextlib.suppress(UnicodeDecodeError):  # the row that holds it is looked for below
+            return batch.to_pylist()
+    return [_parquet_row(batch.slice(index, 1), limit) for index in range(batch.num_rows)]
+
+
+def _parquet_row(row: pa.RecordBatch, limit: int) -> dict[str, object] | str:
+    if row.nbytes > limit:
+        return f"is larger than max_row_bytes = {limit}"
+    try:
+        return row.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return f"holds text that is not UTF-8: byte 0x{error.object[error.start]:02x}"
+
+
+def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...]) -> Iterator[str]:
+    """Columns, and fields of structures at any depth, that share their name with another one."""
+    held = list(fields)
+    names = [field.name for field in held]
+    kind = "field" if path else "column"
+    yield from (f"{kind} {'.'.join((*path, name))!r}" for name in dict.fromkeys(names) if names.count(name) > 1)
+    for field in held:
+        inner = [field.type.field(place) for place in range(field.type.num_fields)]
+        yield from _repeated_names(inner, (*path, field.name))
 
 
 def _check_parquet_ends(path: Path) -> None:

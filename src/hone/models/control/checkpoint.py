@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hone.core.errors import DataError
+from hone.core.strict_json import strict_json
 from hone.models.control.actor_critic import ActorCritic, ControlPolicy, QNetworkPolicy, SoftActorCritic
 from hone.models.control.deterministic import DeterministicActorCritic
 from hone.models.control.discriminator import AdversarialActorCritic
@@ -94,7 +95,7 @@ def load_weights(policy: ControlPolicy, folder: Path) -> None:
 
 def _description(path: Path) -> dict[str, Any]:
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = strict_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read the description of the policy: {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hone.core.conversation import Message
 from hone.core.errors import DataError, ErrorCollector
+from hone.core.strict_json import strict_json
 from hone.models.language.config import Json
 
 PAD: Final = "<pad>"
@@ -312,7 +313,7 @@ def read_json(file: Path, *, required: bool = True) -> Json:
             raise DataError(f"{file} does not exist")
         return {}
     try:
-        result: object = json.loads(file.read_text(encoding="utf-8"))
+        result: object = strict_json(file.read_bytes())
     except ValueError as error:
         raise DataError(f"{file} is not JSON: {error}") from error
     if not isinstance(result, dict):

@@ -4,12 +4,11 @@ Belongs here: the learner in closed form and the reading of options. The world r
 (`envs.gym.option_wrapper`), so an option may begin in one rollout and stop in another.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, array
+from hone.core.strict_json import strict_json
 from hone.envs.finite.options import MarkovOption
 from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
 from hone.envs.suite.grid_worlds import HasOptions
@@ -79,7 +79,7 @@ def _options_of_env(config: GymConfig) -> list[MarkovOption]:
 
 def _options_of_file(path: Path) -> list[MarkovOption]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows: Any = strict_json(path.read_bytes())
         return [
             MarkovOption(
                 policy=np.asarray(row["policy"], np.int64),
