@@ -25,6 +25,10 @@ ABSENT: Final[NDArray[Any]] = np.zeros(0)
 """Stands for a column that was not given: every row gets the column's default."""
 
 
+MAX_ABS_REWARD = 1e18
+"""Largest reward of an environment: the square of a larger one leaves 32-bit floats."""
+
+
 class ScoreStatus(IntEnum):
     """Outcome of scoring an episode. Anything but SCORED is a missing value, never a 0."""
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from hone.core.config import Config
 
@@ -95,12 +95,24 @@ class RewardsConfig(Config):
     """Seconds that a worker may take to import the functions."""
     memory_bytes: int | None = Field(default=None, ge=2**26)
     """Address space of each worker; None for no limit."""
+    max_abs_score: float = Field(default=1e6, gt=0)
+    """Largest size of a score, of one turn's too, and of the weighted sum; an answer beyond it has no score."""
     missing_allowed: float = Field(default=0.05, ge=0, le=1)
     """Share of the last `missing_window` answers that may lack a score before the run stops."""
     missing_window: int = Field(default=200, ge=1)
     """Answers over which the share is taken."""
     max_unscored_batches: int = Field(default=3, ge=1)
     """Batches in a row without a single score after which the run stops."""
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> "RewardsConfig":
+        for place, reward in enumerate(self.functions):
+            if isinstance(reward, RewardFunction) and max(map(abs, reward.bounds or [0.0])) > self.max_abs_score:
+                raise ValueError(
+                    f"functions.{place}.bounds = {reward.bounds} reaches beyond max_abs_score = "
+                    f"{self.max_abs_score:g}; raise max_abs_score, or narrow the bounds"
+                )
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -37,6 +37,16 @@ class RewardMember(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ScorerTicket:
+    """Answers to one prompt that are being scored."""
+
+    ids: Sequence[str]
+    """Name of each answer's prompt."""
+    members: Sequence[Any]
+    """Each member's own ticket."""
+
+
 @dataclass
 class FunctionMember:
     """The functions of a config, in worker processes."""
@@ -71,19 +81,27 @@ class RewardScorer:
         for _, member in self.members:
             member.check(columns, rows)
 
-    def submit(self, answers: Sequence[ScorerInput]) -> list[Any]:
-        return [member.submit(answers) for _, member in self.members]
+    def submit(self, answers: Sequence[ScorerInput]) -> ScorerTicket:
+        """Begin to score the answers to one prompt."""
+        return ScorerTicket([one.id for one in answers], [member.submit(answers) for _, member in self.members])
 
-    def gather(self, tickets: Sequence[list[Any]]) -> RewardScores:
+    def gather(self, tickets: Sequence[ScorerTicket]) -> RewardScores:
+        """Wait for the scores of all tickets, in their order."""
         columns: list[Sequence[RewardResult]] = [()] * len(self.config.functions)
         tracebacks: list[str] = []
         for number, (places, member) in enumerate(self.members):
-            results, errors = member.results([ticket[number] for ticket in tickets])
+            results, errors = member.results([ticket.members[number] for ticket in tickets])
             tracebacks.extend(errors)
             for place, column in zip(places, results, strict=True):
                 columns[place] = column
         weights = [reward.weight for reward in self.config.functions]
-        scores = combine_results(dict(zip(self.config.names, columns, strict=True)), weights, tracebacks=tracebacks)
+        scores = combine_results(
+            dict(zip(self.config.names, columns, strict=True)),
+            weights,
+            tracebacks=tracebacks,
+            max_abs_score=self.config.max_abs_score,
+            ids=[id_ for ticket in tickets for id_ in ticket.ids],
+        )
         self.pending_notes.extend(
             f"a reward function failed; equal errors are not shown again: {text}" for text in tracebacks
         )

@@ -74,22 +74,59 @@ def failed_result(status: ScoreStatus, reason: str, *, seconds: float = 0.0) -> 
     return RewardResult(score=np.nan, status=status, reason=reason, seconds=seconds)
 
 
+def within_range(
+    results: Sequence[RewardResult], max_abs_score: float, ids: Sequence[str] = ()
+) -> Sequence[RewardResult]:
+    """Results of n answers, where a score or a turn's score beyond `max_abs_score` is a missing one; `ids` name the
+    answers' prompts."""
+    sizes = np.array([abs(result.score) for result in results])
+    over = {int(index) for index in np.flatnonzero(sizes > max_abs_score)}
+    over |= {
+        index
+        for index, result in enumerate(results)
+        if result.status is ScoreStatus.SCORED and any(abs(turn) > max_abs_score for turn in result.turns or ())
+    }
+    if not over:
+        return results
+    return [
+        failed_result(ScoreStatus.UNSCORABLE, _range_fault(result, max_abs_score, ids[index : index + 1]))
+        if index in over
+        else result
+        for index, result in enumerate(results)
+    ]
+
+
+def _range_fault(result: RewardResult, max_abs_score: float, ids: Sequence[str]) -> str:
+    score = f"{result.score:g}" if result.turns is None else f"{list(result.turns)}"
+    place = f" for prompt {ids[0]!r}" if ids and ids[0] else ""
+    return f"the score {score}{place} is beyond rewards.max_abs_score = {max_abs_score:g}"
+
+
 def combine_results(
-    by_function: Mapping[str, Sequence[RewardResult]], weights: Sequence[float], *, tracebacks: Sequence[str] = ()
+    by_function: Mapping[str, Sequence[RewardResult]],
+    weights: Sequence[float],
+    *,
+    tracebacks: Sequence[str] = (),
+    max_abs_score: float = np.inf,
+    ids: Sequence[str] = (),
 ) -> RewardScores:
     """Several functions' results for the same n answers as one: the sum of `weight * score`.
+
+    A score beyond `max_abs_score` counts as a failure, and a sum beyond it is missing; `ids` name the answers' prompts.
 
     A function that returned None does not apply, and is left out of the sum. A function that failed (exception, hang,
     NaN) makes the answer's score missing: a sum that lacks a term is on another scale. All left out: missing.
     Where some function scored single turns, the score of one that did not counts for the last turn.
     """
+    by_function = {name: within_range(column, max_abs_score, ids) for name, column in by_function.items()}
     if len(by_function) == 1:
         ((name, column),) = by_function.items()
-        if (alone := _combine_single(name, column, weights[0], tracebacks)) is not None:
+        alone = _combine_single(name, column, weights[0], tracebacks)
+        if alone is not None and not (np.abs(alone.score) > max_abs_score).any():
             return alone
     names = list(by_function)
     rows = list(zip(*by_function.values(), strict=True))
-    totals = [_combine_row(row, names, weights) for row in rows]
+    totals = within_range([_combine_row(row, names, weights) for row in rows], max_abs_score, ids)
     return RewardScores(
         score=np.array([total.score for total in totals], dtype=np.float64),
         status=np.array([total.status for total in totals], dtype=np.uint8),

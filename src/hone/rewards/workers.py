@@ -146,7 +146,13 @@ class RewardWorkerPool:
         """The scores of a batch: the weighted sum of its functions' results. Raises as `submit` and `results`."""
         columns, tracebacks = self.results([self.submit(batch)])
         weights = [function.weight for function in self._functions]
-        return combine_results(dict(zip(self._names, columns, strict=True)), weights, tracebacks=tracebacks)
+        return combine_results(
+            dict(zip(self._names, columns, strict=True)),
+            weights,
+            tracebacks=tracebacks,
+            max_abs_score=self._config.max_abs_score,
+            ids=batch.ids,
+        )
 
     def close(self) -> None:
         """Kill all workers and their descendants; scores not gathered by now are lost."""

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.episodes import MAX_ABS_REWARD
 from hone.core.errors import DataError, ErrorCollector
 from hone.core.ragged import Ints, owner_of
 
@@ -172,6 +173,10 @@ def validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
         faults.add(f"state {state}, action {action}: probabilities add up to {sums[state, action]:.12g}, expected 1")
     if not np.isfinite(mdp.reward).all():
         faults.add(f"outcome {np.flatnonzero(~np.isfinite(mdp.reward))[0]}: the reward is not finite")
+    elif (large := np.flatnonzero(np.abs(mdp.reward) > MAX_ABS_REWARD)).size:
+        faults.add(
+            f"outcome {large[0]}: the reward is {mdp.reward[large[0]]:g}, at most {MAX_ABS_REWARD:g} is possible"
+        )
     stuck = np.flatnonzero(~mdp.terminates & mdp.terminal[mdp.next_state])
     if len(stuck):
         pair = int(mdp.pair_of_outcome[stuck[0]])

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from hone.core.episodes import MAX_ABS_REWARD
 from hone.core.errors import ConfigError, DivergedError, UserCodeError
 from hone.core.ragged import Ints
 from hone.envs.gym.rollout import Array, Flags, RolloutBuffer
@@ -73,6 +74,11 @@ class StepChecker:
             if wrong.any():
                 time, env = (int(position) for position in np.argwhere(wrong)[0][:2])
                 raise self._fault(name, values[time, env], steps, time, env)
+        large = np.abs(steps.reward[:rewards]) > MAX_ABS_REWARD
+        if large.any():
+            time, env = (int(position) for position in np.argwhere(large)[0])
+            fault = f"is larger than {MAX_ABS_REWARD:g}, so that its square is no number; scale it"
+            raise self._fault("reward", steps.reward[time, env], steps, time, env, fault=fault)
 
     def usable_ends(self, steps: RolloutBuffer, t: int, which: Ints, last: Array, note: Callable[[str], None]) -> Array:
         """Last observations `[*, *observation]` of the episodes of environments `which` that ended in step `t`.
@@ -99,11 +105,19 @@ class StepChecker:
     def _place(self, name: str, time: int, env: int) -> str:
         return f"{name} of environment {env} at step {time} of rollout {self.rollout}"
 
-    def _fault(self, name: str, value: Any, steps: RolloutBuffer, time: int, env: int) -> UserCodeError:  # noqa: ANN401
+    def _fault(
+        self,
+        name: str,
+        value: Any,  # noqa: ANN401 - a number or an array
+        steps: RolloutBuffer,
+        time: int,
+        env: int,
+        *,
+        fault: str = "is not finite",
+    ) -> UserCodeError:
         history = steps.chosen[max(0, time - HISTORY_STEPS) : time + 1, env].tolist()
         return UserCodeError(
-            f"{self._place(name, time, env)} is not finite: {_shown(value)}; run seed {self.seed}, its last actions "
-            f"{history}"
+            f"{self._place(name, time, env)} {fault}: {_shown(value)}; run seed {self.seed}, its last actions {history}"
         )
 
 
