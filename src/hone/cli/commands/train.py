@@ -42,6 +42,7 @@ from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeSpec
+from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks
 
 if TYPE_CHECKING:
     from hone.train.runner.pipeline import PipelineResult
@@ -254,12 +255,19 @@ def train_document(
     screen.line(f"finished {folder.name}: {folder.path}, report in {folder.report_path}")
 
 
-def train_one(stage: PlannedRun, *, root: Path, resume: bool, progress: "ProgressDisplay") -> RunFolder:
+def train_one(
+    stage: PlannedRun,
+    *,
+    root: Path,
+    resume: bool,
+    progress: "ProgressDisplay",
+    callbacks: RunCallbacks = NO_CALLBACKS,
+) -> RunFolder:
     """Train one run, from its checked config to its finished folder."""
     from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
     from hone.train.runner.run import run as drive  # noqa: PLC0415 - as above
 
-    folder = drive(run_request(stage, root=root, resume=resume), progress=progress)
+    folder = drive(run_request(stage, root=root, resume=resume, callbacks=callbacks), progress=progress)
     try:
         if write_policy_pictures(folder.path):
             write_report(folder.path)
@@ -268,7 +276,13 @@ def train_one(stage: PlannedRun, *, root: Path, resume: bool, progress: "Progres
     return folder
 
 
-def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
+def run_request(
+    stage: PlannedRun,
+    *,
+    root: Path,
+    resume: bool,
+    callbacks: RunCallbacks = NO_CALLBACKS,
+) -> "RunRequest":
     """Request for `hone.train.runner.run.run`, from a planned run."""
     from hone.train.invariance.check import certify_job  # noqa: PLC0415 - as above
     from hone.train.runner.run import RunRequest  # noqa: PLC0415
@@ -282,11 +296,18 @@ def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
         root=root,
         resume=resume,
         certify=certify_job,
+        callbacks=callbacks,
     )
 
 
 def train_pipeline(
-    document: ConfigDocument, stages: Sequence[PlannedRun], *, root: Path, resume: bool, progress: "ProgressDisplay"
+    document: ConfigDocument,
+    stages: Sequence[PlannedRun],
+    *,
+    root: Path,
+    resume: bool,
+    progress: "ProgressDisplay",
+    callbacks: RunCallbacks = NO_CALLBACKS,
 ) -> "PipelineResult":
     """Train the stages one after another; a value `stage:NAME` becomes the run folder of stage NAME."""
     from hone.train.runner.pipeline import PipelineStage as Turn  # noqa: PLC0415 - as above
@@ -305,7 +326,7 @@ def train_pipeline(
         return Turn(
             name=config.name,
             steps=config.steps,
-            make_request=lambda: run_request(stage, root=folder, resume=resume and begun),
+            make_request=lambda: run_request(stage, root=folder, resume=resume and begun, callbacks=callbacks),
         )
 
     return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)

@@ -4,6 +4,7 @@ Belongs here: finding and building environments, and their config. Running them 
 run is `check.py`.
 """
 
+import importlib.util
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
@@ -37,8 +38,8 @@ class GymConfig(Config):
     """A Gymnasium environment, many at a time."""
 
     id: str
-    """Registered id (`CartPole-v1`, `hone/Maze-v0`, or `package:Name-v0` to import the package first), or
-    `file.py:Class`."""
+    """Registered id (`CartPole-v1`, `hone/Maze-v0`, or `package:Name-v0` to import the package first), or a class or
+    function that makes an environment: `file.py:Class`, `package.module:Class`."""
     num_envs: int = Field(default=1, ge=1, le=65536)
     """Environments stepped together."""
     kwargs: dict[str, JsonValue] = Field(default={})
@@ -94,8 +95,9 @@ class EnvFactory:
 
 def env_factory(config: GymConfig) -> EnvFactory:
     """Raises ConfigError for an unknown id, file or class."""
-    if ".py:" in config.id:
-        return _from_class(config, _user_class(config.id))
+    maker = find_maker(config.id)
+    if maker is not None:
+        return _from_class(config, maker)
     return _from_spec(config, find_spec(config.id))
 
 
@@ -307,14 +309,33 @@ def _kwargs(config: GymConfig) -> dict[str, Any]:
     return dict(config.kwargs)
 
 
-def _user_class(path_and_name: str) -> Callable[..., GymEnv]:
-    path, _, name = path_and_name.rpartition(":")
-    check_reference(path_and_name, kind="env.id =")
-    # The prefix keeps a file named like a library from replacing it in the trainer.
-    module = load_module(path_and_name, kind="env.id =", prefix="hone_user_")
-    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
-    if name not in classes:
+def find_maker(name: str) -> Callable[..., GymEnv] | None:
+    """The class or function that makes an environment: `file.py:Class` or `package.module:Class`; None for an id.
+
+    Raises ConfigError for a file without it, UserCodeError when the file cannot be imported.
+    """
+    place, _, attribute = name.rpartition(":")
+    if ".py:" in name:
+        check_reference(name, kind="env.id =")
+        # The prefix keeps a file named like a library from replacing it in the trainer.
+        held = vars(load_module(name, kind="env.id =", prefix="hone_user_"))
+    elif attribute.isidentifier() and _is_importable(place):
+        held = vars(load_module(name, kind="env.id ="))
+        if attribute not in held:
+            return None  # Gymnasium's `package:Name`, an id without a version
+    else:
+        return None
+    maker = held.get(attribute)
+    if not callable(maker):
+        known = [key for key, value in held.items() if inspect.isclass(value) or inspect.isfunction(value)]
         raise ConfigError(
-            f"env.id = {path_and_name!r}: {path} has no class {name!r}{did_you_mean(name, list(classes))}"
+            f"env.id = {name!r}: {place} has no class or function {attribute!r}{did_you_mean(attribute, known)}"
         )
-    return cast("Callable[..., GymEnv]", classes[name])
+    return cast("Callable[..., GymEnv]", maker)
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return bool(module) and importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a parent that is none, or a module without a spec
+        return False

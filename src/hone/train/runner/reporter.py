@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from hone.core.clock import Clock
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError, InterruptedRun
+from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, substate
 from hone.store.answers import write_answers
-from hone.store.checkpoints import CheckpointFolder
+from hone.store.checkpoints import CheckpointFolder, step_name
 from hone.store.durable import DiskFullError
 from hone.store.evaluations import EvaluationScore, read_evaluations, write_evaluations
 from hone.store.folder import RunFolder
@@ -19,6 +19,16 @@ from hone.store.metrics import MetricsWriter
 from hone.store.samples import write_samples
 from hone.train.config import RunSettings
 from hone.train.job import EvaluationResult, TrainingJob
+from hone.train.runner.callbacks import (
+    NO_CALLBACKS,
+    CheckpointEvent,
+    EvaluationEvent,
+    EventT,
+    RunCallbacks,
+    StepEvent,
+    StoppedByCallback,
+    wants_stop,
+)
 from hone.train.runner.signals import StopRequest
 from hone.train.runner.step_timing import Stopwatch
 
@@ -83,6 +93,7 @@ class RunReporter:
     stop: StopRequest
     stopwatch: Stopwatch
     clock: Clock
+    callbacks: RunCallbacks = NO_CALLBACKS
     window: MetricsWindow = field(default_factory=MetricsWindow)
     saved_step: int = 0
     last_step: int = 0
@@ -93,6 +104,8 @@ class RunReporter:
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.monotonic_s()
+        self._stopped_by = ""
+        self._callback_fault: UserCodeError | None = None
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         self.report_notices()
@@ -112,9 +125,34 @@ class RunReporter:
         if self._writes_samples(step) and self.job.sample_rows is not None:
             rows = self.job.sample_rows(step, episodes, credits)
             self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
+        self._call(
+            "on_step",
+            self.callbacks.on_step,
+            StepEvent(step=step, steps=self.steps, metrics=told, run=self.folder.path),
+        )
         every = self.settings.checkpoint_every
         if step == self.steps or (every and step % every == 0):
             self.save(step)
+        self._stop_as_asked(step)
+
+    def _call(self, name: str, callback: Callable[[EventT], bool | None] | None, event: EventT) -> None:
+        """Call a callback. What follows from it waits until the step is complete and can be saved."""
+        try:
+            if wants_stop(callback, event, name):
+                self._stopped_by = name
+        except UserCodeError as fault:
+            self._callback_fault = self._callback_fault or fault
+
+    def _stop_as_asked(self, step: int) -> None:
+        """Save the step and raise, if a signal or a callback ends the run here."""
+        if self._callback_fault is not None:
+            self.save(step)
+            raise UserCodeError(
+                *self._callback_fault.messages, f"step {step} of {self.steps} is saved; a resume goes on after it"
+            )
+        if self._stopped_by and step < self.steps:
+            self.save(step)
+            raise StoppedByCallback(f"stopped after step {step} of {self.steps}: {self._stopped_by} returned False")
         if self.stop.requested and step < self.steps:
             self.save(step)
             raise InterruptedRun(
@@ -145,6 +183,9 @@ class RunReporter:
         policy, score = self.job.save_policy, self.selection_score
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step
+        folder = self.checkpoints.folder / step_name(step)
+        event = CheckpointEvent(step=step, checkpoint=folder, run=self.folder.path)
+        self._call("on_checkpoint", self.callbacks.on_checkpoint, event)
 
     def _timed_write(self, write: Callable[[], object]) -> None:
         """`_written`, timed. It counts towards the next step, as `time/step_s` does: this one's line is written."""
@@ -191,6 +232,16 @@ class RunReporter:
             stage=name, metric="score", mean=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n
         )
         write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
+        event = EvaluationEvent(
+            step=step,
+            score=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
+            n=estimate.n,
+            metrics=verdict.metrics,
+            run=self.folder.path,
+        )
+        self._call("on_evaluation", self.callbacks.on_evaluation, event)
         return verdict.metrics
 
     def _is_due(self, step: int, every: int) -> bool:

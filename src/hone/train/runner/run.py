@@ -29,6 +29,7 @@ from hone.store.metrics import open_metrics
 from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.loop import train
+from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
 from hone.train.runner.reporter import ProgressDisplay, RunReporter
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch, timed
@@ -62,6 +63,8 @@ class RunRequest:
     resume: bool = False
     certify: Callable[[TrainingJob[Any], RunConfig, str], GradientCertificate | None] | None = None
     """Job, its config and the config's hash -> the certificate of the loss; None: the loss is not examined."""
+    callbacks: RunCallbacks = NO_CALLBACKS
+    """Called after steps, evaluations and checkpoints; one that returns False ends the run early."""
 
 
 def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None = None) -> RunFolder:
@@ -89,8 +92,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             stop_on_signals(progress.note) as stop,
         ):
             _certify(request, job, folder, progress)
-            _train(request, job, folder, progress, stop, clock)
-            folder.log(f"finished step {config.steps}")
+            folder.log(_train(request, job, folder, progress, stop, clock))
             for line in closing_lines(folder, job.measure_matmuls, clock):
                 folder.log(line)
                 progress.note(line)
@@ -161,7 +163,8 @@ def _train(
     progress: ProgressDisplay,
     stop: StopRequest,
     clock: Clock,
-) -> None:
+) -> str:
+    """Train from the beginning or from the newest checkpoint; returns how it ended."""
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
     state, done, notes = _initial_state(order, job, checkpoints)
@@ -181,6 +184,7 @@ def _train(
         stop=stop,
         stopwatch=watch,
         clock=clock,
+        callbacks=order.callbacks,
         saved_step=done,
         last_step=done,
     )
@@ -189,6 +193,8 @@ def _train(
     progress.start(config.steps, f"{config.name} ({config.recipe})")
     try:
         train(timed(job.recipe, watch), steps=config.steps, callback=reporter, first_step=done + 1)
+    except StoppedByCallback as stopped:
+        return str(stopped)
     except DivergedError as fault:
         place = _save_divergence(job, folder, watch)
         raise DivergedError(*fault.messages, f"the batch and the weights are in {place}") from fault
@@ -204,6 +210,7 @@ def _train(
     finally:
         progress.close()
         metrics.close()
+    return f"finished step {config.steps}"
 
 
 def _initial_state(

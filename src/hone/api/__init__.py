@@ -1,0 +1,28 @@
+"""Public Python API: the commands as functions.
+
+`train(config)` trains a config file or a dictionary, `train_seeds(config, seeds)` trains it once per seed,
+`compare(runs)` compares runs, `evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers.
+"""
+
+from hone.api.commands import compare, evaluate, sample, train, train_seeds
+from hone.api.python_config import ConfigInput
+from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
+from hone.train.runner.callbacks import CheckpointEvent, EvaluationEvent, StepEvent
+
+__all__ = [
+    "AnswerTable",
+    "CheckpointEvent",
+    "ConfigInput",
+    "EvaluationEvent",
+    "MultiSeedResult",
+    "SampledAnswer",
+    "StepEvent",
+    "TrainingResult",
+    "compare",
+    "comparison_table",
+    "evaluate",
+    "read_result",
+    "sample",
+    "train",
+    "train_seeds",
+]

@@ -1,0 +1,203 @@
+"""The commands as functions: train, compare, evaluate, sample."""
+
+import contextlib
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from hone.api.python_config import ConfigInput, document_of
+from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, read_result
+from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_policy
+from hone.cli.commands.seeds import SeedRuns, parse_seeds, run_sequentially, seed_folder, set_seed
+from hone.cli.commands.train import PlannedRun, opened_runs, planned_runs, train_one, train_pipeline
+from hone.cli.stages import STAGE, pipeline_name
+from hone.cli.terminal.screen import TerminalScreen, make_console
+from hone.config.overrides import ConfigDocument
+from hone.config.resolve import require_consent
+from hone.core.credit import Metrics
+from hone.core.errors import ConfigError, HoneError
+from hone.evaluate import checkpoint, comparison
+from hone.process.descendants import TOKEN_VARIABLE
+from hone.store.comparison import Comparison
+from hone.store.folder import check_name
+from hone.train.runner.callbacks import CheckpointHook, EvaluationHook, RunCallbacks, StepHook
+
+RunInput: TypeAlias = str | Path | TrainingResult
+"""A run or checkpoint: its name under the runs, its folder, or the result of `train`."""
+_ARGUMENTS = {"resume": "resume=True", "name": "name", "yes": "yes=True"}
+_OPTION = re.compile(r"--(resume|name|yes)\b(?: NAME\b)?")
+
+
+class SilentProgress:
+    """Progress without display; notes are in the run's log."""
+
+    def start(self, total: int, title: str) -> None:
+        """Show nothing."""
+
+    def update(self, step: int, metrics: Metrics) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def train(  # noqa: PLR0913 - a public call: one argument for each callback
+    config: ConfigInput,
+    overrides: Sequence[str] = (),
+    *,
+    runs: str | Path = "runs",
+    resume: bool = False,
+    yes: bool = False,
+    on_step: StepHook | None = None,
+    on_evaluation: EvaluationHook | None = None,
+    on_checkpoint: CheckpointHook | None = None,
+) -> TrainingResult:
+    """Train a config with `key=value` overrides, into `runs`.
+
+    `config` is a TOML file, a dictionary with the same tables, or a recipe's config object. A dictionary may hold
+    Python objects: functions as rewards, classes or functions that make environments, rows or a DataFrame as a dataset.
+    The callbacks get an event after every step, evaluation and checkpoint; one that returns False ends the run after
+    the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake.
+
+    Raises HoneError as the command does, UserCodeError for an exception in a callback (the step is saved).
+    Warns with FutureWarning for each key that is given under an old name.
+    """
+    callbacks = RunCallbacks(on_step=on_step, on_evaluation=on_evaluation, on_checkpoint=on_checkpoint)
+    with _messages_for_python():
+        document, stages = _planned(config, overrides, Path(runs), yes=yes)
+        _warn_of_old_names(document.notes)
+        return _train(document, stages, Path(runs), resume=resume, callbacks=callbacks)
+
+
+def _planned(
+    config: ConfigInput, overrides: Sequence[str], runs: Path, *, yes: bool
+) -> tuple[ConfigDocument, list[PlannedRun]]:
+    """The config with all keys checked. Raises ConfigError with all faults, and for suspicious values without `yes`."""
+    if TOKEN_VARIABLE in os.environ:
+        raise ConfigError(
+            "hone.api trains, but one of hone's own processes imports this file; "
+            'call it under `if __name__ == "__main__":`'
+        )
+    document = document_of(config, overrides, runs)
+    stages = planned_runs(document)
+    require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=yes)
+    return document, stages
+
+
+def _train(
+    document: ConfigDocument, stages: Sequence[PlannedRun], runs: Path, *, resume: bool, callbacks: RunCallbacks
+) -> TrainingResult:
+    with opened_runs(stages) as opened:
+        if STAGE not in document.values:
+            folder = train_one(opened[0], root=runs, resume=resume, progress=SilentProgress(), callbacks=callbacks)
+            return read_result(folder.path)
+        outcome = train_pipeline(
+            document, opened, root=runs, resume=resume, progress=SilentProgress(), callbacks=callbacks
+        )
+    return TrainingResult(
+        folder=outcome.folder,
+        evaluations=outcome.evaluations,
+        comparisons=outcome.comparisons,
+        side_by_side=outcome.side_by_side,
+    )
+
+
+def train_seeds(
+    config: ConfigInput,
+    seeds: int | Sequence[int],
+    overrides: Sequence[str] = (),
+    *,
+    runs: str | Path = "runs",
+    resume: bool = False,
+    yes: bool = False,
+) -> MultiSeedResult:
+    """Train a config once per seed (a number n means 0 to n - 1), one run after another.
+
+    A run that fails does not stop the others; the first error is raised at the end. Raises HoneError and warns as
+    `train` does.
+    """
+    asked = parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join([*map(str, seeds), ""]))
+    with _messages_for_python():
+        document, _ = _planned(config, overrides, Path(runs), yes=yes)
+        _warn_of_old_names(document.notes)
+        return _train_seeds(document, asked, Path(runs), resume=resume)
+
+
+def _train_seeds(document: ConfigDocument, asked: Sequence[int], runs: Path, *, resume: bool) -> MultiSeedResult:
+    folder = runs / pipeline_name(document)
+    check_name(folder.name)
+    set_seed(document, asked[0])
+    stages = planned_runs(document)
+    with opened_runs(stages):  # the first seed's data are checked; each run opens its own
+        pass
+    turns = SeedRuns(root=folder, seeds=asked, steps=stages[0].resolved.config.steps, resume=resume)
+
+    def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
+        set_seed(document, seed)
+        train_one(planned_runs(document)[0], root=folder, resume=begun, progress=SilentProgress())
+
+    run_sequentially(turns, make, TerminalScreen(console=make_console(io.StringIO())))
+    found = comparison.compare([str(folder)], root=folder)
+    return MultiSeedResult(folder=folder, runs=[folder / seed_folder(seed) for seed in asked], comparison=found)
+
+
+def compare(
+    asked: Sequence[RunInput], *, metric: str = "", threshold: float | None = None, runs: str | Path = "runs"
+) -> Comparison:
+    """Compare runs, given by names, folders, or folders of runs, and grouped by configuration.
+
+    `metric` replaces the final score; `threshold` is the score for the time-to-threshold. Raises DataError for runs
+    that are missing, unreadable, or without a score.
+    """
+    return comparison.compare([_place(one) for one in asked], root=Path(runs), metric=metric, threshold=threshold)
+
+
+def evaluate(policy: RunInput, *, problems: int = 512, seed: int = 0, runs: str | Path = "runs") -> Mapping[str, float]:
+    """Evaluate a run's newest checkpoint, or a policy's folder, on held-out problems of its task: metrics by name."""
+    folder, run = find_policy(_place(policy), Path(runs))
+    return evaluate_policy(PolicyTarget(policy=folder, run=run, seed=seed, device="cpu"), problems=problems).scores
+
+
+def sample(
+    policy: RunInput,
+    *,
+    prompt: str | None = None,
+    count: int = 10,
+    temperature: float = 1.0,
+    seed: int = 0,
+    runs: str | Path = "runs",
+) -> AnswerTable:
+    """Sample answers of a policy: (prompt, answer, score if there is a scorer)."""
+    folder, run = find_policy(_place(policy), Path(runs))
+    answers = checkpoint.sample(
+        folder, run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device="cpu"
+    )
+    return AnswerTable(tuple(SampledAnswer(*answer) for answer in answers))
+
+
+def _place(run: RunInput) -> str:
+    return str(run.folder if isinstance(run, TrainingResult) else run)
+
+
+@contextlib.contextmanager
+def _messages_for_python() -> Iterator[None]:
+    """Write the options that messages advise as arguments: `resume=True` for `--resume`."""
+    try:
+        yield
+    except HoneError as fault:
+        fault.messages = tuple(_OPTION.sub(lambda found: _ARGUMENTS[found[1]], text) for text in fault.messages)
+        fault.args = ("\n".join(fault.messages),)
+        raise
+
+
+def _warn_of_old_names(notes: Sequence[str]) -> None:
+    """Warn at the line of the caller's caller: the program that called `train`."""
+    for note in notes:
+        warnings.warn(note, FutureWarning, stacklevel=3)

@@ -1,0 +1,138 @@
+"""Functions and classes of a script as the text of a module."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from functools import partial
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from hone.core.errors import ConfigError
+from hone.process.source_capture import importable_name, module_text
+
+PATTERN = re.compile(r"(\d+)", re.IGNORECASE)
+WEIGHTS = {"right": 1.0, "wrong": [0.0, -0.5]}
+
+
+def helper(text: str) -> int:
+    return int(PATTERN.search(text).group(1)) if PATTERN.search(text) else 0
+
+
+def importable(completion: str) -> float:
+    return float(helper(completion))
+
+
+def marked(function):
+    return function
+
+
+def run(thing: object, name: str | None = None) -> object:
+    """The definition from its captured text, in an empty module."""
+    names: dict[str, object] = {}
+    exec(compile(module_text(thing), "captured", "exec"), names)
+    return names[name or thing.__name__]
+
+
+def test_what_a_module_holds_is_named_and_what_a_function_made_is_not() -> None:
+    def local() -> None: ...
+
+    assert importable_name(importable) == f"{__name__}:importable"
+    assert importable_name(OrderedDict) == "collections:OrderedDict"
+    assert importable_name(local) is None
+    assert importable_name(lambda: 0) is None
+
+
+def test_what_a_script_defines_is_not_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importable, "__module__", "__main__")
+    assert importable_name(importable) is None
+
+
+def test_a_function_takes_along_what_it_uses() -> None:
+    limit, inner = 40, json
+
+    def shorter(text: str) -> float:
+        return min(limit, sqrt(helper2(text))) * WEIGHTS["right"] + len(inner.dumps(WEIGHTS))
+
+    def helper2(text: str) -> float:
+        return float(np.sum([int(one) for one in PATTERN.findall(text)]))
+
+    captured = run(shorter)
+    for text in ("a 16 b 9", "", "12345"):
+        assert captured(text) == shorter(text)
+
+
+def test_functions_that_call_each_other_are_taken_along_once() -> None:
+    def even(n: int) -> bool:
+        return n == 0 or odd(n - 1)
+
+    def odd(n: int) -> bool:
+        return n != 0 and even(n - 1)
+
+    assert run(even)(6) is True
+    assert module_text(even).count("def odd") == 1
+
+
+def test_a_class_takes_along_its_base_and_its_constants() -> None:
+    class Base:
+        size = 3
+
+        def total(self) -> int:
+            return self.size + len(WEIGHTS)
+
+    class Child(Base):
+        def __init__(self, size: int = 5) -> None:
+            super().__init__()
+            self.size = size
+
+    assert run(Child)().total() == Child().total() == 7
+
+
+def test_annotations_stay_unevaluated() -> None:
+    def annotated(text: NotDefinedAnywhere) -> float:  # noqa: F821 - on purpose
+        return 1.0
+
+    assert run(annotated)("") == 1.0
+
+
+def test_an_alias_and_a_decorator_are_taken_along() -> None:
+    alias = helper
+
+    @marked
+    def decorated(text: str) -> int:
+        return alias(text)
+
+    assert run(decorated)("7") == 7
+
+
+@pytest.mark.parametrize("kind", ["lambda", "array", "partial", "no text", "local default"])
+def test_what_has_no_text_is_refused_by_name(kind: str) -> None:
+    looked_up = np.zeros(3)
+
+    def uses_array() -> float:
+        return float(looked_up[0])
+
+    bound = partial(helper, "1")
+
+    def uses_partial() -> int:
+        return bound()
+
+    here = object()
+
+    def has_default(text: str, place: object = here) -> float:
+        return 1.0
+
+    names: dict[str, object] = {}
+    exec("def typed_in(): return 1", names)
+    thing, said = {
+        "lambda": (lambda: 0, "is a lambda.*write it with def"),
+        "array": (uses_array, "uses looked_up, a ndarray .*make it inside"),
+        "partial": (uses_partial, "uses bound, a partial"),
+        "local default": (has_default, "needs here where it is defined, which is local"),
+        "no text": (names["typed_in"], "typed_in was typed where Python keeps no text"),
+    }[kind]
+    with pytest.raises(ConfigError, match=said):
+        module_text(thing)
