@@ -110,3 +110,4 @@ def texts(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]
 
 LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_positions=64)
 LINEAR = RopeConfig(kind="linear", factor=2.0)
+YARN = RopeConfig(theta=500.0, kind="yarn", factor=4.0, original_max_positions=16)

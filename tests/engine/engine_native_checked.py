@@ -28,6 +28,7 @@ def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[
         vocab=int(rng.integers(4, 150)),
         bfloat16=int(rng.random() < 0.5 or isa in ("avx512_bf16", "amx")),
         norm_eps=1e-6,
+        rotary_scale=1.0,
     )
     shape.vocab_used = int(rng.integers(3, shape.vocab + 1))
     half, bias, norms, tied = (bool(coin) for coin in rng.random(4) < 0.5)

@@ -235,3 +235,80 @@ def test_redundant_tensors_of_older_writers_are_ignored(folder):
 def test_an_unknown_dtype(folder):
     with pytest.raises(DataError, match="'float8'"):
         load_model(folder, dtype="float8")
+
+
+def split_in_two(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """The folder's weights in two files with an index. Returns the files' tensors by name."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    files = {file: {name: tensors[name] for name in part} for file, part in parts.items()}
+    for file, part in files.items():
+        save_file(part, folder / file)
+    places = {name: file for file, part in parts.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / "model.safetensors").unlink()
+    return files
+
+
+def faults_of(folder: Path) -> str:
+    with pytest.raises(DataError) as error:
+        load_model(folder)
+    return str(error.value)
+
+
+def test_an_index_that_names_a_missing_shard(folder):
+    split_in_two(folder)
+    (folder / "b.safetensors").unlink()
+    told = faults_of(folder)
+    assert f"{folder / 'b.safetensors'} does not exist, but model.safetensors.index.json lists it" in told
+
+
+def test_a_tensor_in_two_shards_is_refused(folder):
+    """The later file would have won in silence."""
+    files = split_in_two(folder)
+    name = min(files["a.safetensors"])
+    save_file({**files["b.safetensors"], name: files["a.safetensors"][name] + 1}, folder / "b.safetensors")
+    told = f"{folder / 'b.safetensors'}: tensor {name} is in a.safetensors too; keep it in one file"
+    assert told in faults_of(folder)
+
+
+def test_two_sets_of_weights_are_refused(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    split_in_two(folder)
+    (folder / "model.safetensors").write_bytes(whole)  # transformers would take this one, vLLM the shards
+    told = faults_of(folder)
+    assert f"{folder} holds model.safetensors and model.safetensors.index.json: two sets of weights" in told
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_tied_head_that_differs_from_the_embedding_is_refused(folder, sharded):
+    tensors = load_file(folder / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, folder / "model.safetensors")
+    if sharded:
+        split_in_two(folder)
+    assert load_model(folder).head is None  # present twice, and equal
+    file = next(file for file in folder.glob("*.safetensors") if "lm_head.weight" in load_file(file))
+    save_file({**load_file(file), "lm_head.weight": embedding + 1e-3}, file)
+    told = faults_of(folder)
+    assert f"{file}: tensor lm_head.weight is not equal to model.embed_tokens.weight" in told
+    assert "tie_word_embeddings true" in told
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
+def test_quantised_weights_are_refused_by_name(folder, dtype):
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, folder / "model.safetensors")
+    assert f"{folder / 'model.safetensors'}: tensor {name} holds {dtype}; quantised weights" in faults_of(folder)
+
+
+def test_a_mix_of_floating_dtypes_is_read_exactly(folder):
+    tensors = load_file(folder / "model.safetensors")
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    mixed = {name: tensors[name].to(kinds[number % 4]) for number, name in enumerate(sorted(tensors))}
+    save_file(mixed, folder / "model.safetensors")
+    save_model(load_model(folder), folder / "again", tokenizer_from=None)
+    again = load_file(folder / "again" / "model.safetensors")
+    assert all(torch.equal(again[name], mixed[name].float()) for name in mixed)

@@ -31,7 +31,7 @@ class NativeShape(ctypes.Structure):
     _fields_ = [
         *((name, _Int) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
         *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16")),
-        ("norm_eps", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("norm_eps", "rotary_scale")),
     ]
 
 

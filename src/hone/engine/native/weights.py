@@ -22,6 +22,8 @@ class DecoderSizes(ModelShape, Protocol):
     def intermediate_size(self) -> int: ...
     @property
     def norm_eps(self) -> float: ...
+    @property
+    def rotary_scale(self) -> float: ...
 
 
 class ProjectionWeights(Protocol):
@@ -77,6 +79,7 @@ def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) ->
         vocab_used=vocab_used,
         bfloat16=int(kind == "bfloat16"),
         norm_eps=config.norm_eps,
+        rotary_scale=config.rotary_scale,
     )
 
 

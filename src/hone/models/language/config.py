@@ -3,62 +3,26 @@
 Settings of Llama, Mistral, Qwen2 and Qwen3 models, and the unsupported ones that raise an error.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 
 from hone.core.errors import DataError, ErrorCollector
+from hone.models.language.config_keys import DEFAULT_POSITIONS, check_keys
+from hone.models.language.rope import RopeConfig, rope_from_hf
 
 ModelFamily: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3"]
 Json: TypeAlias = "dict[str, object]"
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ARCHITECTURES: Final = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-_REQUIRED: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_ROPE_KEYS: Final = ("rope_parameters", "rope_scaling", "rope_theta")
-_KNOWN: Final = frozenset(
-    (
-        *_REQUIRED,
-        *_ROPE_KEYS,
-        "model_type",
-        "architectures",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "hidden_act",
-        "torch_dtype",
-        "dtype",
-    )
-)
-_MOE_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary positions (Su et al., 2021); `llama3` is the length scaling of Llama 3.1 (Dubey et al., 2024)."""
-
-    theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
-
-    def to_hf(self) -> Json:
-        """As `rope_parameters` of transformers 5."""
-        parameters: Json = {"rope_theta": self.theta, "rope_type": self.kind}
-        if self.kind != "default":
-            parameters["factor"] = self.factor
-        if self.kind == "llama3":
-            parameters["low_freq_factor"] = self.low_freq_factor
-            parameters["high_freq_factor"] = self.high_freq_factor
-            parameters["original_max_position_embeddings"] = self.original_max_positions
-        return parameters
+_WRITTEN: Final = (
+    "architectures", "model_type", "dtype", "torch_dtype", "vocab_size", "hidden_size", "intermediate_size",
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "max_position_embeddings", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings",
+    "attention_bias", "mlp_bias",
+)  # fmt: skip
+"""Keys that a saved `config.json` has from the fields; every other key is kept as it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +63,10 @@ class ModelConfig:
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // self.heads)
         if self.heads % self.kv_heads:
-            faults.add(f"model heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
+            faults.add(
+                f"model heads {self.heads} (num_attention_heads) must be a multiple of kv_heads {self.kv_heads} "
+                "(num_key_value_heads)"
+            )
         if self.head_dim < 2 or self.head_dim % 2:
             faults.add(f"model head_dim must be even and at least 2 for rotary positions, got {self.head_dim}")
         faults.raise_if_any()
@@ -114,6 +81,11 @@ class ModelConfig:
             "max_positions": self.max_positions,
         }
         return numbers[name]
+
+    @property
+    def rotary_scale(self) -> float:
+        """Factor on queries and keys besides their rotation; 1 but for YaRN."""
+        return self.rope.scale
 
     @property
     def qk_norm(self) -> bool:
@@ -154,6 +126,8 @@ class ModelConfig:
             config["attention_bias"] = self.attention_bias
         if self.family == "llama":
             config["mlp_bias"] = self.mlp_bias
+        if config.get("layer_types") is not None:
+            config["layer_types"] = ["full_attention"] * self.layers
         if self.family == "mistral":
             config.setdefault("sliding_window", None)  # absent would mean a window of 4,096
         return config
@@ -162,20 +136,24 @@ class ModelConfig:
 def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.json") -> ModelConfig:
     """Read a Hugging Face `config.json`, in the spelling of transformers 4 or 5.
 
-    Raises DataError with every fault at once, each naming the key and its value.
+    Raises DataError with every fault at once, each naming the key and its value: a key is read, known not to change the
+    model's outputs, or refused.
     """
     faults = ErrorCollector(DataError)
     family = config.get("model_type")
     if family not in FAMILIES:
         faults.add(f"{where}: model_type {family!r} is not supported; known: {', '.join(FAMILIES)}")
-    _refuse_unsupported(config, where, faults)
-    rope = _rope(config, where, faults)
-    faults.extend(
-        f"{where}: {key} must be a whole number of at least 1, got {config.get(key)!r}"
-        for key in _REQUIRED
-        if not _is_positive(config.get(key))
-    )
+    check_keys(config, str(family), where, faults)
+    rope = rope_from_hf(config, where=where, faults=faults)
     faults.raise_if_any()
+    try:
+        return _model_config(config, rope)
+    except DataError as error:
+        raise DataError(*(f"{where}: {message}" for message in error.messages)) from None
+
+
+def _model_config(config: Mapping[str, object], rope: RopeConfig) -> ModelConfig:
+    family = config["model_type"]
     heads = cast(int, config["num_attention_heads"])
     default_kv = 8 if family == "mistral" else heads
     default_dim = 128 if family == "qwen3" else cast(int, config["hidden_size"]) // heads
@@ -188,103 +166,21 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
         heads=heads,
         kv_heads=cast(int, config.get("num_key_value_heads", default_kv) or heads),
         head_dim=cast(int, config.get("head_dim") or default_dim),
-        max_positions=cast(int, config.get("max_position_embeddings") or _DEFAULT_POSITIONS[str(family)]),
+        max_positions=cast(int, config.get("max_position_embeddings") or DEFAULT_POSITIONS[str(family)]),
         norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
         rope=rope,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=family in ("llama", "qwen3") and bool(config.get("attention_bias", False)),
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
         extra={
-            key: value for key, value in config.items() if key not in _KNOWN and (key, value) not in _UNSET_DEFAULTS
+            key: value for key, value in config.items() if key not in _WRITTEN and (key, value) not in _UNSET_DEFAULTS
         },
     )
 
 
-_UNSET_DEFAULTS: Final = (("bos_token_id", None), ("eos_token_id", None))
-"""Values that `to_hf` writes for keys missing in `extra`."""
-_DEFAULT_POSITIONS: Final = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _refuse_unsupported(config: Mapping[str, object], where: str, faults: ErrorCollector) -> None:
-    if "auto_map" in config:
-        faults.add(
-            f"{where}: auto_map {json.dumps(config['auto_map'])} asks to run Python code that came with the model "
-            "(trust_remote_code); hone never does. Convert the model to one of: " + ", ".join(FAMILIES)
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        faults.add(f"{where}: hidden_act {config['hidden_act']!r} is not supported; known: 'silu'")
-    if config.get("quantization_config") is not None:
-        faults.add(f"{where}: quantization_config is not supported; give the unquantised checkpoint")
-    if config.get("partial_rotary_factor", 1.0) not in (1.0, None):
-        faults.add(f"{where}: partial_rotary_factor {config['partial_rotary_factor']!r} is not supported (only 1.0)")
-    faults.extend(
-        f"{where}: {key} {config[key]!r}: mixtures of experts are not supported; give a dense model"
-        for key in _MOE_KEYS
-        if config.get(key)
-    )
-    window = _active_window(config)
-    if window:
-        faults.add(
-            f"{where}: {window}: sliding-window attention is active and not supported; it can be switched off "
-            "(sliding_window: null) where every text is shorter than the window"
-        )
-
-
-def _active_window(config: Mapping[str, object]) -> str:
-    """The setting that enables a sliding window, or an empty string."""
-    family = config.get("model_type")
-    window = config.get("sliding_window", 4096 if family == "mistral" else None)
-    layer_types = config.get("layer_types")
-    if isinstance(layer_types, list) and set(cast("list[object]", layer_types)) - {"full_attention"}:
-        return f"layer_types {sorted({str(kind) for kind in cast('list[object]', layer_types)})}"
-    limit = config.get("max_position_embeddings") or _DEFAULT_POSITIONS.get(str(family), 2048)
-    if not isinstance(window, int) or not isinstance(limit, int) or window >= limit:
-        return ""
-    if family in ("qwen2", "qwen3"):
-        depth, first = config.get("num_hidden_layers"), config.get("max_window_layers", 28)
-        reached = isinstance(depth, int) and isinstance(first, int) and depth > first
-        on = bool(config.get("use_sliding_window", False)) and reached and not layer_types
-        return f"use_sliding_window with sliding_window {window}" if on else ""
-    return f"sliding_window {window} of {limit} positions" if family == "mistral" else ""
-
-
-def _rope(config: Mapping[str, object], where: str, faults: ErrorCollector) -> RopeConfig:
-    """`rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (transformers 4)."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    given = config.get(key) or {}
-    if not isinstance(given, dict):
-        faults.add(f"{where}: {key} must be an object, got {given!r}")
-        return RopeConfig()
-    settings = cast("dict[str, object]", given)
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        faults.add(f"{where}: {key}: rope type {kind!r} is not supported; known: default, linear, llama3")
-        return RopeConfig()
-    needed = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }[cast(str, kind)]
-    bad = [name for name in needed if not isinstance(settings.get(name), int | float)]
-    faults.extend(f"{where}: {key}.{name} must be a number for rope type {kind!r}" for name in bad)
-    theta = settings.get("rope_theta", config.get("rope_theta", 10000.0))
-    if not isinstance(theta, int | float) or theta <= 0:
-        faults.add(f"{where}: rope_theta must be a number > 0, got {theta!r}")
-        return RopeConfig()
-    if bad or kind == "default":
-        return RopeConfig(theta=float(theta))
-    number = {name: float(cast(float, settings[name])) for name in needed}
-    if kind == "linear":
-        return RopeConfig(theta=float(theta), kind="linear", factor=number["factor"])
-    return RopeConfig(
-        theta=float(theta),
-        kind="llama3",
-        factor=number["factor"],
-        low_freq_factor=number["low_freq_factor"],
-        high_freq_factor=number["high_freq_factor"],
-        original_max_positions=int(number["original_max_position_embeddings"]),
-    )
+_UNSET_DEFAULTS: Final = (
+    ("bos_token_id", None),
+    ("eos_token_id", None),
+    ("original_max_position_embeddings", None),
+)
+"""Values that `to_hf` writes for keys missing in `extra`, or that mean the same as no key."""

@@ -7,7 +7,6 @@ Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in i
 one complex product; hf_checkpoint.py translates both, exactly, to and from the names and order of Hugging Face.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,9 +26,10 @@ from hone.models.language.batch_invariant import (
     batch_invariant_logits,
     pad_to_tile,
 )
-from hone.models.language.config import ModelConfig, RopeConfig
+from hone.models.language.config import ModelConfig
 from hone.models.language.fused_ops import apply_rotary, gated_silu, mixed_linear, rms_norm, tiled_linear
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
+from hone.models.language.rotary import rope_frequencies
 from hone.models.language.token_logprobs import (
     LogprobQuery,
     SamplingMask,
@@ -348,29 +348,8 @@ class Decoder(nn.Module):
         )
 
     def _rotations(self, positions: Tensor) -> Tensor:
-        """Unit complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features."""
+        """Complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features; their length is 1, or the
+        scale of YaRN."""
         angles = positions[:, None, None].to(self.frequencies.dtype) * self.frequencies
-        turns = torch.polar(torch.ones_like(angles), angles)
+        turns = torch.polar(torch.full_like(angles, self.config.rotary_scale), angles)
         return turns.to(torch.complex128) if self.dtype == torch.float64 else turns
-
-
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair, `[head_dim / 2]` float32.
-
-    theta^(-2i/d) (Su et al., 2021). `llama3` divides the frequencies whose wavelength exceeds the original context by
-    `factor`, leaves short wavelengths unchanged and interpolates linearly between (Dubey et al., 2024).
-    """
-    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "default":
-        return frequencies
-    wavelength = 2 * math.pi / frequencies
-    low = rope.original_max_positions / rope.low_freq_factor
-    high = rope.original_max_positions / rope.high_freq_factor
-    blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
-    scaled = torch.where(wavelength > low, frequencies / rope.factor, blended)
-    return torch.where(wavelength < high, frequencies, scaled)

@@ -26,6 +26,9 @@ SHARD_BYTES: Final = 5_000_000_000
 INDEX_FILE: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_SHOWN: Final = 10
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_HEAD: Final = "lm_head.weight"
+_STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def read_config(folder: Path | str) -> ModelConfig:
@@ -65,6 +68,8 @@ def load_pieces(
     found: dict[str, Path] = {}
     for file in files:
         _read_file(file, wanted, parameters, found, faults)
+    if config.tie_embeddings and not faults.messages:
+        faults.extend(_untied_head_faults(found))
     lost = [name for name in wanted if name not in found]
     surplus = [name for name in found if name not in wanted and not _is_redundant(name, config)]
     faults.extend(
@@ -159,8 +164,26 @@ def _existing(folder: Path) -> Path:
     raise DataError(f"model folder {name!r} does not exist (looked at {folder.absolute()}){hub}")
 
 
+def _untied_head_faults(found: Mapping[str, Path]) -> Iterator[str]:
+    """Faults of an output projection that is in the files beside the embedding that it is tied to."""
+    if not {_EMBEDDING, _HEAD} <= found.keys():
+        return
+    tensors = []
+    for name in (_EMBEDDING, _HEAD):
+        with safe_open(found[name], framework="pt") as file:
+            tensors.append(file.get_tensor(name))
+    if not torch.equal(*tensors):
+        yield (
+            f"{found[_HEAD]}: tensor {_HEAD} is not equal to {_EMBEDDING}, but config.json has tie_word_embeddings "
+            f"true; set it to false to use both, or remove {_HEAD}"
+        )
+
+
 def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
     """The weight files of a folder; missing ones are added to `faults`."""
+    if (folder / INDEX_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
+        faults.add(f"{folder} holds {WEIGHTS_FILE} and {INDEX_FILE}: two sets of weights; remove the stale one")
+        return []
     if (folder / INDEX_FILE).is_file():
         places = read_json(folder / INDEX_FILE).get("weight_map")
         if not isinstance(places, dict) or not places:
@@ -199,6 +222,10 @@ def _read_file(
     try:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
+            faults.extend(
+                f"{file}: tensor {name} is in {found[name].name} too; keep it in one file"
+                for name in found.keys() & names
+            )
             found.update(dict.fromkeys(names, file))
             for name in sorted(wanted.keys() & names):
                 faults.extend(_fill(file, wanted[name], tensors.get_tensor(name), parameters))
@@ -211,7 +238,7 @@ def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mappin
     if tensor.shape != target.shape:
         given, asked = tuple(tensor.shape), tuple(target.shape)
         yield f"{file}: tensor {piece.checkpoint_name} has shape {given}; config.json asks for {asked}"
-    elif not tensor.is_floating_point():
+    elif tensor.dtype not in _STORED_DTYPES:
         yield f"{file}: tensor {piece.checkpoint_name} holds {tensor.dtype}; quantised weights are not supported"
     elif not bool(torch.isfinite(tensor).all()):
         count = int((~torch.isfinite(tensor)).sum())
@@ -222,7 +249,7 @@ def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mappin
 
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Tensors that older writers add though they follow from the rest."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
+    return name.endswith("rotary_emb.inv_freq") or (name == _HEAD and config.tie_embeddings)
 
 
 def _surplus_fault(file: Path, name: str, config: ModelConfig) -> str:

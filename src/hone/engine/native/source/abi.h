@@ -10,6 +10,7 @@ struct HoneShape {
   int32_t vocab_used;  // ids from there on have probability 0
   int32_t bfloat16;    // 0: float32 weights, activations and keys; 1: bfloat16, with a float32 residual stream
   float norm_eps;
+  float rotary_scale;  // factor on queries and keys besides their rotation: 1 but for YaRN
 };
 
 // A contiguous tensor of the trainer's; `data` is null where the model has none.

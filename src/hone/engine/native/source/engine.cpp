@@ -125,14 +125,15 @@ void plan(Engine& e, const HonePass& pass) {
 bool know_turns(Engine& e, int positions) {
   if (positions <= e.turns_known) return true;
   const int head = e.dims.head, wanted = round_up(positions > 2 * e.turns_known ? positions : 2 * e.turns_known, 256);
+  const float scale = e.dims.shape.rotary_scale;
   e.turns_known = 0;
   if (!e.turns.ensure(size_t(wanted) * 2 * head * sizeof(float))) return false;
   for (int p = 0; p < wanted; ++p)
     for (int i = 0; i < e.dims.shape.head_dim; ++i) {
       float* cosine = e.turns.as<float>() + size_t(p) * 2 * head + i;
       const float angle = float(p) * e.frequencies[i / 2];
-      cosine[0] = float(std::cos(double(angle)));
-      cosine[head] = float(std::sin(double(angle))) * (i % 2 ? 1.0f : -1.0f);
+      cosine[0] = scale * float(std::cos(double(angle)));
+      cosine[head] = scale * float(std::sin(double(angle))) * (i % 2 ? 1.0f : -1.0f);
     }
   e.turns_known = wanted;
   return true;
