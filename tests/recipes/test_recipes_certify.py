@@ -40,7 +40,7 @@ def test_a_run_keeps_its_certificate_and_is_otherwise_the_same(folder: Path) -> 
     assert tiny_runs.differences(folder / "runs" / "with", folder / "runs" / "without", step=2) == []
     assert not (folder / "runs" / "without" / "certificate.json").exists()
     kept = read_certificate(folder / "runs" / "with")
-    assert kept is not None and kept.passed and len(kept.checks) == 8
+    assert kept is not None and kept.passed and len(kept.checks) == 10
     assert kept.config_hash == open_run(folder / "runs" / "with", clock=SystemClock()).manifest().config_hash
     assert "checked on a smaller copy" in (folder / "runs" / "with" / "report.html").read_text(encoding="utf-8")
     # A resume keeps the certificate that the run began with.

@@ -28,8 +28,8 @@ from hone.train.invariance.check import (
     build_certificate,
     check_prefix,
     compare_gradients,
+    gradient_in_rank_order,
     job_gradient_probes,
-    summed_gradient,
 )
 from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
@@ -61,8 +61,8 @@ def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | Non
     checks = [
         compare_gradients(
             f"{check_prefix(trial, found)}{CHECKED_RANKS} ranks over gloo",
-            f"{CHECKED_RANKS} processes, gradients summed",
-            summed_gradient(trial, [trial.rows]),
+            f"{CHECKED_RANKS} processes that weight, select and sum together",
+            gradient_in_rank_order(trial, ranks=CHECKED_RANKS),
             summed[trial.name],
         )
         for trial in found

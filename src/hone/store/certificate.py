@@ -3,6 +3,7 @@
 Belongs here: the figures and their file. `train/invariance/check.py` computes them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,11 @@ class GradientCheck:
         """True if the difference is rounding."""
         return self.relative <= TOLERANCE
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the whole batch has no gradient, so that nothing could be compared."""
+        return math.isnan(self.relative) and math.isfinite(self.difference)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientCertificate:
@@ -55,11 +61,13 @@ class GradientCertificate:
 
     def summary(self) -> str:
         """Summary in a sentence."""
-        failed = [
-            f"{check.name} (relative difference {check.relative:.1e})" for check in self.checks if not check.passed
-        ]
+        failed = [check for check in self.checks if not check.passed]
+        if any(check.is_empty for check in failed):
+            names = ", ".join(check.name for check in failed if check.is_empty)
+            return f"the gradient of the synthetic batch is 0, which shows nothing: {names}"
         if failed:
-            return f"the gradient depends on the split of a batch: {', '.join(failed)}"
+            found = ", ".join(f"{check.name} (relative difference {check.relative:.1e})" for check in failed)
+            return f"the gradient depends on the split of a batch: {found}"
         worst = max((check.relative for check in self.checks), default=0.0)
         return (
             f"the gradient does not depend on the split of a batch: {len(self.checks)} splits agree to {worst:.1e} "

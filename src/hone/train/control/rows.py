@@ -31,7 +31,7 @@ class DecisionRows:
     def take(self, rows: NDArray[np.int64]) -> Self:
         pick = row_picker(rows, self.weight.device)
         columns = {name: pick(column) for name, column in vars(self).items() if name != "weight"}
-        return type(self)(weight=self.weight[: len(rows)], **columns)
+        return type(self)(weight=self.weight[:1].expand(len(rows)), **columns)
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         """Every decision counts the same."""

@@ -7,22 +7,23 @@ environment nor a reward is needed, and the run is unchanged.
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone import __version__
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
-from hone.core.reduction import ONE_PROCESS
+from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.terms import LossTerms
 from hone.store.certificate import GradientCertificate, GradientCheck
 from hone.train.config import RunConfig
 from hone.train.invariance.probe import (
@@ -35,17 +36,28 @@ from hone.train.invariance.probe import (
     synthetic_token_episodes,
     with_copy_logprobs,
 )
+from hone.train.invariance.variants import (
+    BatchVariant,
+    Objective,
+    RowFinisher,
+    batch_variants,
+    with_explicit_old_logp,
+    with_nan_hidden_states,
+    without_advantage,
+)
 from hone.train.job import TrainingJob
-from hone.train.learner.gradient import GradientLearner, TrainingRows, micro_batches
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
 from hone.train.text.rl_job import TextRunConfig
-from hone.train.text.rows import TokenBatch, TokenRows
+from hone.train.text.rows import TokenRows
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""
 SUPPORTED_POLICIES = (TokenPolicy, ControlPolicy)
 """Policies that `shrunken_copy` supports; others have no certificate."""
+LEAST_GRADIENT = 1e-14
+"""Largest component of a gradient that may be the rounding of zeros."""
 QUICK_GROUP_SIZE = 4
 """Answers per group in the quick check."""
 
@@ -56,9 +68,16 @@ class GradientProbe:
 
     name: str
     policy: nn.Module
-    objective: Callable[[Any, Any], LossTerms]
+    objective: Objective
     parameters: Sequence[nn.Parameter]
     rows: TrainingRows[Any]
+    laid: TrainingRows[Any]
+    """The batch before weighting and selection."""
+    finish: RowFinisher
+    skipping: BatchVariant | None = None
+    """Batch with zero advantages, where the learner leaves such sequences out."""
+    objective_with_backward: Objective | None = None
+    """The objective with its gradient written out, if the learner steps by that."""
 
 
 BatchSplit = tuple[str, str, Sequence[TrainingRows[Any]]]
@@ -68,7 +87,7 @@ BatchSplit = tuple[str, str, Sequence[TrainingRows[Any]]]
 def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
     """Gradient `[P]` in float64: the sum over `pieces` of the gradient of sum(weight * loss), as in the learner."""
     total = torch.zeros(sum(parameter.numel() for parameter in trial.parameters), dtype=torch.float64)
-    for piece in pieces:
+    for piece in (one for one in pieces if len(one)):  # of a rank's share, nothing may be left
         batch = piece.tensors()
         loss = trial.objective(trial.policy, batch).weighted_sum(batch.weight)
         found = torch.autograd.grad(loss, trial.parameters, allow_unused=True, materialize_grads=True)
@@ -85,14 +104,29 @@ def gradient_probes(
         laid = with_copy_logprobs(laid, double, seed=seed)
     found: list[GradientProbe] = []
     for phase in learner.phases:
-        rows: TrainingRows[Any] = laid.weighted()
-        if phase.prepare is not None:
-            rows = phase.prepare(double, rows, 0, ONE_PROCESS)
-        parameters = matching_parameters(phase.parameters.parameters, learner.policy, double)
+        finish = partial(_finished_rows, phase, double)
         found.append(
-            GradientProbe(name=phase.name, policy=double, objective=phase.objective, parameters=parameters, rows=rows)
-        )  # fmt: skip
+            GradientProbe(
+                name=phase.name,
+                policy=double,
+                objective=phase.objective,
+                parameters=matching_parameters(phase.parameters.parameters, learner.policy, double),
+                rows=finish(laid, ONE_PROCESS),
+                laid=laid,
+                finish=finish,
+                skipping=without_advantage(laid, finish) if isinstance(laid, TokenRows) else None,
+                objective_with_backward=phase.objective_with_backward,
+            )
+        )
     return found
+
+
+def _finished_rows(
+    phase: OptimizerPhase[Any, Any], policy: nn.Module, laid: TrainingRows[Any], reduction: Reduction
+) -> TrainingRows[Any]:
+    """Rows of one optimizer step, weighted and with the phase's selections over all of them."""
+    rows = laid.weighted(reduction)
+    return rows if phase.prepare is None else phase.prepare(policy, rows, 0, reduction)
 
 
 def job_gradient_probes(
@@ -128,11 +162,13 @@ def job_gradient_probes(
 def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
     if not isinstance(config, TextRunConfig):
         return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
-    samples = config.rollout.samples_per_prompt
+    rollout = config.rollout
+    samples = rollout.samples_per_prompt
     return AnswerShape(
         group_size=min(samples, QUICK_GROUP_SIZE) if quick else samples,
-        max_tokens=config.rollout.max_tokens,
+        max_tokens=rollout.max_tokens,
         reward_functions=len(config.rewards.functions),
+        restricted_sampling=rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0,
     )
 
 
@@ -157,7 +193,24 @@ def batch_splits(rows: TrainingRows[Any], *, seed: int = 0) -> Iterator[BatchSpl
 
 def rank_shares(rows: TrainingRows[Any], count: int) -> list[TrainingRows[Any]]:
     """Rows of each of `count` data-parallel ranks; groups that are rows stay whole."""
-    return [rows.take(np.arange(rank, len(rows), count)) for rank in range(count)]
+    return [rows.take(places) for places in _rank_places(rows, count)]
+
+
+def rank_gradient(trial: GradientProbe, reduction: Reduction, *, ranks: int) -> Tensor:
+    """Gradient `[P]` of one rank's share, which the rank weights and selects from together with the others."""
+    share = rank_shares(trial.laid, ranks)[reduction.rank]
+    return summed_gradient(trial, [trial.finish(share, reduction)])
+
+
+def gradient_in_rank_order(trial: GradientProbe, *, ranks: int) -> Tensor:
+    """Gradient `[P]` of the whole batch on one process, with its rows in the order of the ranks that share them, which
+    random selections depend on."""
+    rows = trial.laid.take(np.concatenate(_rank_places(trial.laid, ranks)))
+    return summed_gradient(trial, [trial.finish(rows, ONE_PROCESS)])
+
+
+def _rank_places(rows: TrainingRows[Any], count: int) -> list[NDArray[np.int64]]:
+    return [np.arange(rank, len(rows), count) for rank in range(count)]
 
 
 def without_shared_prefixes(rows: TokenRows) -> TokenRows:
@@ -169,47 +222,58 @@ def without_shared_prefixes(rows: TokenRows) -> TokenRows:
 
 
 def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0) -> list[GradientCheck]:
-    """Compare the whole batch's gradient with every split, and with NaN in positions without a decision."""
+    """Compare the whole batch's gradient with every split, and with those of `_other_gradients`."""
     whole = summed_gradient(trial, [trial.rows])
     checks = [
         compare_gradients(f"{prefix}{name}", detail, whole, summed_gradient(trial, pieces))
         for name, detail, pieces in batch_splits(trial.rows, seed=seed)
     ]
-    if isinstance(trial.policy, TokenPolicy):
-        spoilt = replace(trial, objective=_with_nan_hidden_states(trial.objective))
-        what = "hidden states of prompts and tool output"
-        checks.append(
-            compare_gradients(
-                f"{prefix}NaN where nothing was decided", what, whole, summed_gradient(spoilt, [trial.rows])
-            )
-        )
+    variants = [*batch_variants(trial.rows), *([trial.skipping] if trial.skipping else [])]
+    for variant in variants:
+        expected = whole if variant.reference is trial.rows else summed_gradient(trial, [variant.reference])
+        found = summed_gradient(trial, [variant.rows]) / variant.copies
+        checks.append(compare_gradients(f"{prefix}{variant.name}", variant.detail, expected, found))
+    for name, detail, found in _other_gradients(trial):
+        checks.append(compare_gradients(f"{prefix}{name}", detail, whole, found))
     return checks
 
 
+def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
+    """Name, description and gradient of the same batch, computed in another way."""
+    if isinstance(trial.policy, TokenPolicy):
+        spoilt = replace(trial, objective=with_nan_hidden_states(trial.objective))
+        what = "hidden states of prompts and tool output"
+        yield "NaN where nothing was decided", what, summed_gradient(spoilt, [trial.rows])
+        if isinstance(trial.rows, TokenRows) and trial.rows.precomputed.old_logp is None:
+            given = replace(trial, objective=with_explicit_old_logp(trial.objective))
+            what = "the policy's own log-probabilities before the update"
+            yield "old log-probabilities as data", what, summed_gradient(given, [trial.rows])
+    if trial.objective_with_backward is not None:
+        what = "autograd of `objective` against `objective_with_backward`"
+        yield "gradient written out", what, written_out_gradient(trial, [trial.rows])
+        each = [trial.rows.take(np.array([number])) for number in range(len(trial.rows))]
+        yield "gradient written out, row by row", what, written_out_gradient(trial, each)
+
+
+def written_out_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
+    """Gradient `[P]` that `objective_with_backward` adds to the parameters' own, over all `pieces`."""
+    assert trial.objective_with_backward is not None
+    for parameter in trial.policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with torch.no_grad():
+        for piece in pieces:
+            trial.objective_with_backward(trial.policy, piece.tensors())
+    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in trial.parameters]
+    trial.policy.zero_grad(set_to_none=True)
+    return torch.cat([one.flatten() for one in found]).double().cpu()
+
+
 def compare_gradients(name: str, detail: str, whole: Tensor, cut: Tensor) -> GradientCheck:
-    """Compare two gradients. A gradient of zeros is no evidence and does not pass."""
+    """Compare two gradients. A gradient of zeros, or of their rounding, is no evidence and does not pass."""
     difference = float((cut - whole).abs().max())
     size = float(whole.abs().max())
-    relative = difference / size if size > 0 else float("nan")
+    relative = difference / size if size > LEAST_GRADIENT else float("nan")
     return GradientCheck(name=name, detail=detail, difference=difference, relative=relative)
-
-
-def _with_nan_hidden_states(objective: Callable[[Any, Any], LossTerms]) -> Callable[[Any, Any], LossTerms]:
-    """Objective with NaN in every hidden state without a decision."""
-
-    def run(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
-        def spoil(_module: nn.Module, _given: object, hidden: Tensor) -> Tensor:
-            decides = torch.zeros(len(hidden), dtype=torch.bool)
-            decides[batch.at] = True
-            return torch.where(decides[:, None], hidden, torch.nan)
-
-        hook = policy.decoder.norm.register_forward_hook(spoil)
-        try:
-            return objective(policy, batch)
-        finally:
-            hook.remove()
-
-    return run
 
 
 def check_prefix(trial: GradientProbe, among: Sequence[GradientProbe]) -> str:

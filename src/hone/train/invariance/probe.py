@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
-from hone.core.ragged import offsets_of, owner_of, ranges
+from hone.core.ragged import RaggedArray, offsets_of, owner_of, ranges
 from hone.core.random import generator
 from hone.evaluate.text.open_policy import NewModelConfig
 from hone.models.control.actor_critic import ControlPolicy
@@ -33,7 +33,13 @@ VOCABULARY = 64
 CONTROL_STEPS = 24
 """Decisions of a control batch."""
 MAX_ANSWER_TOKENS = 12
-"""Longest answer, in tokens."""
+"""Longest of most answers, in tokens."""
+LONG_ANSWER_TOKENS = 40
+"""Length of every fifth answer, in tokens, if the config allows it."""
+KEPT_TOKENS = 8
+"""Tokens that sampling left to choose from, where a config restricts it."""
+OUTLIERS = 0.1
+"""Share of decisions whose probability differs between policies by a large factor."""
 GROUPS = 5
 
 
@@ -48,6 +54,8 @@ class AnswerShape:
     """Reward functions."""
     from_log: bool = False
     """Whether answers come from a dataset: reward 1 per token, no log-probabilities."""
+    restricted_sampling: bool = False
+    """Whether top-k, top-p or min-p leaves only some tokens to choose from."""
 
 
 def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
@@ -114,12 +122,13 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
     """Make GROUPS groups of answers, one question each.
 
     Group 1 lacks some scores, group 2 has equal scores, group 4 has one score only. Every third answer contains three
-    tokens of tool output.
+    tokens of tool output, and every fifth is long.
     """
     draws = generator(seed, "certificate", "answers")
     count = GROUPS * shape.group_size
     group = np.repeat(np.arange(GROUPS, dtype=np.int64), shape.group_size)
     lengths = draws.integers(1, min(MAX_ANSWER_TOKENS, shape.max_tokens) + 1, count)
+    lengths[3::5] = min(LONG_ANSWER_TOKENS, shape.max_tokens)
     asked = draws.integers(10, 17, GROUPS)[group]
     tool = np.where((np.arange(count) % 3 == 0) & (lengths > 3), 3, 0)
     starts, offsets = offsets_of(asked + lengths + tool), offsets_of(lengths)
@@ -137,7 +146,7 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
     truncated = lengths == lengths.max()
     episodes = Episodes(
         offsets=offsets,
-        seen=Transcript(tokens=tokens, offsets=starts, at=at),
+        seen=Transcript(tokens=tokens, offsets=starts, at=at, kept=_kept_tokens(policy, tokens[at], shape, seed=seed)),
         chosen=tokens[at],
         logp=np.full(len(at), np.nan, np.float32),
         version=np.zeros(len(at), np.int32),
@@ -154,6 +163,21 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
         return replace(episodes, score=lengths.astype(np.float64), status=np.zeros(count, np.uint8))
     acted = _old_policy_logp(policy, episodes, seed=seed) + _logp_noise(episodes, "acted", quiet_every=2, seed=seed)
     return replace(episodes, logp=acted.astype(np.float32))
+
+
+def _kept_tokens(
+    policy: TokenPolicy, chosen: NDArray[np.int32], shape: AnswerShape, *, seed: int
+) -> RaggedArray | None:
+    """Tokens `[N]` rows that sampling left to choose from, with the chosen one; every fourth row is empty: all of
+    them. None if the config does not restrict sampling."""
+    if not shape.restricted_sampling:
+        return None
+    draws = generator(seed, "certificate", "kept")
+    counts = np.where(np.arange(len(chosen)) % 4 == 3, 0, KEPT_TOKENS)
+    offsets = offsets_of(counts)
+    values = draws.integers(0, policy.vocab_size_used, int(offsets[-1])).astype(np.int32)
+    values[offsets[:-1][counts > 0]] = chosen[counts > 0]
+    return RaggedArray(values=values, offsets=offsets)
 
 
 def _synthetic_scores(
@@ -189,10 +213,12 @@ def _old_policy_logp(policy: TokenPolicy, episodes: Episodes, *, seed: int) -> N
 
 
 def _logp_noise(episodes: Episodes, stream: str, *, quiet_every: int, seed: int) -> NDArray[np.float64]:
-    """Noise `[N]` in nats: 0.3, and close to 0 in every `quiet_every`-th answer, so that some ratios are clipped or
-    corrected and even the strictest rejection keeps some."""
-    draws = generator(seed, "certificate", stream).standard_normal(episodes.decisions)
-    return draws * np.where(np.arange(len(episodes)) % quiet_every == 0, 1e-4, 0.3)[episodes.owner]
+    """Noise `[N]` in nats: 0.3, for OUTLIERS of the decisions 3, and close to 0 in every `quiet_every`-th answer, so
+    that some ratios are clipped, corrected or extreme and even the strictest rejection keeps some."""
+    draws = generator(seed, "certificate", stream)
+    noise = draws.standard_normal(episodes.decisions)
+    noise = np.where(draws.random(episodes.decisions) < OUTLIERS, 10 * np.sign(noise), noise)
+    return noise * np.where(np.arange(len(episodes)) % quiet_every == 0, 1e-4, 0.3)[episodes.owner]
 
 
 def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
