@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In the data's folder, and without reward processes: nothing is ever scored here."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(RewardWorkerPool, "check", lambda self, columns: None)
+    monkeypatch.setattr(RewardWorkerPool, "check", lambda self, columns, rows: None)
     yield
 
 

@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(RewardWorkerPool, "check", lambda self, columns: None)
+    monkeypatch.setattr(RewardWorkerPool, "check", lambda self, columns, rows: None)
     yield
 
 
