@@ -21,7 +21,9 @@ works with. Functions that compute advantages and losses are listed under
 Shapes are in brackets: `[N]` counts decisions (tokens or actions), `[E]` episodes, `[T]` tokens of all sequences.
 """
 MODULES: dict[str, str] = {
-    "hone.api": "the commands from Python",
+    "hone.api.commands": "the commands from Python; import them from `hone.api`",
+    "hone.api.results": "results of the commands, in `hone.api`",
+    "hone.train.runner.callbacks": "events of callbacks, in `hone.api`",
     "hone.core.episodes": "trajectories",
     "hone.core.credit": "advantages and value targets",
     "hone.core.generation": "requests to a generator, and completions",

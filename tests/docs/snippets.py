@@ -9,6 +9,7 @@ What becomes of a block, its fence says:
     jsonl, text    written, if it has a title
 """
 
+import linecache
 import re
 import runpy
 import shlex
@@ -122,7 +123,10 @@ class Runner:
 
     def execute(self, block: Block) -> None:
         names = self.names if block.title is None else {"__name__": Path(block.title).stem}
-        exec(compile(block.body, f"<{block.place}>", "exec"), names)
+        name = f"<{block.place}>"
+        lines = block.body.splitlines(keepends=True)
+        linecache.cache[name] = (len(block.body), None, lines, name)  # as a notebook does: functions have a text
+        exec(compile(block.body, name, "exec"), names)
 
     def command(self, block: Block, command: Command, exit_code: int) -> None:
         if command.line in self.allowed:

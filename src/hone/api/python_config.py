@@ -152,7 +152,7 @@ def _arrow_table(value: object) -> Any:  # noqa: ANN401 - a pyarrow.Table, which
 
         return arrow.Table.from_pandas(value, preserve_index=False)
     if datasets is not None and isinstance(value, datasets.Dataset):
-        return value.with_format("arrow")[:]
+        return cast("Any", value).with_format("arrow")[:]
     return None
 
 

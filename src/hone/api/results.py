@@ -8,7 +8,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
@@ -167,7 +167,7 @@ def _interval(score: EvaluationScore | ScoreInterval) -> str:
     return f"{score.mean:.4g} (95% interval {score.low:.4g} to {score.high:.4g})"
 
 
-def _frame(data: object, index: object = None) -> "pandas.DataFrame":
+def _frame(data: Any, index: Any = None) -> "pandas.DataFrame":  # noqa: ANN401 - pandas takes nearly anything
     try:
         import pandas  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:

@@ -192,7 +192,17 @@ def _train(
         reporter.restore(substate(state, "report"))
     progress.start(config.steps, f"{config.name} ({config.recipe})")
     try:
-        train(timed(job.recipe, watch), steps=config.steps, callback=reporter, first_step=done + 1)
+        return _run_steps(reporter, watch, first_step=done + 1)
+    finally:
+        progress.close()
+        metrics.close()
+
+
+def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> str:
+    """Run the training loop; returns how it ended. A step that fails loses nothing that is done."""
+    job, folder = reporter.job, reporter.folder
+    try:
+        train(timed(job.recipe, watch), steps=reporter.steps, callback=reporter, first_step=first_step)
     except StoppedByCallback as stopped:
         return str(stopped)
     except DivergedError as fault:
@@ -207,10 +217,7 @@ def _train(
         for message in fault.messages:  # the answers that could not be scored are among them
             folder.log(message, level="ERROR")
         raise
-    finally:
-        progress.close()
-        metrics.close()
-    return f"finished step {config.steps}"
+    return f"finished step {reporter.steps}"
 
 
 def _initial_state(
