@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from manual_clock import ManualClock
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.store import durable
 from hone.store.folder import check_name, create_run, list_runs, open_run, resume_run
-from hone.store.manifest import ConfigSetting, RunMetadata, config_diff, config_hash
+from hone.store.manifest import ConfigSetting, RunChange, RunMetadata, config_diff, config_hash
+from hone.store.resume import AllowedChanges
 
 CONFIG = {
     "steps": ConfigSetting(value=100, origin="run.toml:3"),
@@ -123,14 +125,61 @@ def test_resume_takes_the_same_config_and_listed_changes_only(tmp_path):
     resume(tmp_path).close()
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=r"grpo\.lr: 1e-05 -> 1"):
-        resume(tmp_path, config=changed("grpo.lr", 1.0), may_change=frozenset({"steps"}))
+        resume(tmp_path, config=changed("grpo.lr", 1.0), allowed=AllowedChanges(keys=("steps",)))
     with pytest.raises(ConfigError, match="dataset: abc -> xyz"):
         resume(tmp_path, facts=RunMetadata(hone_version="0.1.0", dataset_fingerprint="xyz"))
     assert {key: value[1] for key, value in snapshot(tmp_path).items()} == {k: v[1] for k, v in before.items()}
-    with resume(tmp_path, config=changed("steps", 200), may_change=frozenset({"steps"})) as run:
+    with resume(tmp_path, config=changed("steps", 200), allowed=AllowedChanges(keys=("steps",))) as run:
+        assert run.config() == CONFIG, "a resume that fails before its first step changes nothing"
+        lines = run.record_resume(config=changed("steps", 200), metadata=FACTS, after_step=7)
         assert run.config()["steps"] == ConfigSetting(value=200)
-    other = RunMetadata(hone_version="0.1.0", dataset_fingerprint="xyz")
-    resume(tmp_path, config=changed("steps", 200), facts=other, may_change=frozenset({"dataset"})).close()
+    assert lines == ["steps: 100 -> 200"]
+    manifest = run.manifest()
+    assert manifest.changes == (RunChange(after_step=7, change="steps: 100 -> 200"),)
+    assert manifest.config_hash == config_hash(changed("steps", 200))
+    assert resume(tmp_path, config=changed("steps", 200)).record_resume(
+        config=changed("steps", 200), metadata=FACTS, after_step=9
+    ) == []  # fmt: skip
+
+
+def test_keys_on_request_need_the_request_and_the_message_says_so(tmp_path):
+    create(tmp_path).close()
+    rules = AllowedChanges(keys=("steps",), keys_on_request=("grpo.",), otherwise="start a new run")
+    with pytest.raises(ConfigError) as caught:
+        resume(tmp_path, config=changed("grpo.lr", 1.0), allowed=rules)
+    assert "--allow-changed-config accepts grpo.lr" in str(caught.value)
+    assert "start a new run" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        resume(tmp_path, config=changed("env.names", []), allowed=replace(rules, config=True))
+    assert "start a new run" in str(caught.value)
+    assert "--allow-changed-config" not in str(caught.value)
+    resume(tmp_path, config=changed("grpo.lr", 1.0), allowed=replace(rules, config=True)).close()
+
+
+def test_changed_new_and_lost_source_files_are_named_together(tmp_path):
+    facts = replace(FACTS, code={"a.py": "1" * 64, "b.py": "2" * 64})
+    create(tmp_path, facts=facts).close()
+    other = replace(FACTS, code={"a.py": "3" * 64, "c.py": "4" * 64})
+    with pytest.raises(ConfigError) as caught:
+        resume(tmp_path, facts=other)
+    text = str(caught.value)
+    for part in ("a.py has changed (sha256 111111111111 -> 333333333333)", "b.py is no longer", "c.py is new", "-code"):
+        assert part in text
+    with resume(tmp_path, facts=other, allowed=AllowedChanges(code=True)) as run:
+        run.record_resume(config=CONFIG, metadata=other, after_step=3)
+    assert [change.after_step for change in run.manifest().changes] == [3, 3, 3]
+    resume(tmp_path, facts=other).close()
+    with pytest.raises(ConfigError, match=r"a\.py has changed"):
+        resume(tmp_path, facts=facts)
+
+
+def test_a_run_from_before_there_were_fingerprints_of_code_takes_them_up(tmp_path):
+    create(tmp_path).close()
+    facts = replace(FACTS, code={"a.py": "1" * 64})
+    with resume(tmp_path, facts=facts) as run:
+        assert run.record_resume(config=CONFIG, metadata=facts, after_step=3) == []
+    with pytest.raises(ConfigError, match=r"a\.py has changed"):
+        resume(tmp_path, facts=replace(FACTS, code={"a.py": "2" * 64}))
 
 
 def test_nothing_to_resume_or_open(tmp_path):

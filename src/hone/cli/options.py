@@ -86,6 +86,14 @@ COMMANDS: tuple[CommandSpec, ...] = (
         positionals=(FILE,),
         options=(
             CommandOption(flag="--resume", help="continue from the run's newest undamaged checkpoint"),
+            CommandOption(
+                flag="--allow-changed-config",
+                help="with --resume: accept new values of learner, algorithm, rewards and rollout, and record them",
+            ),
+            CommandOption(
+                flag="--allow-changed-code",
+                help="with --resume: accept changed files of rewards, environments and other code, and record them",
+            ),
             CommandOption(flag="--dry-run", help="check everything, print the plan, and stop"),
             CommandOption(
                 flag="--seeds", metavar="SEEDS", help="one run per seed, and a comparison: 5 (0..4), 0..9 or 1,4,7"

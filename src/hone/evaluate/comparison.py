@@ -336,6 +336,12 @@ def _notes(groups: Sequence[RunGroup], tasks: Sequence[str], runs: Sequence[Load
         missing = [task for task in tasks if not any(run.task == task for run in group.runs)]
         if missing:
             notes.append(f"{group.name}: no run of {', '.join(missing)}, so its summary covers other tasks")
+        notes += [
+            f"{run.name}: {one.change} after step {one.after_step}, so not all of it is of this configuration"
+            for run in group.runs
+            for one in run.changes
+            if not IGNORED_KEYS.match(one.change.partition(":")[0])
+        ]
         if len(group.runs) < MIN_RUNS:
             problem = (
                 "1 run, and no interval" if len(group.runs) == 1 else f"{len(group.runs)} runs, and a rough interval"

@@ -16,7 +16,7 @@ from hone.store.answers import AnswerRow, latest_answers
 from hone.store.durable import Json
 from hone.store.evaluations import read_evaluations
 from hone.store.folder import list_runs, open_run
-from hone.store.manifest import with_current_keys
+from hone.store.manifest import RunChange, with_current_keys
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 
 Floats = NDArray[np.float64]
@@ -70,6 +70,8 @@ class LoadedRun:
     score_description: str
     """Meaning of the score, in words."""
     answers: Sequence[AnswerRow]
+    changes: Sequence[RunChange] = ()
+    """Changes of settings or code on the way, by resumes."""
 
     @property
     def task(self) -> str:
@@ -130,16 +132,18 @@ def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
             f"{', '.join(name for name in columns.values if not name.startswith(CLOCK_PREFIX)) or 'none'}"
         )
     score, what = _score(folder, columns, metric)
+    manifest = run.manifest()
     return LoadedRun(
         path=folder,
         name=folder.resolve().name,
-        recipe=run.manifest().metadata.recipe,
+        recipe=manifest.metadata.recipe,
         argument=asked,
         settings={key: setting.value for key, setting in run.config().items()},
         columns=columns,
         score=score,
         score_description=what,
         answers=[] if metric else latest_answers(folder),
+        changes=manifest.changes,
     )
 
 

@@ -313,6 +313,9 @@ def _config(stage: RunData, level: str) -> Html:
     parts = [element(level, text("Configuration"))]
     parts += [_settings(given)] if given else []
     parts += [collapsible(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
+    if stage.manifest is not None:
+        changes = (f"Changed after step {one.after_step:,}: {one.change}." for one in stage.manifest.changes)
+        parts += [styled("p", "note", text(line)) for line in changes]
     if stage.certificate is not None:
         style = "note" if stage.certificate.passed else "bad"
         parts.append(

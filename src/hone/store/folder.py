@@ -8,7 +8,7 @@ whatever would overwrite another run.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from hone.store.manifest import (
     RUN_FORMAT,
     ConfigSetting,
     Manifest,
+    RunChange,
     RunMetadata,
     config_diff,
     config_hash,
@@ -29,6 +30,7 @@ from hone.store.manifest import (
     read_manifest,
     settings_json,
 )
+from hone.store.resume import NO_CHANGES, AllowedChanges, refuse_differences, resume_differences
 
 NAME_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 CONFIG = "config.json"
@@ -107,6 +109,26 @@ class RunFolder:
         with writing(self.log_path), self.log_path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(line)
 
+    def record_resume(
+        self, *, config: Mapping[str, ConfigSetting], metadata: RunMetadata, after_step: int
+    ) -> list[str]:
+        """Record the accepted differences of a resume and the settings that hold from now on; returns the differences.
+
+        Raises ResourceError.
+        """
+        manifest, old = self.manifest(), self.config()
+        lines = resume_differences(old, config, manifest.metadata, metadata).lines()
+        if lines or manifest.metadata.code != metadata.code or config_hash(old) != config_hash(config):
+            changed = replace(
+                manifest,
+                config_hash=config_hash(config),
+                metadata=replace(manifest.metadata, code=metadata.code),
+                changes=(*manifest.changes, *(RunChange(after_step=after_step, change=line) for line in lines)),
+            )
+            replace_file(self.manifest_path, to_json(changed.to_json(), indent=1))
+            replace_file(self.config_path, to_json(settings_json(config), indent=1))
+        return lines
+
     def discard_unused(self) -> None:
         """Remove a run that failed before it saved anything, so that its name is free for the next attempt.
 
@@ -175,12 +197,11 @@ def resume_run(
     config: Mapping[str, ConfigSetting],
     metadata: RunMetadata,
     clock: Clock,
-    may_change: frozenset[str] = frozenset(),
+    allowed: AllowedChanges = NO_CHANGES,
 ) -> RunFolder:
-    """Lock `root/name` to resume it.
+    """Lock `root/name` to resume it; `RunFolder.record_resume` then records the differences.
 
-    `config` must be the run's own, except for the dotted keys in `may_change` (such as `steps`), whose new values are
-    recorded; `dataset` in `may_change` allows another dataset fingerprint. Raises ConfigError naming every
+    Config, dataset and code must be the run's own, except for `allowed` changes. Raises ConfigError naming every other
     difference, DataError without such a run, ResourceError if it is in use.
     """
     check_name(name)
@@ -190,11 +211,9 @@ def resume_run(
     manifest = read_manifest(path / MANIFEST)
     lock = RunLock.acquire(path / LOCK, name)
     try:
-        old = read_config(path / CONFIG)
-        _refuse_changes(name, old, config, manifest, metadata, may_change)
+        found = resume_differences(read_config(path / CONFIG), config, manifest.metadata, metadata)
+        refuse_differences(f"run {name} cannot be resumed", found, allowed)
         lock.write_holder(_iso(clock))
-        if config_hash(old) != config_hash(config):
-            replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
     except BaseException:
         lock.release()
         raise
@@ -206,10 +225,11 @@ def check_run(
     name: str,
     *,
     config: Mapping[str, ConfigSetting],
+    code: Mapping[str, str] | None = None,
     resume: bool,
-    may_change: frozenset[str] = frozenset(),
+    allowed: AllowedChanges = NO_CHANGES,
 ) -> None:
-    """Raise the errors of `create_run` or `resume_run` in advance. Changes nothing."""
+    """Raise the errors of `create_run` or `resume_run` in advance, but for those of the dataset. Changes nothing."""
     check_name(name)
     path = root / name
     _check_place(root, path)
@@ -220,8 +240,9 @@ def check_run(
     if (path / LOCK).exists():
         RunLock.acquire(path / LOCK, name).release()
     if resume:
-        manifest = read_manifest(path / MANIFEST)
-        _refuse_changes(name, read_config(path / CONFIG), config, manifest, manifest.metadata, may_change)
+        before = read_manifest(path / MANIFEST).metadata
+        found = resume_differences(read_config(path / CONFIG), config, before, replace(before, code=code))
+        refuse_differences(f"run {name} cannot be resumed", found, allowed)
     else:
         _refuse_existing(path, config)
 
@@ -287,23 +308,3 @@ def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
         f"run {path.name} exists in {path.parent} with the same config; --resume continues it, "
         "a new --name starts another. Nothing was changed."
     )
-
-
-def _refuse_changes(
-    name: str,
-    old: Mapping[str, ConfigSetting],
-    new: Mapping[str, ConfigSetting],
-    manifest: Manifest,
-    facts: RunMetadata,
-    may_change: frozenset[str],
-) -> None:
-    added = {key for key in new if key not in old and new[key].origin == "default"}  # keys younger than the run
-    differences = [line for line in config_diff(old, new) if line.split(":", 1)[0] not in may_change | added]
-    before, now = manifest.metadata.dataset_fingerprint, facts.dataset_fingerprint
-    if before != now and "dataset" not in may_change:
-        differences.append(f"dataset: {before} -> {now}")
-    if differences:
-        raise ConfigError(
-            f"run {name} cannot be resumed with other settings; undo these changes, or give a new --name:",
-            *(f"  {line}" for line in differences),
-        )

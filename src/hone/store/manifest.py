@@ -37,6 +37,18 @@ class RunMetadata:
     recipe: str = ""
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    code: Mapping[str, str] | None = None
+    """Sha256 of each source file of user code; None if an older hone wrote the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChange:
+    """A difference that a resume accepted."""
+
+    after_step: int
+    """Last step before it."""
+    change: str
+    """`learner.lr: 0.01 -> 0.001`, or a line about a source file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,8 @@ class Manifest:
     config_hash: str
     created_at: str
     metadata: RunMetadata
+    changes: tuple[RunChange, ...] = ()
+    """Differences that resumes accepted, in their order."""
 
     def to_json(self) -> dict[str, Json]:
         """Convert to JSON values."""
@@ -55,6 +69,7 @@ class Manifest:
             "config_hash": self.config_hash,
             **record_json(self.metadata),
             "created_at": self.created_at,
+            "changes": [record_json(change) for change in self.changes],
         }
 
 
@@ -116,6 +131,7 @@ def read_manifest(path: Path) -> Manifest:
     match document:
         case {"format": int(version), "config_hash": str(digest), "created_at": str(created_at), "versions": dict()}:
             facts = parse_record(RunMetadata, document, path)
-            return Manifest(format=version, config_hash=digest, created_at=created_at, metadata=facts)
+            changes = tuple(parse_record(list[RunChange], document.get("changes", []), path))
+            return Manifest(format=version, config_hash=digest, created_at=created_at, metadata=facts, changes=changes)
         case _:
             raise DataError(f"{path} is not the manifest of a run")

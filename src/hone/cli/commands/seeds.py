@@ -21,6 +21,7 @@ from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun
 from hone.evaluate.comparison import compare
 from hone.report.comparison_page import write_comparison
 from hone.store.folder import open_run
+from hone.train.runner.resume import refuse_fewer_steps
 from hone.train.runner.signals import stop_on_signals
 
 MAX_SEEDS = 1000
@@ -74,7 +75,7 @@ class SeedRuns:
     def pending(self) -> dict[int, bool]:
         """Unfinished seeds, and whether each has begun.
 
-        Raises ConfigError if one exists and `--resume` was not given.
+        Raises ConfigError if one exists and `--resume` was not given, and if one has finished more steps.
         """
         begun = [seed for seed in self.seeds if (self._path(seed) / "manifest.json").is_file()]
         if begun and not self.resume:
@@ -89,7 +90,9 @@ class SeedRuns:
         return self.root / seed_folder(seed)
 
     def _done(self, seed: int) -> bool:
-        steps = open_run(self._path(seed), clock=SystemClock()).checkpoints().steps()
+        checkpoints = open_run(self._path(seed), clock=SystemClock()).checkpoints()
+        refuse_fewer_steps(checkpoints, self.steps, seed_folder(seed))
+        steps = checkpoints.steps()
         return bool(steps) and steps[-1] >= self.steps
 
 

@@ -79,6 +79,8 @@ def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify: 
     screen.line()
     settings = {key: item for key, item in folder.config().items() if whole or item.origin != "default"}
     screen.rows([(key, format_value(item.value), item.origin) for key, item in settings.items()])
+    for change in manifest.changes:
+        screen.line(f"changed after step {change.after_step}: {change.change}")
     screen.line()
     _show_metrics(screen, folder)
     if verify and damaged:

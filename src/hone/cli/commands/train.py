@@ -43,6 +43,7 @@ from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeSpec
 from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks
+from hone.train.runner.resume import NO_CONSENT, ResumeConsent
 
 if TYPE_CHECKING:
     from hone.train.runner.pipeline import PipelineResult
@@ -70,7 +71,7 @@ def run(call: CommandCall) -> int:
     if call.text("name"):
         check_name(call.text("name"))
     document = read_document(call.text("file"), [*call.overrides, *_option_overrides(call)])
-    seeds = _seeds(call)
+    seeds, consent = _seeds(call), _consent(call)
     name = pipeline_name(document)
     if seeds:
         set_seed(document, seeds[0])
@@ -87,7 +88,8 @@ def run(call: CommandCall) -> int:
         if call.command == "plan" or call.switch("dry_run"):
             return 0
         if not seeds:
-            train_document(document, opened, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
+            root, resume = Path(call.text("runs")), call.switch("resume")
+            train_document(document, opened, root=root, resume=resume, screen=screen, consent=consent)
             return 0
     turns = SeedRuns(
         root=Path(call.text("runs")) / name,
@@ -116,12 +118,18 @@ def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns
 
     def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
         set_seed(document, seed)
-        train_one(planned_runs(document)[0], root=turns.root, resume=begun, progress=progress)
+        train_one(planned_runs(document)[0], root=turns.root, resume=begun, progress=progress, consent=_consent(call))
 
     def command(seed: int, begun: bool) -> list[str]:  # noqa: FBT001 - called by position
         own = [f"name={seed_folder(seed)}", f"seed={seed}"]
         device = [f'run.device="{call.text("device")}"'] if call.text("device") else []
-        switches = [flag for flag, asked in (("--resume", begun), ("--yes", call.switch("yes"))) if asked]
+        asked = {
+            "--resume": begun,
+            "--allow-changed-config": begun and call.switch("allow_changed_config"),
+            "--allow-changed-code": begun and call.switch("allow_changed_code"),
+            "--yes": call.switch("yes"),
+        }
+        switches = [flag for flag, given in asked.items() if given]
         overrides = [one for one in call.overrides if one.removeprefix("--").partition("=")[0] != "name"]
         return ["train", call.text("file"), *overrides, *device, *own, "--runs", str(turns.root), *switches]
 
@@ -168,6 +176,16 @@ def _locating_errors(stage: PlannedRun) -> Iterator[None]:
         yield
     except HoneError as fault:
         raise type(fault)(*map(stage.with_location, fault.messages)) from fault
+
+
+def _consent(call: CommandCall) -> ResumeConsent:
+    """Changes that the user accepts for a resume. Raises ConfigError for a flag without --resume."""
+    if call.command != "train":
+        return NO_CONSENT
+    found = ResumeConsent(config=call.switch("allow_changed_config"), code=call.switch("allow_changed_code"))
+    if found != NO_CONSENT and not call.switch("resume"):
+        raise ConfigError("--allow-changed-config and --allow-changed-code are for --resume; leave them out")
+    return found
 
 
 def _option_overrides(call: CommandCall) -> list[str]:
@@ -243,15 +261,21 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
 
 
 def train_document(
-    document: ConfigDocument, stages: Sequence[PlannedRun], *, root: Path, resume: bool, screen: TerminalScreen
+    document: ConfigDocument,
+    stages: Sequence[PlannedRun],
+    *,
+    root: Path,
+    resume: bool,
+    screen: TerminalScreen,
+    consent: ResumeConsent = NO_CONSENT,
 ) -> None:
     """Run the document's run or stages; each ends with a complete folder."""
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
     if STAGE in document.values:
-        outcome = train_pipeline(document, stages, root=root, resume=resume, progress=progress)
+        outcome = train_pipeline(document, stages, root=root, resume=resume, progress=progress, consent=consent)
         show_outcome(screen, outcome)
         return
-    folder = train_one(stages[0], root=root, resume=resume, progress=progress)
+    folder = train_one(stages[0], root=root, resume=resume, progress=progress, consent=consent)
     screen.line(f"finished {folder.name}: {folder.path}, report in {folder.report_path}")
 
 
@@ -262,12 +286,14 @@ def train_one(
     resume: bool,
     progress: "ProgressDisplay",
     callbacks: RunCallbacks = NO_CALLBACKS,
+    consent: ResumeConsent = NO_CONSENT,
 ) -> RunFolder:
     """Train one run, from its checked config to its finished folder."""
     from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
     from hone.train.runner.run import run as drive  # noqa: PLC0415 - as above
 
-    folder = drive(run_request(stage, root=root, resume=resume, callbacks=callbacks), progress=progress)
+    request = run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
+    folder = drive(request, progress=progress)
     try:
         if write_policy_pictures(folder.path):
             write_report(folder.path)
@@ -282,6 +308,7 @@ def run_request(
     root: Path,
     resume: bool,
     callbacks: RunCallbacks = NO_CALLBACKS,
+    consent: ResumeConsent = NO_CONSENT,
 ) -> "RunRequest":
     """Request for `hone.train.runner.run.run`, from a planned run."""
     from hone.train.invariance.check import certify_job  # noqa: PLC0415 - as above
@@ -295,6 +322,7 @@ def run_request(
         build=build,
         root=root,
         resume=resume,
+        consent=consent,
         certify=certify_job,
         callbacks=callbacks,
     )
@@ -308,6 +336,7 @@ def train_pipeline(
     resume: bool,
     progress: "ProgressDisplay",
     callbacks: RunCallbacks = NO_CALLBACKS,
+    consent: ResumeConsent = NO_CONSENT,
 ) -> "PipelineResult":
     """Train the stages one after another; a value `stage:NAME` becomes the run folder of stage NAME."""
     from hone.train.runner.pipeline import PipelineStage as Turn  # noqa: PLC0415 - as above
@@ -326,7 +355,9 @@ def train_pipeline(
         return Turn(
             name=config.name,
             steps=config.steps,
-            make_request=lambda: run_request(stage, root=folder, resume=resume and begun, callbacks=callbacks),
+            make_request=lambda: run_request(
+                stage, root=folder, resume=resume and begun, callbacks=callbacks, consent=consent
+            ),
         )
 
     return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)

@@ -5,7 +5,7 @@ scores are compared pair by pair, and ten questions are shown with the answers b
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from hone.store.evaluations import (
     write_side_by_side,
 )
 from hone.store.folder import check_name, open_run
-from hone.store.manifest import config_diff
+from hone.store.resume import refuse_differences, resume_differences
 from hone.train.runner.reporter import ProgressDisplay
-from hone.train.runner.run import RESUME_MAY_CHANGE, RunRequest, run
+from hone.train.runner.resume import allowed_changes, code_fingerprints, refuse_fewer_steps
+from hone.train.runner.run import RunRequest, run
 
 SHOWN_QUESTIONS = 10
 """Questions shown side by side."""
@@ -103,14 +104,14 @@ def _is_finished(folder: Path, steps: int, clock: Clock) -> bool:
 
 def _refuse_changes(folder: Path, stage: PipelineStage, clock: Clock) -> None:
     """A stage that is passed over must be the one that the file describes."""
-    changes = config_diff(open_run(folder, clock=clock).config(), stage.make_request().settings)
-    changes = [line for line in changes if line.split(":", 1)[0] not in RESUME_MAY_CHANGE]
-    if changes:
-        raise ConfigError(
-            f"stage {stage.name} is done, with other settings than the file has now; undo these, or give the "
-            "pipeline a new --name:",
-            *(f"  {line}" for line in changes),
-        )
+    done, request = open_run(folder, clock=clock), stage.make_request()
+    refuse_fewer_steps(done.checkpoints(), stage.steps, f"stage {stage.name}")
+    before = done.manifest().metadata
+    found = resume_differences(
+        done.config(), request.settings, before, replace(before, code=code_fingerprints(request.settings))
+    )
+    allowed = replace(allowed_changes(request.consent, request.settings), config=False, otherwise="")
+    refuse_differences(f"stage {stage.name} is done, and cannot be passed over", found, allowed)
 
 
 def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[PipelineStage]) -> None:

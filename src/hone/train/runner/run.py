@@ -16,7 +16,15 @@ import torch
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
 from hone.core.episode_state import pack_episodes
-from hone.core.errors import DivergedError, HoneError, LostResourceError, ResourceError, UserCodeError
+from hone.core.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    HoneError,
+    LostResourceError,
+    ResourceError,
+    UserCodeError,
+)
 from hone.core.state import State, integer, substate
 from hone.native.memory import keep_freed_memory
 from hone.report.run_page import write_report
@@ -31,23 +39,17 @@ from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
 from hone.train.runner.reporter import ProgressDisplay, RunReporter
+from hone.train.runner.resume import (
+    NO_CONSENT,
+    ResumeConsent,
+    allowed_changes,
+    code_fingerprints,
+    refuse_fewer_steps,
+    steps_note,
+)
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch, timed
 from hone.train.runner.summary import closing_lines
-
-RESUME_MAY_CHANGE = frozenset(
-    {
-        "steps",
-        "run.log_every",
-        "run.samples_every",
-        "run.checkpoint_every",
-        "run.keep_last",
-        "run.disk_wait_s",
-        "run.certify",
-    }
-)
-"""Keys that a resumed run may set anew. But for `steps`, where a learning rate decays towards the last of them, they do
-not change what a step computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class RunRequest:
     root: Path
     """The folder of all runs."""
     resume: bool = False
+    consent: ResumeConsent = NO_CONSENT
+    """Changes that a resume accepts."""
     certify: Callable[[TrainingJob[Any], RunConfig, str], GradientCertificate | None] | None = None
     """Job, its config and the config's hash -> the certificate of the loss; None: the loss is not examined."""
     callbacks: RunCallbacks = NO_CALLBACKS
@@ -76,7 +80,12 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
     clock = clock or SystemClock()
     config = request.config
     prepare_device(config)
-    check_run(request.root, config.name, config=request.settings, resume=request.resume, may_change=RESUME_MAY_CHANGE)
+    code = code_fingerprints(request.settings)
+    allowed = allowed_changes(request.consent, request.settings)
+    check_run(request.root, config.name, config=request.settings, code=code, resume=request.resume, allowed=allowed)
+    if request.resume:
+        checkpoints = CheckpointFolder(folder=request.root / config.name / "checkpoints")
+        refuse_fewer_steps(checkpoints, config.steps, config.name)
     job = request.build(config)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
@@ -86,13 +95,14 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             recipe=config.recipe,
             machine=f"{platform.machine()}, {config.run.threads} threads, {config.run.device}",
             versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+            code=code,
         )
         with (
             _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
             stop_on_signals(progress.note) as stop,
         ):
             _certify(request, job, folder, progress)
-            folder.log(_train(request, job, folder, progress, stop, clock))
+            folder.log(_train(request, job, facts, folder, progress, stop, clock))
             for line in closing_lines(folder, job.measure_matmuls, clock):
                 folder.log(line)
                 progress.note(line)
@@ -125,7 +135,12 @@ def _open_folder(order: RunRequest, facts: RunMetadata, clock: Clock, need_bytes
     name = order.config.name
     if order.resume:
         folder = resume_run(
-            order.root, name, config=order.settings, metadata=facts, clock=clock, may_change=RESUME_MAY_CHANGE
+            order.root,
+            name,
+            config=order.settings,
+            metadata=facts,
+            clock=clock,
+            allowed=allowed_changes(order.consent, order.settings),
         )
     else:
         folder = create_run(order.root, name, config=order.settings, metadata=facts, clock=clock, need_bytes=need_bytes)
@@ -159,6 +174,7 @@ def _certify(order: RunRequest, job: TrainingJob[Any], folder: RunFolder, progre
 def _train(
     order: RunRequest,
     job: TrainingJob[Any],
+    facts: RunMetadata,
     folder: RunFolder,
     progress: ProgressDisplay,
     stop: StopRequest,
@@ -168,6 +184,9 @@ def _train(
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
     state, done, notes = _initial_state(order, job, checkpoints)
+    if order.resume:
+        changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
+        notes += [f"from step {done + 1} on: {change}" for change in changes]
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
@@ -233,25 +252,31 @@ def _initial_state(
         if checkpoints.folder.exists():
             checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
         return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
-    state, done, told = _restore(job, checkpoints, order.config.steps)
+    state, done, told = _restore(order, job, checkpoints)
     return state, done, notes + told
 
 
-def _restore(job: TrainingJob[Any], checkpoints: CheckpointFolder, steps: int) -> tuple[State, int, list[str]]:
+def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder) -> tuple[State, int, list[str]]:
     """Put the recipe where the newest whole checkpoint stands; returns its state, its step, and what is to be told."""
     checkpoint = checkpoints.newest_intact()
     notes = [*checkpoint.warnings, f"resuming from {checkpoint.folder}"]
-    job.load_policy(checkpoint.policy_folder)
     state = checkpoint.state()
     done = integer(state, "step")
-    if state.get("steps", steps) != steps:
-        notes.append(
-            f"steps was {state['steps']} and is {steps}: a learning rate that decays until the last step now does so "
-            "until the new one, and the run is not the one that had these steps from the beginning"
-        )
+    try:
+        job.load_policy(checkpoint.policy_folder)
+        job.recipe.learner.restore(substate(state, "learner"))
+        job.recipe.source.restore(substate(state, "source"))
+    except (DataError, LookupError, TypeError, ValueError, RuntimeError, AssertionError) as fault:
+        if not order.consent.config:
+            raise
+        raise ConfigError(
+            f"the state of {checkpoint.folder} does not fit the changed settings: {fault}. Nothing was changed; undo "
+            "the changes that concern the size of networks, optimizers or buffers, or start a new run"
+        ) from fault
+    before = integer(state, "steps") if "steps" in state else order.config.steps
+    if before != order.config.steps:
+        notes.append(steps_note(before, order.settings))
     notes += checkpoints.set_aside_after(done)
-    job.recipe.learner.restore(substate(state, "learner"))
-    job.recipe.source.restore(substate(state, "source"))
     return state, done, notes
 
 
