@@ -33,7 +33,7 @@ from hone.store.checkpoints import CheckpointFolder
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.store.manifest import ConfigSetting, RunMetadata, config_hash
-from hone.store.metrics import open_metrics
+from hone.store.metrics import MetricsWriter, open_metrics
 from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.loop import train
@@ -184,13 +184,7 @@ def _train(
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
     state, done, notes = _initial_state(order, job, checkpoints)
-    if order.resume:
-        changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
-        notes += [f"from step {done + 1} on: {change}" for change in changes]
-    metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
-    for note in [*notes, *repairs]:
-        folder.log(note, level="WARNING")
-        progress.note(note)
+    metrics = _open_records(order, facts, folder, done, notes, progress)
     watch = Stopwatch(clock)
     reporter = RunReporter(
         job=job,
@@ -237,6 +231,20 @@ def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> s
             folder.log(message, level="ERROR")
         raise
     return f"finished step {reporter.steps}"
+
+
+def _open_records(
+    order: RunRequest, facts: RunMetadata, folder: RunFolder, done: int, notes: list[str], progress: ProgressDisplay
+) -> MetricsWriter:
+    """Record the changes of a resume and open the metrics after step `done`; `notes` and those of both are shown."""
+    if order.resume:
+        changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
+        notes = [*notes, *(f"from step {done + 1} on: {change}" for change in changes)]
+    metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
+    for note in [*notes, *repairs]:
+        folder.log(note, level="WARNING")
+        progress.note(note)
+    return metrics
 
 
 def _initial_state(
