@@ -80,3 +80,10 @@ def test_a_callback_may_stop_the_program() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(LONGER, on_step=interrupts)
+
+
+def test_progress_is_shown_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    train(LONGER, ["steps=1"])
+    assert capsys.readouterr().out == ""
+    train({**LONGER, "name": "shown"}, ["steps=1"], progress=True)
+    assert "step 1/1" in capsys.readouterr().out

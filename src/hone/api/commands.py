@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,11 @@ from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_polic
 from hone.cli.commands.seeds import SeedRuns, parse_seeds, run_sequentially, seed_folder, set_seed
 from hone.cli.commands.train import PlannedRun, opened_runs, planned_runs, train_one, train_pipeline
 from hone.cli.stages import STAGE, pipeline_name
-from hone.cli.terminal.screen import TerminalScreen, make_console
+from hone.cli.terminal.progress import RunProgress
+from hone.cli.terminal.screen import TerminalScreen, is_plain, make_console, standard_screen
 from hone.config.overrides import ConfigDocument
 from hone.config.resolve import require_consent
+from hone.core.clock import SystemClock
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, HoneError
 from hone.evaluate import checkpoint, comparison
@@ -25,6 +28,7 @@ from hone.process.descendants import TOKEN_VARIABLE
 from hone.store.comparison import Comparison
 from hone.store.folder import check_name
 from hone.train.runner.callbacks import CheckpointHook, EvaluationHook, RunCallbacks, StepHook
+from hone.train.runner.reporter import ProgressDisplay
 
 RunInput: TypeAlias = str | Path | TrainingResult
 """A run or checkpoint: its name under the runs, its folder, or the result of `train`."""
@@ -55,6 +59,7 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     runs: str | Path = "runs",
     resume: bool = False,
     yes: bool = False,
+    progress: bool = False,
     on_step: StepHook | None = None,
     on_evaluation: EvaluationHook | None = None,
     on_checkpoint: CheckpointHook | None = None,
@@ -64,7 +69,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     `config` is a TOML file, a dictionary with the same tables, or a recipe's config object. A dictionary may hold
     Python objects: functions as rewards, classes or functions that make environments, rows or a DataFrame as a dataset.
     The callbacks get an event after every step, evaluation and checkpoint; one that returns False ends the run after
-    the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake.
+    the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake;
+    `progress` shows the run as the command does.
 
     Raises HoneError as the command does, UserCodeError for an exception in a callback (the step is saved).
     Warns with FutureWarning for each key that is given under an old name.
@@ -73,7 +79,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     with _messages_for_python():
         document, stages = _planned(config, overrides, Path(runs), yes=yes)
         _warn_of_old_names(document.notes)
-        return _train(document, stages, Path(runs), resume=resume, callbacks=callbacks)
+        shown = _shown_progress() if progress else SilentProgress()
+        return _train(document, stages, Path(runs), resume=resume, progress=shown, callbacks=callbacks)
 
 
 def _planned(
@@ -91,16 +98,24 @@ def _planned(
     return document, stages
 
 
+def _shown_progress() -> RunProgress:
+    return RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
+
+
 def _train(
-    document: ConfigDocument, stages: Sequence[PlannedRun], runs: Path, *, resume: bool, callbacks: RunCallbacks
+    document: ConfigDocument,
+    stages: Sequence[PlannedRun],
+    runs: Path,
+    *,
+    resume: bool,
+    progress: ProgressDisplay,
+    callbacks: RunCallbacks,
 ) -> TrainingResult:
     with opened_runs(stages) as opened:
         if STAGE not in document.values:
-            folder = train_one(opened[0], root=runs, resume=resume, progress=SilentProgress(), callbacks=callbacks)
+            folder = train_one(opened[0], root=runs, resume=resume, progress=progress, callbacks=callbacks)
             return read_result(folder.path)
-        outcome = train_pipeline(
-            document, opened, root=runs, resume=resume, progress=SilentProgress(), callbacks=callbacks
-        )
+        outcome = train_pipeline(document, opened, root=runs, resume=resume, progress=progress, callbacks=callbacks)
     return TrainingResult(
         folder=outcome.folder,
         evaluations=outcome.evaluations,
