@@ -1,137 +1,176 @@
-"""Mathematical equality by math-verify, behind guards. Imported by workers only: sympy takes a second to import.
+"""Mathematical equality of an answer and a reference. Imported by workers only: math-verify takes a second to import.
 
-sympy evaluates what it is given: `9^9^9^9` or `(10^7)!` would cost the whole deadline. So an answer is first compared
-as text and as a number, then measured, and only a modest expression reaches sympy, under math-verify's own alarms.
+An answer is one value in final form. It is compared as text, as a plain number, and as a tree
+(`hone.rewards.mathematics`), behind limits of length, nesting and size. math-verify reads the references that the
+grammar does not.
 
-An answer beyond the guards scores 0 with its reason: were it a missing value, a policy could buy itself out of every
+An answer beyond the limits scores 0 with its reason: were it a missing value, a policy could buy itself out of every
 hard problem. A *reference* that cannot be read is a missing value: the policy has no say in it.
 """
 
 import re
 from fractions import Fraction
-from typing import Any
+from typing import Literal
 
 from math_verify import parse, verify
 
 from hone.rewards.answers import extract_answer
 from hone.rewards.functions import completion_text
+from hone.rewards.mathematics.equality import EqualityRules, same_answer
+from hone.rewards.mathematics.final_form import lacks
+from hone.rewards.mathematics.grammar import parse_answer
+from hone.rewards.mathematics.limits import MAX_CHARS, why_too_large
+from hone.rewards.mathematics.spelling import one_spelling
+from hone.rewards.mathematics.stated import has_box, last_boxed, stated_answer
+from hone.rewards.mathematics.tokens import read_number
+from hone.rewards.mathematics.tree import MathNode, MathSyntaxError
+from hone.rewards.mathematics.words import (
+    choice_letter,
+    is_date_or_time,
+    is_words,
+    same_choice,
+    without_label,
+    word_key,
+)
 
-MAX_CHARS = 2000
-MAX_NESTING = 50
-MAX_DIGITS = 200
-MAX_EXPONENT = 1000
-MAX_FACTORIAL = 200
 _ALARM_S = 3
 
-_TOWER = re.compile(r"\^\s*(?:[({][^(){}]*\^|-?(?:[\d.]+|[A-Za-z])\s*\^)")
-_EXPONENT = re.compile(r"\^\s*[({]?\s*-?\s*(\d+)")
-_FACTORIAL = re.compile(r"(\d+|[)}!\]])\s*!(?!=)")
-_DIGITS = re.compile(r"\d+")
-_PLAIN_NUMBER = re.compile(r"[+-]?\d{1,200}(?:\.\d{1,200}|/\d{1,200})?")
-_DECORATION = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[,;! ]|\$")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s")
+_PLAIN_NUMBER = re.compile(r"[+-]?\d{1,200}(?:\.\d{1,200})?", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_COMMANDS = re.compile(r"\\[A-Za-z]+")
+_RIGHT: dict[str, object] = {"score": 1.0, "reason": ""}
 
 
-def math_answer(completion: object, answer: object, pattern: str = "") -> dict[str, object]:
-    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `answer` as mathematics, else 0.0.
+def math_answer(
+    completion: object,
+    answer: object,
+    pattern: str = "",
+    form: Literal["final", "any", "same"] = "final",
+    units: Literal["kept", "ignored"] = "kept",
+    relative_tolerance: float = 0.0,
+) -> dict[str, object]:
+    """`{"score", "reason"}`: 1.0 when the completion's answer is the value of the column `answer`, else 0.0.
 
-    The answer is the last `\\boxed{...}`, or what `extract_answer(completion, pattern)` finds where a pattern is given
-    or nothing is boxed. The score is None when the reference itself cannot be read.
+    The answer is the last `\\boxed{...}`; what `extract_answer(completion, pattern)` finds where a pattern is given;
+    the last line, without words such as "the answer is", where nothing is boxed.
+
+    `form`: with `final` an answer has no undone operation (`123*456`, `\\sqrt{16}`) unless the reference has one of
+    this kind; `any` accepts every expression of equal value; `same` wants the reference's expression up to the order
+    of terms and factors. `units = "ignored"` accepts an answer without the reference's unit. `relative_tolerance`
+    accepts numbers this close to the reference. The score is None when the reference itself cannot be read.
+
+    Raises ValueError for an unknown option.
     """
-    gold, text = _without_decoration(str(answer)), completion_text(completion)
-    answer_text = "" if pattern else last_boxed(text)
-    answer_text = _without_decoration(answer_text or extract_answer(text, pattern))
+    if form not in ("final", "any", "same") or units not in ("kept", "ignored") or not 0 <= relative_tolerance < 1:
+        raise ValueError(
+            f"math_answer: form {form!r} is final, any or same; units {units!r} is kept or ignored; "
+            f"relative_tolerance {relative_tolerance!r} is at least 0 and below 1"
+        )
+    text, gold = completion_text(completion), _reference_text(answer)
+    if not gold:
+        return _missing("the reference answer is empty")
     if reason := why_too_large(gold):
-        return {"score": None, "reason": f"the reference answer is refused: {reason}"}
-    if not answer_text:
-        return {"score": 0.0, "reason": "no answer found"}
-    same = _equal_without_sympy(gold, answer_text)
-    if same is not None:
-        return {"score": float(same), "reason": ""}
-    if reason := why_too_large(answer_text):
-        return {"score": 0.0, "reason": f"the answer is refused: {reason}"}
-    wanted = _parsed(gold)
-    if not wanted:
-        return {"score": None, "reason": f"the reference answer cannot be read: {gold[:80]}"}
-    given = _parsed(answer_text)
-    if not given:
-        return {"score": 0.0, "reason": "the answer cannot be read as mathematics"}
-    return {"score": float(verify(wanted, given, timeout_seconds=_ALARM_S)), "reason": ""}
+        return _missing(f"the reference answer is refused: {reason}")
+    if pattern:
+        found = extract_answer(text, pattern)
+        readings = stated_answer(found) if has_box(found) else [found] if found else []
+    else:
+        readings = stated_answer(text)
+    if not readings:
+        return _wrong("no answer found")
+    rules = EqualityRules(
+        ignore_units=units == "ignored", relative_tolerance=relative_tolerance, same_form=form == "same"
+    )
+    results = [_compare(gold, one_spelling(reading), rules, any_form=form != "final") for reading in readings]
+    return next((result for result in results if result["score"] == 1.0), results[-1])
 
 
-def last_boxed(text: str) -> str:
-    r"""The content of the last `\boxed{...}`, braces balanced; empty when there is none."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
+def _missing(reason: str) -> dict[str, object]:
+    return {"score": None, "reason": reason}
+
+
+def _wrong(reason: str) -> dict[str, object]:
+    return {"score": 0.0, "reason": reason}
+
+
+def _reference_text(answer: object) -> str:
+    """The reference in one spelling: the content of its box, or what follows `####` as in GSM8K."""
+    if answer is None:
         return ""
-    depth, begin = 0, start + len("\\boxed{")
-    for index in range(begin, len(text)):
-        if text[index] == "{":
-            depth += 1
-        elif text[index] == "}" and depth == 0:
-            return text[begin:index]
-        elif text[index] == "}":
-            depth -= 1
-    return ""
+    text = str(answer)
+    boxed = last_boxed(text)
+    if boxed is None and "####" in text:
+        boxed = text.rpartition("####")[2]
+    text = text if boxed is None else boxed
+    return one_spelling(text) if len(text) <= MAX_CHARS else text
 
 
-def why_too_large(expression: str) -> str:
-    """Why an expression is not given to sympy; empty when it may be."""
-    if len(expression) > MAX_CHARS:
-        return f"{len(expression)} characters, at most {MAX_CHARS}"
-    if _nesting(expression) > MAX_NESTING:
-        return f"more than {MAX_NESTING} nested brackets"
-    powers = expression.replace("**", "^")
-    if _TOWER.search(powers):
-        return "a power of a power"
-    if any(len(found) > MAX_DIGITS for found in _DIGITS.findall(expression)):
-        return f"a number of more than {MAX_DIGITS} digits"
-    if any(int(found) > MAX_EXPONENT for found in _EXPONENT.findall(powers)):
-        return f"an exponent above {MAX_EXPONENT}"
-    if any(not found.isdecimal() or int(found) > MAX_FACTORIAL for found in _FACTORIAL.findall(expression)):
-        return f"a factorial of an expression, or of more than {MAX_FACTORIAL}"
-    return ""
+def _compare(gold: str, given: str, rules: EqualityRules, *, any_form: bool) -> dict[str, object]:
+    """Score of an answer, both in one spelling."""
+    if not given:
+        return _wrong("no answer found")
+    same = _same_text_or_number(gold, given)
+    if same is not None and not (rules.relative_tolerance and not same):
+        return _RIGHT if same else _wrong("another number")
+    if letter := choice_letter(gold):
+        return _RIGHT if same_choice(letter, given) else _wrong(f"not the choice {letter}")
+    if reason := why_too_large(given):
+        return _wrong(f"the answer is refused: {reason}")
+    given = without_label(given)
+    wanted = _tree(gold)
+    if isinstance(wanted, str):
+        if is_words(gold):
+            return _RIGHT if word_key(gold) == word_key(given) else _wrong("other words")
+        return _by_math_verify(gold, given)
+    answer = _tree(_with_decimal_point(given, gold))
+    if isinstance(answer, str):
+        return _wrong(f"not a value in final form: {answer}")
+    if not any_form and (undone := lacks(answer, wanted)):
+        return _wrong(f"not in final form: it has a {min(undone)} that the reference lacks")
+    return _RIGHT if same_answer(wanted, answer, rules) else _wrong("another value")
 
 
-def _nesting(expression: str) -> int:
-    depth = deepest = 0
-    for letter in expression:
-        depth += (letter in "([{") - (letter in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _equal_without_sympy(gold: str, found: str) -> bool | None:
-    """Equality without sympy: the same text, or two plain numbers. None when neither decides."""
-    one, other = _plain(gold), _plain(found)
-    if one == other:
+def _same_text_or_number(gold: str, given: str) -> bool | None:
+    """Equality of texts or of plain numbers. None when neither decides."""
+    if gold == given:
         return True
-    if not (_PLAIN_NUMBER.fullmatch(one) and _PLAIN_NUMBER.fullmatch(other)):
+    if not (_PLAIN_NUMBER.fullmatch(gold) and _PLAIN_NUMBER.fullmatch(given)):
         return None
-    if one.lstrip("+-").isdecimal() and other.lstrip("+-").isdecimal():
-        return int(one) == int(other)
+    if Fraction(gold) == Fraction(given):
+        return True
+    return None if "." in gold and read_number(gold).digits else False
+
+
+def _with_decimal_point(given: str, gold: str) -> str:
+    """`3,14` as 3.14 where the reference is a decimal: nobody answers a decimal with two numbers."""
+    if "." in gold and _PLAIN_NUMBER.fullmatch(gold) and _DECIMAL_COMMA.fullmatch(given):
+        whole, _, rest = given.partition(",")
+        return given if len(rest) == 3 else f"{whole}.{rest}"
+    return given
+
+
+def _tree(text: str) -> MathNode | str:
+    """The value of a text, or the reason why it has none."""
+    if is_date_or_time(text):
+        return "a date or time"
     try:
-        return True if Fraction(one) == Fraction(other) else None  # math-verify rounds, and may still call them equal
-    except ZeroDivisionError:
-        return False
+        return parse_answer(text)
+    except MathSyntaxError as error:
+        return str(error)
 
 
-def _plain(text: str) -> str:
-    """The text without layout commands. A comma is removed between thousands only: (1, 2) is not 12."""
-    text = " ".join(_DECORATION.sub("", text).split())
-    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+def _by_math_verify(gold: str, given: str) -> dict[str, object]:
+    """math-verify's judgement, for a reference that the grammar does not read.
 
-
-def _without_decoration(text: str) -> str:
-    inner = last_boxed(text) or text
-    return inner.strip().strip("$").strip()
-
-
-def _parsed(expression: str) -> list[Any]:
-    """The expression as math-verify parses it: as LaTeX first unless it is a sentence; empty for no result."""
-    if not _PROSE.search(expression):
-        found = parse(f"${expression}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
-        if found:
-            return found
-    return parse(expression, parsing_timeout=_ALARM_S)
+    The answer must be a value in final form, or use no command that the reference does not.
+    """
+    wanted = parse(f"${gold}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
+    if not wanted:
+        return _missing(f"the reference answer cannot be read: {gold[:80]}")
+    answer = _tree(given)
+    if isinstance(answer, str) and not set(_COMMANDS.findall(given)) <= set(_COMMANDS.findall(gold)):
+        return _wrong(f"not a value in final form: {answer}")
+    found = parse(f"${given}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
+    if not found:
+        return _wrong("the answer cannot be read as mathematics")
+    return {"score": float(verify(wanted, found, timeout_seconds=_ALARM_S)), "reason": ""}

@@ -1,0 +1,119 @@
+"""One spelling for each answer: Unicode signs as LaTeX commands; layout, fonts and delimiters removed."""
+
+# ruff: noqa: RUF001 - signs that look alike are what this module is about
+
+import re
+import unicodedata
+
+from hone.rewards.mathematics.tree import GREEK_NAMES
+
+_GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦΨΩπ", GREEK_NAMES, strict=True))
+_SIGNS: dict[str, str] = {
+    **{letter: f"\\{name} " for letter, name in _GREEK.items()},
+    **dict.fromkeys("−–—‐‑‒﹣", "-"),
+    **dict.fromkeys("·⋅∙", "\\cdot "),
+    **dict.fromkeys("\u2009\u202f\u2006", "\\,"),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
+    **dict.fromkeys("“”„", '"'),
+    **{"×": "\\times ", "÷": "\\div ", "√": "\\sqrt ", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "∞": "\\infty "},
+    **{"≤": "\\le ", "≥": "\\ge ", "≠": "\\neq ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ", "¬": "\\lnot "},
+    **{"∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "°": "^\\circ ", "ℝ": "\\mathbb{R}"},
+    **{"⁄": "/", "…": "\\ldots ", "⟨": "\\langle ", "⟩": "\\rangle ", "∨": "\\lor ", "∧": "\\land ", "’": "'"},
+}
+_SUPERSCRIPTS: dict[str, str] = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx", strict=True))
+_SUBSCRIPTS: dict[str, str] = dict(zip("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n", strict=True))
+_SUPERSCRIPT_RUN = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_SUBSCRIPT_RUN = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
+
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mathrm|mathsf|mathtt|mbox|hbox|operatorname\*?)\s*\{([^{}]*)\}"
+)
+_FONT = re.compile(r"\\(?:mathbf|mathit|mathcal|boldsymbol|bm|mathopen|mathclose|ensuremath)(?![A-Za-z])")
+_LAYOUT = re.compile(
+    r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|large|Large"
+    r"|LARGE|huge|small|normalsize|bf|rm|it|tt|sf|middle)(?![A-Za-z])|\\!"
+)
+_SPACE = re.compile(r"(?<!\\)\\[,;: >]|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])|(?<=\S)~|[\u00a0\t\n\r]")
+_THOUSANDS_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|,\\!|')(?=\d{3}(?!\d))")
+_SYNONYMS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])|<=|=<", r"\\le "),
+        (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])|>=", r"\\ge "),
+        (r"\\ne(?![A-Za-z])|\\not\s*=|!=|/=", r"\\neq "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\(?:varnothing|O)(?![A-Za-z])", r"\\emptyset "),
+        (r"\\(?:[lr]vert|vert)(?![A-Za-z])", "|"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\lbrack(?![A-Za-z])|\\lparen(?![A-Za-z])", "("),
+        (r"\^\s*\\(?:circ|degree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\\degree(?![A-Za-z])", "°"),
+        (r"\+\s?/\s?-|\+-", r"\\pm "),
+        (r"\\ast(?![A-Za-z])", "*"),
+        (r"\*\*", "^"),
+        (r"(?<=\d)\s?[xX]\s?(?=10\s?\^)", r" \\times "),
+        (r"\\([%&#])", r"\1"),
+        (r"\\\$", "$"),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r"\\var(?=epsilon|theta|phi|rho|sigma)", r"\\"),
+    )
+]
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+
+
+def one_spelling(text: str) -> str:
+    """The text with one spelling for each sign, and without layout that has no meaning."""
+    text = unwrap(_ascii_signs(text))
+    text = _THOUSANDS_GAP.sub("", text)
+    text = _LAYOUT.sub(" ", text)
+    while (plain := _TEXT.sub(r" \1 ", text)) != text:
+        text = plain
+    text = _SPACE.sub(" ", _FONT.sub("", text))
+    for pattern, replacement in _SYNONYMS:
+        text = pattern.sub(replacement, text)
+    return " ".join(unwrap(text).split())
+
+
+def unwrap(text: str) -> str:
+    """The text without delimiters of mathematics, emphasis or quotation around the whole, and without a full stop."""
+    while True:
+        text = text.strip()
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1].rstrip()
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1].rstrip()  # of a control space
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : -len(closing)]
+            if (
+                len(text) > len(opening) + len(closing)
+                and text.startswith(opening)
+                and text.endswith(closing)
+                and not text.endswith("\\" + closing)
+                and opening not in inner
+                and closing not in inner
+            ):
+                text = inner
+                break
+        else:
+            return text
+
+
+def _ascii_signs(text: str) -> str:
+    text = _SUPERSCRIPT_RUN.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[one] for one in run.group()) + "}", text)
+    text = _SUBSCRIPT_RUN.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[one] for one in run.group()) + "}", text)
+    text = _VULGAR.sub(_vulgar_fraction, text)
+    text = unicodedata.normalize("NFKC", "".join(_SIGNS.get(letter, letter) for letter in text))
+    return "".join(_ascii_digit(letter) for letter in text)
+
+
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    over, _, under = unicodedata.normalize("NFKC", match.group()).partition("⁄")
+    return f"\\frac{{{over}}}{{{under}}}"
+
+
+def _ascii_digit(letter: str) -> str:
+    return letter if letter.isascii() or not letter.isdecimal() else str(unicodedata.decimal(letter))

@@ -1,0 +1,60 @@
+"""The answer that a completion states: in the last box, between tags, or on the last line."""
+
+import re
+
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
+_TAGGED = re.compile(r"(?is)<answer>(.*?)</answer>\s*$")
+_LEAD_IN = re.compile(
+    r"""(?ix) ^ (?: \s* (?:
+        [#]{2,} | [*:,]+
+        | so | thus | therefore | hence | then | and\ so | finally | we\ (?:get|have|find|obtain)
+        | (?:which|that)\ gives
+        | (?:the|my|our)? \s* (?:final|correct)? \s* (?:answer|result|solution) \s* (?: : | is | = | equals | \b)
+        | is \b (?= \s* : )
+    ) (?![A-Za-z]) )+ \s* """
+)
+_EMPHASIS = re.compile(r"(?<![\w)}])\*\*|\*\*(?![\w({])")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, braces balanced; None when there is none, or when it is not closed."""
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return None
+    begin = boxes[-1].end()
+    depth, index = 0, begin
+    while index < len(text):
+        letter = text[index]
+        if letter == "\\":
+            index += 1  # an escaped brace is no bracket
+        elif letter == "{":
+            depth += 1
+        elif letter == "}" and depth == 0:
+            return text[begin:index]
+        elif letter == "}":
+            depth -= 1
+        index += 1
+    return None
+
+
+def has_box(text: str) -> bool:
+    """Whether a box begins in the text."""
+    return _BOX.search(text) is not None
+
+
+def stated_answer(text: str) -> list[str]:
+    """Readings of the stated answer, the literal one first; empty for a completion that states nothing.
+
+    An unclosed last box states nothing: the completion was cut off.
+    """
+    if has_box(text):
+        boxed = (last_boxed(text) or "").strip()
+        return [boxed] if boxed else []
+    tagged = _TAGGED.search(text)
+    line = tagged.group(1).strip() if tagged else text.strip().rpartition("\n")[2].strip()
+    if not line:
+        return []
+    rest = _EMPHASIS.sub("", line)
+    while (shorter := _LEAD_IN.sub("", rest, count=1).strip()) != rest and shorter:
+        rest = shorter
+    return [line] if rest == line else [line, rest]

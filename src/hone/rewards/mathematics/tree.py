@@ -1,0 +1,98 @@
+"""Values that an answer may consist of: the nodes of a tree."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeAlias
+
+
+class MathSyntaxError(Exception):
+    """The text is not an answer in final form; the message says which part is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLiteral:
+    """A number as written: integer, decimal, repeating decimal, mixed number or percentage."""
+
+    value: Fraction
+    digits: int = field(default=0, compare=False)
+    """Significant digits of a decimal that may be rounded; 0 for an exact number."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSymbol:
+    """A variable or constant: `x`, `x_1`, `\\alpha`, `\\pi`, `e`, `i`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MathOperation:
+    """An operation on values: `sum`, `product`, `quotient`, `power`, `root`, `negation`, or a function's name."""
+
+    name: str
+    operands: tuple["MathNode", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCollection:
+    """Several values: `list` and `set` (unordered), `union` of intervals, `matrix` of `row`s, or a pair of brackets
+    such as `(]`: a tuple, or an interval with these ends."""
+
+    kind: str
+    items: tuple["MathNode", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonChain:
+    """Sides joined by relations: `x = 5`, `1 < x <= 3`."""
+
+    relations: tuple[str, ...]
+    sides: tuple["MathNode", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredQuantity:
+    """A number with a unit: the value is `number * factor` in the base units `dimensions`."""
+
+    number: "MathNode"
+    factor: Fraction
+    dimensions: tuple[tuple[str, int], ...]
+
+
+MathNode: TypeAlias = NumberLiteral | NamedSymbol | MathOperation | ValueCollection | ComparisonChain | MeasuredQuantity
+
+_GREEK = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega
+Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega pi
+"""
+GREEK_NAMES = tuple(_GREEK.split())
+CONSTANTS = frozenset({"pi", "e", "i", "infty"})
+
+
+def children(node: MathNode) -> tuple[MathNode, ...]:
+    """The nodes directly below a node."""
+    match node:
+        case MathOperation(operands=nodes) | ValueCollection(items=nodes) | ComparisonChain(sides=nodes):
+            return nodes
+        case MeasuredQuantity(number=number):
+            return (number,)
+        case _:
+            return ()
+
+
+def walk(node: MathNode) -> Iterator[MathNode]:
+    """A node and all nodes below it."""
+    yield node
+    for child in children(node):
+        yield from walk(child)
+
+
+def variables(node: MathNode) -> frozenset[str]:
+    """Names of the variables in a tree, without constants."""
+    return frozenset(one.name for one in walk(node) if isinstance(one, NamedSymbol)) - CONSTANTS
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())

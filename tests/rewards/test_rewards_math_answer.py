@@ -1,0 +1,217 @@
+"""Mathematical answers: the whole table of right and wrong ones, random spellings, options, and hostile texts."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from math_table import AnswerCase, read_table
+
+from hone.rewards.math_answer import math_answer
+
+CASES = read_table("math_answers.txt")
+
+
+def score(answer: str, reference: object, **options: str | float) -> object:
+    return math_answer(f"\\boxed{{{answer}}}", reference, **options)["score"]
+
+
+def faults(cases: list[AnswerCase]) -> list[str]:
+    """Cases that are scored otherwise than the table says."""
+    return [
+        f"[{case.family}] {text!r} for {case.reference!r}: {result['score']} ({result['reason']})"
+        for case in cases
+        for text in case.completions
+        if (result := math_answer(text, case.reference))["score"] != float(case.right != case.missed)
+    ]
+
+
+@pytest.mark.parametrize("family", dict.fromkeys(case.family for case in CASES))
+def test_every_answer_of_the_table_gets_its_score(family: str) -> None:
+    assert faults([case for case in CASES if case.family == family]) == []
+
+
+def test_the_table_is_large_and_says_what_is_missed() -> None:
+    assert len(CASES) >= 400
+    assert len({(case.reference, case.answer) for case in CASES}) == len(CASES), "a case twice"
+    right = [case for case in CASES if case.right]
+    assert 0.3 < len(right) / len(CASES) < 0.7
+
+
+numbers = st.integers(-(10**12), 10**12)
+fractions = st.fractions(max_denominator=1000).filter(lambda value: value.denominator > 1)
+layouts = st.sampled_from(
+    ["{}", " {} ", "${}$", r"\left({}\right)", r"\displaystyle {}", r"{}\,", r"\!{}", "{}.", "x = {}", r"\mathbf{{{}}}"]
+)
+
+
+def integer_spellings(value: int) -> list[str]:
+    grouped = f"{value:,}"
+    return [str(value), f"{value}.0", grouped, grouped.replace(",", "{,}"), grouped.replace(",", r"\,"), f"{value}e0"]
+
+
+def fraction_spellings(value: Fraction) -> list[str]:
+    sign, over, under = "-" * (value < 0), abs(value.numerator), value.denominator
+    whole, rest = divmod(over, under)
+    mixed = [rf"{sign}{whole}\frac{{{rest}}}{{{under}}}", f"{sign}{whole} {rest}/{under}"] if whole else []
+    plain = [f"{sign}{over}/{under}", rf"{sign}\frac{{{over}}}{{{under}}}", rf"\dfrac{{{sign}{over}}}{{{under}}}"]
+    return [*plain, rf"\tfrac{{{sign}{2 * over}}}{{{2 * under}}}", f"{{{sign}{over}}}/{{{under}}}", *mixed]
+
+
+@given(numbers, st.data())
+def test_an_integer_equals_itself_in_every_spelling_and_no_other(value: int, data: st.DataObject) -> None:
+    layout, spelling = data.draw(layouts), data.draw(st.sampled_from(integer_spellings(value)))
+    spelling = layout.format(str(value) if "(" in layout else spelling)  # (1,000) is a pair
+    assert score(spelling, str(value)) == 1.0
+    other = data.draw(numbers.filter(lambda one: one != value))
+    assert score(spelling, str(other)) == 0.0
+    assert score(f"{spelling} or {other}", str(value)) == 0.0
+    assert score(f"{value}+0", str(value)) == score(f"{value - 1}+1", str(value)) == 0.0
+
+
+@given(fractions, st.data())
+def test_a_fraction_equals_itself_in_every_spelling_and_no_decimal(value: Fraction, data: st.DataObject) -> None:
+    one, other = (data.draw(st.sampled_from(fraction_spellings(value))) for _ in range(2))
+    assert score(data.draw(layouts).format(one), other) == 1.0
+    assert score(one, str(value + Fraction(1, 10**9))) == score(one, str(-value)) == 0.0
+    rounded = round(value, 6)
+    assert score(f"{float(rounded):.6f}", other) == float(rounded == value)
+
+
+@given(st.integers(1, 50), st.integers(2, 200), st.integers(-9, 9).filter(bool))
+def test_a_surd_equals_itself_as_one_root_and_is_no_decimal(outer: int, inner: int, added: int) -> None:
+    value = rf"{added}+{outer}\sqrt{{{inner}}}"
+    if int(inner**0.5 + 0.5) ** 2 == inner:
+        assert score(value, str(added + outer * int(inner**0.5 + 0.5))) == 0.0  # a root that can be drawn
+        return
+    assert score(rf"\sqrt{{{outer**2 * inner}}} + {added}".replace("+ -", "- "), value) == 1.0
+    assert score(rf"{added}+{outer}\sqrt{{{inner + 1}}}", value) == 0.0
+    assert score(f"{added + outer * inner**0.5:.8f}", value) == 0.0
+
+
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=6, unique=True))
+def test_sets_have_no_order_and_tuples_have_one(items: list[int]) -> None:
+    shuffled = sorted(items, key=lambda item: (item * 7919) % 101)
+    text, other = ", ".join(map(str, items)), ", ".join(map(str, shuffled))
+    assert score(rf"\{{{other}\}}", rf"\{{{text}\}}") == score(other, text) == 1.0
+    assert score(f"({other})", f"({text})") == float(items == shuffled)
+    assert score(rf"\{{{text}, 100\}}", rf"\{{{text}\}}") == score(f"({text})", rf"\{{{text}\}}") == 0.0
+    assert score(str(items[0]), text) == 0.0
+
+
+@given(st.integers(-20, 20), st.integers(-20, 20), st.integers(-20, 20))
+def test_a_quadratic_equals_its_factors_up_to_order(a: int, b: int, c: int) -> None:
+    expanded = f"x^2 + {(a + b)}x + {a * b}".replace("+ -", "- ")
+    factors = [f"(x + {one})".replace("+ -", "- ") for one in (a, b)]
+    assert score("".join(factors), expanded) == score(expanded, "".join(reversed(factors))) == 1.0
+    assert score(expanded.replace("x", "y"), "".join(factors)) == 0.0
+    if c not in (a, b):
+        assert score(f"{factors[0]}(x + {c})".replace("+ -", "- "), expanded) == 0.0
+
+
+@given(st.text(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), min_size=3, max_size=8), st.permutations(range(8)))
+def test_a_word_is_no_anagram(word: str, order: list[int]) -> None:
+    shuffled = "".join(word[place] for place in order if place < len(word))
+    if word not in ("inf",) and shuffled not in ("inf",):
+        assert score(shuffled, word) == float(shuffled == word)
+
+
+ALPHABET = [
+    *r"0123456789.,+-*/^_=<>()[]{}|!%&~ abcexyzπ√½²\$",
+    *[
+        r"\frac",
+        r"\sqrt",
+        r"\boxed{",
+        r"\left(",
+        r"\right)",
+        r"\text{",
+        r"\begin{pmatrix}",
+        r"\end{pmatrix}",
+        r"\\",
+        r"\pm",
+        r"\{",
+        r"\}",
+        r"...",
+        r"x=",
+        r"e9",
+        r"km",
+        r"10^",
+    ],
+    *[r"\infty", r"\sin", r"\log", r"\cup", r"\overline{"],
+    *(" or ", "\n"),
+]
+
+
+@settings(max_examples=600)
+@given(st.lists(st.sampled_from(ALPHABET), max_size=40).map("".join), st.sampled_from(["3", "x+1", "cat", r"\{1,2\}"]))
+@example("9e9999", "3")
+@example("x" * 1999, "x")
+@example("1," * 999, "1")
+@example("(" * 49 + "9" + ")^9" * 49, "3")
+@example(r"\sin(9e999)", "x")
+@example("e^{e^{e^{e^{x}}}}", "x")
+@example("((((9^{999})^{999})^{999})^{999})^{999}", "3")
+@example("x^{999x^{999}}", "x")
+@example("2^{" * 24 + "x" + "}" * 24, "x")
+def test_no_text_raises_or_takes_long(text: str, reference: str) -> None:
+    for completion in (text, f"\\boxed{{{text}}}"):
+        begin = time.process_time()
+        result = math_answer(completion, reference)
+        assert time.process_time() - begin < 2.0
+        assert result["score"] in (0.0, 1.0)
+        assert math_answer(completion, text)["score"] in (0.0, 1.0, None)
+
+
+@given(st.text(max_size=60))
+def test_no_unicode_text_raises(text: str) -> None:
+    assert math_answer(text, "3")["score"] in (0.0, 1.0)
+    assert math_answer("3", text)["score"] in (0.0, 1.0, None)
+
+
+def test_the_form_is_an_option() -> None:
+    assert score("123*456", "56088") == 0.0
+    assert score("123*456", "56088", form="any") == score(r"\sqrt{16}", "4", form="any") == 1.0
+    assert score("5 or 6", "5", form="any") == 0.0
+    factored = "(x+1)(x+2)"
+    assert score("x^2+3x+2", factored) == 1.0
+    assert score("x^2+3x+2", factored, form="same") == score(factored, "x^2+3x+2", form="same") == 0.0
+    assert score("(2+x)(1+x)", factored, form="same") == score("2+x*3+x^2", "x^2+3x+2", form="same") == 1.0
+    assert score(r"\frac{x}{2}", r"\frac12 x", form="same") == 1.0
+    with pytest.raises(ValueError, match="form 'finall' is final, any or same"):
+        math_answer("1", "1", form="finall")  # pyright: ignore[reportArgumentType]
+
+
+def test_units_and_tolerance_are_options() -> None:
+    assert score("18", r"\$18") == score("5", "5 km") == 0.0
+    assert score("18", r"\$18", units="ignored") == score("5", "5 km", units="ignored") == 1.0
+    assert score("6", "5 km", units="ignored") == 0.0
+    assert score("3.14", "3.14159") == score("101", "100") == 0.0
+    assert score("3.14", "3.14159", relative_tolerance=0.01) == score("101", "100", relative_tolerance=0.01) == 1.0
+    assert score("0.0000004", "0.0000002", relative_tolerance=0.01) == 0.0
+    assert score(r"3.14", r"\pi", relative_tolerance=0.001) == 1.0
+    assert score("103", "100", relative_tolerance=0.01) == 0.0
+
+
+def test_a_reference_that_cannot_be_read_is_a_missing_value() -> None:
+    for reference in ("", None, "  ", r"\frac{1}{", "9^{9^9}", "x" * 5000):
+        result = math_answer(r"\boxed{3}", reference)
+        assert result["score"] is None, reference
+        assert "the reference answer" in str(result["reason"])
+
+
+def test_references_of_other_types_are_read() -> None:
+    assert score("true", True) == score("0.5", 0.5) == score("7", 7) == score(r"\frac{1}{2}", Fraction(1, 2)) == 1.0
+    assert score("1", True) == 0.0
+
+
+def test_reasons_say_what_is_wrong() -> None:
+    reasons = {
+        "123*456": "it has a product that the reference lacks",
+        r"\int_0^1 x": "an integral",
+        "9^{9^9}": "a power of a power",
+        "5 6": "'6' in this place",
+        "7": "another number",
+    }
+    for answer, reason in reasons.items():
+        assert reason in str(math_answer(f"\\boxed{{{answer}}}", "56088")["reason"])
