@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
+from hone.models.control.box_gaussian import entropy_shift, to_gaussian
 from hone.models.control.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
 from hone.models.control.numpy_policies import (
     LOG_STD_RANGE,
@@ -56,7 +57,8 @@ class ControlPolicy(nn.Module, ABC):
 
 
 class ActorCritic(ControlPolicy):
-    """A categorical policy over choices or a Gaussian over a box, and a state value; two networks of the same shape.
+    """A categorical policy over choices or a Gaussian over a box (`box_gaussian.py`), and a state value: two networks
+    of the same shape.
 
     The Gaussian's log standard deviation is one parameter per action dimension, the same in every state. Without
     `critic` it is a policy alone.
@@ -105,7 +107,7 @@ class ActorCritic(ControlPolicy):
         if isinstance(actions, DiscreteActions):
             return categorical(outputs, chosen - actions.start if actions.start else chosen)
         assert self.log_std is not None
-        return gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
+        return box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +137,8 @@ class SoftActorCritic(ControlPolicy):
         self.targets = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
         self.targets.requires_grad_(requires_grad=False)
         self.log_temperature = nn.Parameter(torch.zeros(1))
-        low, high = torch.tensor(spaces.actions.low), torch.tensor(spaces.actions.high)
-        self.register_buffer("middle", 0.5 * (low + high), persistent=False)
-        self.register_buffer("reach", 0.5 * (high - low), persistent=False)
+        self.register_buffer("middle", torch.from_numpy(spaces.actions.middle), persistent=False)
+        self.register_buffer("reach", torch.from_numpy(spaces.actions.reach), persistent=False)
 
     @property
     def action_size(self) -> int:
@@ -218,6 +219,23 @@ def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Cal
     scaled = (chosen - mean) * torch.exp(-log_std)
     logp = -0.5 * scaled.square().sum(dim=1) - log_std.sum() - 0.5 * LOG_TWO_PI * size
     return logp, lambda: (log_std.sum() + 0.5 * (1.0 + LOG_TWO_PI) * size).expand(len(mean))
+
+
+def box_gaussian(
+    mean: Tensor, log_std: Tensor, chosen: Tensor, actions: BoxActions
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log density of the environment's actions `chosen` `[n, a]` and, on demand, entropy of the Gaussian policy over
+    their box, in its form (`box_gaussian.py`): `[n]` nats each, of actions in the environment's units."""
+    samples, volume = to_gaussian(chosen, actions)
+    logp, entropy = gaussian(mean, log_std, samples)
+    if volume is None:
+        return logp, entropy
+
+    def shifted() -> Tensor:
+        shift = entropy_shift(mean, log_std, actions)
+        return entropy() if shift is None else entropy() + shift
+
+    return logp - volume, shifted
 
 
 def squashed_gaussian(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:

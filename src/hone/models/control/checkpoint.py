@@ -4,9 +4,10 @@ Saving, loading, and the list of loadable kinds.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,14 @@ from hone.models.control.actor_critic import ActorCritic, ControlPolicy, QNetwor
 from hone.models.control.deterministic import DeterministicActorCritic
 from hone.models.control.discriminator import AdversarialActorCritic
 from hone.models.control.intrinsic_reward import CuriousActorCritic
-from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.mlp import (
+    BoxActions,
+    DiscreteActions,
+    GaussianForm,
+    MlpConfig,
+    ObservationInputs,
+    PolicySpaces,
+)
 from hone.models.control.mpc import ModelPlanner
 from hone.models.control.multitask import MultitaskActorCritic
 from hone.models.control.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
@@ -59,7 +67,7 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
         "format": FORMAT,
         "kind": policy.kind,
         "extras": dict(policy.extras()),
-        "network": policy.network.model_dump(),
+        "network": policy.network.model_dump(include=set(MlpConfig.model_fields)),
         "inputs": asdict(policy.spaces.inputs),
         "actions": asdict(policy.spaces.actions),
     }
@@ -90,7 +98,29 @@ def load_weights(policy: ControlPolicy, folder: Path) -> None:
     ]
     if faults:
         raise DataError(*faults)
+    _require_same_gaussian(policy, folder / "policy.json")
     policy.load_state_dict(tensors)
+
+
+def _require_same_gaussian(policy: ControlPolicy, path: Path) -> None:
+    """Raises DataError for weights of a Gaussian over the box in another form: they mean other actions."""
+    actions = policy.spaces.actions
+    if isinstance(actions, DiscreteActions) or not path.is_file():
+        return
+    saved = _gaussian_form(_description(path)["actions"])
+    if saved != actions.gaussian and not (actions.is_unit and "squashed" not in {saved, actions.gaussian}):
+        raise DataError(
+            f"{path}: its Gaussian over the box of actions is {saved}, and this run's is {actions.gaussian}; set "
+            f'network.gaussian = "{saved}" to go on with it'
+        )
+
+
+def _gaussian_form(actions: Mapping[str, Any]) -> GaussianForm:
+    """Form of the Gaussian in a policy's description; older ones do not name it, and are not scaled."""
+    form: GaussianForm = actions.get("gaussian", "unscaled")
+    if form not in get_args(GaussianForm):
+        raise ValueError(f"unknown form of a Gaussian {form!r}")
+    return form
 
 
 def _description(path: Path) -> dict[str, Any]:
@@ -110,7 +140,12 @@ def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPol
             inputs=ObservationInputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
             actions=DiscreteActions(**actions)
             if "count" in actions
-            else BoxActions(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),
+            else BoxActions(
+                low=tuple(actions["low"]),
+                high=tuple(actions["high"]),
+                shape=tuple(actions["shape"]),
+                gaussian=_gaussian_form(actions),
+            ),
         )
         network = MlpConfig.model_validate(description["network"])
         return POLICY_KINDS[description["kind"]].from_extras(spaces, network, description["extras"])

@@ -38,9 +38,8 @@ class DeterministicActorCritic(ControlPolicy):
         self.slow_critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=name) for name in streams)
         for slow in (self.slow_actor, self.slow_critics):
             slow.requires_grad_(requires_grad=False)
-        low, high = torch.tensor(spaces.actions.low), torch.tensor(spaces.actions.high)
-        self.register_buffer("middle", 0.5 * (low + high), persistent=False)
-        self.register_buffer("reach", 0.5 * (high - low), persistent=False)
+        self.register_buffer("middle", torch.from_numpy(spaces.actions.middle), persistent=False)
+        self.register_buffer("reach", torch.from_numpy(spaces.actions.reach), persistent=False)
 
     @property
     def action_size(self) -> int:

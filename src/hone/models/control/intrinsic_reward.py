@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from hone.core.config import Config
 from hone.core.random import generator
-from hone.models.control.actor_critic import ControlPolicy, PolicyOutput, categorical, gaussian
+from hone.models.control.actor_critic import ControlPolicy, PolicyOutput, box_gaussian, categorical
+from hone.models.control.box_gaussian import to_unit
 from hone.models.control.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
 from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 
@@ -189,7 +190,7 @@ class IntrinsicCuriosity(IntrinsicReward):
         actions = self.spaces.actions
         if isinstance(actions, DiscreteActions):
             return F.one_hot(chosen.long() - actions.start, actions.count).to(like.dtype)
-        return chosen.reshape(len(chosen), -1).to(like.dtype)
+        return to_unit(chosen.reshape(len(chosen), -1).to(like.dtype), actions)
 
 
 class HashCounts(IntrinsicReward):
@@ -267,7 +268,7 @@ class CuriousActorCritic(ControlPolicy):
             logp, entropy = categorical(outputs, chosen - actions.start if actions.start else chosen)
         else:
             assert self.log_std is not None
-            logp, entropy = gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
+            logp, entropy = box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
         return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
 
     def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:

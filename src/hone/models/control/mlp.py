@@ -9,12 +9,12 @@ the memory of the trained module, so that acting needs no copy of the weights.
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,6 +23,9 @@ from hone.core.random import generator
 from hone.models.native.perceptron import PerceptronKernels, supports_sizes
 
 Floats = NDArray[np.float32]
+GaussianForm: TypeAlias = Literal["clipped", "squashed", "unscaled"]
+"""Form of a Gaussian policy over a box: scaled to the bounds and clipped there, squashed into them by tanh, or neither
+scaled nor squashed."""
 
 
 class MlpConfig(Config):
@@ -32,6 +35,20 @@ class MlpConfig(Config):
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers."""
+
+
+class GaussianMlpConfig(MlpConfig):
+    """Shape of a policy's network, and form of its Gaussian over a box of actions."""
+
+    gaussian: GaussianForm = "clipped"
+    """Actions of a box are drawn from a Gaussian in [-1, 1] and scaled to the bounds: `clipped` there (with
+    `env.clip_actions`), or `squashed` between them by tanh. `unscaled` draws in the environment's own units."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_plain_network(cls, given: object) -> object:
+        """A network without the form of a Gaussian has the default form."""
+        return given.model_dump() if type(given) is MlpConfig else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +112,10 @@ class DiscreteActions:
         return f"{self.count} numbered actions"
 
 
+BOUND_LIMIT = 1e30
+"""Bounds of this size and more stand for none, as the largest 32-bit float does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxActions:
     """A box of actions; `shape` is that of one action, `low` and `high` are flattened."""
@@ -102,6 +123,8 @@ class BoxActions:
     low: tuple[float, ...]
     high: tuple[float, ...]
     shape: tuple[int, ...]
+    gaussian: GaussianForm = "unscaled"
+    """Form of a Gaussian policy over this box; other policies do not read it."""
 
     def __str__(self) -> str:
         return f"a box of shape {self.shape} from {list(self.low)} to {list(self.high)}"
@@ -113,8 +136,41 @@ class BoxActions:
 
     @property
     def is_finite(self) -> bool:
-        """True if all bounds are finite."""
-        return all(math.isfinite(bound) for bound in (*self.low, *self.high))
+        """True if all bounds are finite, and below `BOUND_LIMIT`."""
+        return bool(self._bounded.all())
+
+    @property
+    def middle(self) -> Floats:
+        """`[a]` centre of the box; 0 in a dimension without two finite bounds."""
+        low, high = self._bounds
+        return (0.5 * np.where(self._bounded, low + high, 0.0)).astype(np.float32)
+
+    @property
+    def reach(self) -> Floats:
+        """`[a]` half the width of the box; 1 in a dimension without two finite bounds or without width."""
+        low, high = self._bounds
+        scaled = self._bounded & (high > low)
+        return np.where(scaled, 0.5 * (high - low), 1.0).astype(np.float32)
+
+    @property
+    def log_volume(self) -> float:
+        """Sum of the logarithms of `reach`: what a log-density in [-1, 1] loses when it is taken of the actions."""
+        return float(np.log(self.reach.astype(np.float64)).sum())
+
+    @property
+    def is_unit(self) -> bool:
+        """True if nothing is scaled: all bounded dimensions are [-1, 1]."""
+        return bool((self.middle == 0).all() and (self.reach == 1).all())
+
+    @property
+    def _bounded(self) -> NDArray[np.bool_]:
+        return (np.abs(self.low) < BOUND_LIMIT) & (np.abs(self.high) < BOUND_LIMIT)
+
+    @property
+    def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Bounds as 32-bit floats hold them, 0 in a dimension without two finite ones."""
+        low, high = (np.where(self._bounded, side, 0.0).astype(np.float32) for side in (self.low, self.high))
+        return low.astype(np.float64), high.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ which loss is differentiated. Gradients must be allocated (`FlatParameters`); no
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.models.control.mlp import Mlp
+from hone.models.control.box_gaussian import to_gaussian
+from hone.models.control.mlp import BoxActions, Mlp
 from hone.models.control.numpy_policies import LOG_TWO_PI
 
 _TANH = torch.ops.aten.tanh_backward.grad_input
@@ -99,6 +100,15 @@ def categorical_with_backward(logits: Tensor, chosen: Tensor, *, entropy: bool) 
         return slope
 
     return HeadOutput(logp=table.gather(1, place).squeeze(1), entropy=nats, backward=pull)
+
+
+def box_gaussian_with_backward(mean: Tensor, log_std: Tensor, chosen: Tensor, actions: BoxActions) -> HeadOutput:
+    """`gaussian_with_backward` of the samples behind the environment's actions `chosen` `[n, a]`, with log-density and
+    entropy of the actions. Squashed actions have no such head: the entropy's shift has a gradient."""
+    assert actions.gaussian != "squashed"
+    samples, volume = to_gaussian(chosen, actions)
+    head = gaussian_with_backward(mean, log_std, samples)
+    return head if volume is None else replace(head, logp=head.logp - volume, entropy=head.entropy + volume)
 
 
 def gaussian_with_backward(mean: Tensor, log_std: Tensor, chosen: Tensor) -> HeadOutput:

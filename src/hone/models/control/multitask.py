@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.models.control.actor_critic import ControlPolicy, PolicyOutput, categorical
+from hone.models.control.box_gaussian import entropy_shift, to_gaussian
 from hone.models.control.mlp import (
     BoxActions,
     DiscreteActions,
@@ -68,9 +69,15 @@ class MultitaskActorCritic(ControlPolicy):
             return PolicyOutput(logp=logp, entropy=entropy, value=value)
         assert self.log_std is not None
         log_std = self.log_std[task]
-        scaled = (chosen.reshape(outputs.shape) - outputs) * torch.exp(-log_std)
+        samples, volume = to_gaussian(chosen.reshape(outputs.shape), actions)
+        scaled = (samples - outputs) * torch.exp(-log_std)
         logp = (-0.5 * scaled.square() - log_std - 0.5 * LOG_TWO_PI).sum(dim=1)
-        return PolicyOutput(logp=logp, entropy=lambda: (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(dim=1), value=value)
+
+        def entropy_of_box() -> Tensor:
+            entropy, shift = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(dim=1), entropy_shift(outputs, log_std, actions)
+            return entropy if shift is None else entropy + shift
+
+        return PolicyOutput(logp=logp if volume is None else logp - volume, entropy=entropy_of_box, value=value)
 
     def value(self, seen: Tensor) -> Tensor:
         """State values `[n]`, each in its task."""

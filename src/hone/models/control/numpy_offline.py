@@ -26,8 +26,7 @@ class NumpyTanhGaussianPolicy(BoxNetworkPolicy):
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """The density is that of the sample before clipping."""
         mean = np.tanh(self.network(self.inputs.array(seen)))
-        reach = 0.5 * (np.asarray(self.actions.high) - np.asarray(self.actions.low))
-        offset = self.log_std.sum() + np.log(reach).sum() + 0.5 * LOG_TWO_PI * self.actions.size
+        offset = self.log_std.sum() + self.actions.log_volume + 0.5 * LOG_TWO_PI * self.actions.size
         logp = -0.5 * (noise * noise).sum(axis=1) - offset
         unit = np.clip(mean + np.exp(self.log_std) * noise, -1.0, 1.0)
         return scale_to_box(unit, self.actions), logp.astype(np.float32)

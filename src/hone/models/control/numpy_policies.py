@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.models.control.box_gaussian import LOG_TWO_PI, from_gaussian, log_density
 from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, ObservationInputs
 
-LOG_TWO_PI = math.log(2.0 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)
 """Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al., 2018)."""
 
@@ -111,19 +111,29 @@ class NumpyGreedyPolicy(DiscreteNetworkPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyGaussianPolicy(BoxNetworkPolicy):
-    """A normal distribution around the outputs; samples may be outside the box, where the environment clips them."""
+    """A normal distribution around the outputs, in the form of the box (`box_gaussian.py`); where it is not squashed,
+    samples may be outside the box, and the environment clips them."""
 
     log_std: Floats
     """`[actions]`"""
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         mean = self.network(self.inputs.array(seen))
-        chosen = mean + np.exp(self.log_std) * noise
-        logp = -0.5 * (noise * noise).sum(axis=1) - (self.log_std.sum() + 0.5 * LOG_TWO_PI * self.actions.size)
+        samples = mean + np.exp(self.log_std) * noise
+        chosen = from_gaussian(samples, self.actions)
+        if chosen is samples:
+            logp = -0.5 * (noise * noise).sum(axis=1) - (self.log_std.sum() + 0.5 * LOG_TWO_PI * self.actions.size)
+        else:  # of the action as it is recorded, so that the learner finds the same
+            logp = log_density(chosen, mean, self.log_std, self.actions)
         return chosen.reshape(-1, *self.actions.shape), logp.astype(np.float32)
 
     def best(self, seen: Array) -> Array:
-        return self.network(self.inputs.array(seen)).reshape(-1, *self.actions.shape)
+        return from_gaussian(self.network(self.inputs.array(seen)), self.actions).reshape(-1, *self.actions.shape)
+
+    def log_density(self, seen: Array, chosen: Array) -> Floats:
+        """Log-density `[n]` nats of actions `[n, *action]` in the environment's units."""
+        mean = self.network(self.inputs.array(seen))
+        return log_density(chosen.reshape(mean.shape).astype(np.float32), mean, self.log_std, self.actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +147,7 @@ class NumpySquashedGaussianPolicy(BoxNetworkPolicy):
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels
         slope = 2.0 * (math.log(2.0) - raw - np.logaddexp(0.0, -2.0 * raw))
         logp = (-0.5 * noise * noise - log_std - 0.5 * LOG_TWO_PI - slope).sum(axis=1)
-        reach = 0.5 * (np.asarray(self.actions.high, np.float32) - np.asarray(self.actions.low, np.float32))
-        return scale_to_box(np.tanh(raw), self.actions), (logp - np.log(reach).sum()).astype(np.float32)
+        return scale_to_box(np.tanh(raw), self.actions), (logp - np.log(self.actions.reach).sum()).astype(np.float32)
 
     def best(self, seen: Array) -> Array:
         return scale_to_box(np.tanh(self.network(self.inputs.array(seen))[:, : self.actions.size]), self.actions)

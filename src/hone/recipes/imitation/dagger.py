@@ -15,7 +15,7 @@ from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymWorld
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import MlpConfig, PolicySpaces
+from hone.models.control.mlp import GaussianMlpConfig, PolicySpaces
 from hone.recipes.offline.bc import objective
 from hone.replay.ring import RingBuffer
 from hone.train.config import RunSettings
@@ -31,7 +31,7 @@ from hone.train.control.job import open_gym_run
 from hone.train.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
 from hone.train.control.on_policy import control_parts, require_clipping
 from hone.train.control.rows import step_rows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import ReplayLearnerConfig, policy_phase
 
@@ -59,7 +59,7 @@ class DaggerConfig(OffPolicyRunConfig):
     """Steps of each environment per iteration, every one of them labelled."""
     algorithm: DaggerAlgorithm = DaggerAlgorithm()
     """Schedule of the expert's share of decisions, and the buffer of labelled states."""
-    network: MlpConfig = MlpConfig(hidden=[64, 64])
+    network: GaussianMlpConfig = GaussianMlpConfig(hidden=[64, 64])
     """The policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None)
     """The optimizer."""
@@ -67,7 +67,8 @@ class DaggerConfig(OffPolicyRunConfig):
 
 def method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> OffPolicyMethod[ActorCritic]:
     """Behaviour cloning of the expert's labels, in states that the expert and the learner reach by turns."""
-    policy = ActorCritic(spaces, config.network, seed=config.seed, critic=False).to(config.run.device)
+    own = gaussian_spaces(spaces, config.network)
+    policy = ActorCritic(own, config.network, seed=config.seed, critic=False).to(config.run.device)
     return OffPolicyMethod(
         policy=policy,
         phases=[policy_phase(policy, objective, config.learner)],
@@ -97,7 +98,7 @@ def open_run(config: DaggerConfig) -> OpenedRun:
             config.env,
             steps=config.rollout_steps,
             build=partial(build, expert=expert),
-            require=lambda config, spaces: require_clipping(config.env, spaces),
+            require=lambda config, spaces: require_clipping(config.env, spaces, config.network),
         )
         stack.callback(opened.close)
         close = stack.pop_all().close

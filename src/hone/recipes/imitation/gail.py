@@ -62,7 +62,7 @@ from hone.train.control.on_policy import (
 )
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
@@ -231,7 +231,7 @@ def build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob[
     """Training job on the demonstrations and the environments that are open."""
     algorithm, device = config.algorithm, config.run.device
     steps, world = opened
-    space = world_spaces(world)
+    space = gaussian_spaces(world_spaces(world), config.network)
     normalise = NormaliseConfig(observations=algorithm.normalise_observations)
     policy = AdversarialActorCritic(
         space, config.network, seed=config.seed, discriminator=algorithm.discriminator.network
@@ -275,7 +275,7 @@ def open_run(config: GailConfig) -> OpenedRun:
         def environments() -> GymWorld:
             world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
             on_fault.callback(world.close)
-            require_supported_spaces(config.env, world_spaces(world), normalise)
+            require_supported_spaces(config.env, world_spaces(world), normalise, config.network)
             return world
 
         checks: dict[str, Callable[[], Any]] = {"log": lambda: demonstrations_of(config.log), "env": environments}

@@ -23,7 +23,7 @@ from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.evaluate.control.multitask import task_scores
 from hone.evaluate.control.returns import score_metrics
-from hone.models.control.mlp import MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.mlp import GaussianMlpConfig, ObservationInputs, PolicySpaces
 from hone.models.control.multitask import MultitaskActorCritic
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
@@ -35,7 +35,7 @@ from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.job import ControlEvaluationConfig, control_job, updates_per_step
 from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
 from hone.train.control.rows import StepRows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches
 from hone.train.loop import Recipe
@@ -62,7 +62,7 @@ class MultitaskConfig(RunConfig):
     """The environments; their observations and actions are of one shape."""
     rollout_steps: int = Field(default=32, ge=1)
     """Steps of each environment of each task per iteration."""
-    network: MlpConfig = MlpConfig()
+    network: GaussianMlpConfig = GaussianMlpConfig()
     """The trunk; heads are linear."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
@@ -98,27 +98,27 @@ def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
     return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
 
 
-def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig]) -> PolicySpaces:
+def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig], network: GaussianMlpConfig) -> PolicySpaces:
     """Return the common spaces of all tasks, with the task at the end of the observation. Raises ConfigError if they
     differ."""
     found = [world_spaces(world) for world in worlds]
     first = found[0]
     for space, task in zip(found, tasks, strict=True):
-        on_policy.require_clipping(task, space)
+        on_policy.require_clipping(task, space, network)
         same = space.inputs.size == first.inputs.size and space.actions == first.actions
         if not same or space.inputs.one_hot:
             raise ConfigError(
                 f"tasks: {task.id} sees {space.inputs.size} numbers and does {space.actions}, {tasks[0].id} "
                 f"{first.inputs.size} and {first.actions}; they must be boxes of one size, and the same actions"
             )
-    return replace(first, inputs=ObservationInputs(size=first.inputs.size + len(tasks)))
+    return gaussian_spaces(replace(first, inputs=ObservationInputs(size=first.inputs.size + len(tasks))), network)
 
 
 def build(config: MultitaskConfig, worlds: Sequence[GymWorld]) -> TrainingJob[MultitaskActorCritic]:
     """Training job that acts in `worlds`, one of each task."""
     tasks, algorithm = config.tasks, config.algorithm
     policy = MultitaskActorCritic(
-        common_spaces(worlds, tasks),
+        common_spaces(worlds, tasks, config.network),
         config.network,
         seed=config.seed,
         tasks=len(tasks),
@@ -172,7 +172,7 @@ def open_run(config: MultitaskConfig) -> OpenedRun:
             seed = key(config.seed, "task", number) & 0xFFFFFFFF
             worlds.append(open_world(task, steps=config.rollout_steps, seed=seed))
             stack.callback(worlds[-1].close)
-        common_spaces(worlds, config.tasks)
+        common_spaces(worlds, config.tasks, config.network)
         return opened_run(worlds, build, warnings=warnings_of(worlds), close=stack.pop_all().close)
 
 

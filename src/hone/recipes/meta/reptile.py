@@ -23,7 +23,7 @@ from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.evaluate.control.returns import score_metrics
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.checkpoint import load_policy, load_weights, save_policy
-from hone.models.control.mlp import MlpConfig
+from hone.models.control.mlp import GaussianMlpConfig, PolicySpaces
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
@@ -33,7 +33,7 @@ from hone.train.control.acting import NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, open_gym_run
 from hone.train.control.meta_rl import Reptile
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, policy_phase
 from hone.train.learner.gradient import GradientLearner
@@ -61,7 +61,7 @@ class ReptileConfig(on_policy.RolloutRunConfig):
     """A task family that keeps each task for `kwargs.trials` trials: `hone/SineTrials-v0`, `hone/ChainTrials-v0`."""
     rollout_steps: int = Field(default=50, ge=1)
     """Steps of each environment per iteration: a trial's `pulls`."""
-    network: MlpConfig = MlpConfig(hidden=[64, 64])
+    network: GaussianMlpConfig = GaussianMlpConfig(hidden=[64, 64])
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
     """The inner optimizer; its state is reset when a task begins."""
@@ -104,7 +104,7 @@ def task_family(config: ReptileConfig, *, trials: int) -> GymConfig:
 
 def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     """Training job that acts in `world`."""
-    algorithm, space = config.algorithm, world_spaces(world)
+    algorithm, space = config.algorithm, gaussian_spaces(world_spaces(world), config.network)
     start = ActorCritic(space, config.network, seed=config.seed, critic=False)
     adapting = ActorCritic(space, config.network, seed=config.seed, critic=False)
     tasks = max(1, config.steps // algorithm.inner_steps)
@@ -123,10 +123,15 @@ def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     )
 
 
+def require_fit(config: ReptileConfig, space: PolicySpaces) -> None:
+    """Raises ConfigError where a Gaussian policy does not fit the actions."""
+    on_policy.require_clipping(config.env, space, config.network)
+
+
 def open_run(config: ReptileConfig) -> OpenedRun:
     """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""
     env = task_family(config, trials=config.algorithm.inner_steps)
-    return open_gym_run(config, env, steps=config.rollout_steps, build=build, require=on_policy.require_clipped_actions)
+    return open_gym_run(config, env, steps=config.rollout_steps, build=build, require=require_fit)
 
 
 def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:

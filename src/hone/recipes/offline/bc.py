@@ -2,13 +2,14 @@
 
 from hone.credit.returns import reward_as_advantage
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import PolicySpaces
+from hone.models.control.mlp import GaussianMlpConfig, PolicySpaces
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.terms import LossTerms
 from hone.train.config import RunSettings
 from hone.train.control.offline import OfflineRunConfig, offline_recipe
 from hone.train.control.phases import LearningMethod
 from hone.train.control.rows import StepRows, split_decision_rows, step_rows
+from hone.train.control.spaces import gaussian_spaces
 from hone.train.learner.config import ReplayLearnerConfig, policy_phase
 
 
@@ -17,6 +18,8 @@ class BcConfig(OfflineRunConfig):
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
     """Threads, logging, checkpoints and other settings of the run."""
+    network: GaussianMlpConfig = GaussianMlpConfig(hidden=[256, 256], activation="relu")
+    """Shape of the policy's network, and form of a Gaussian policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizer."""
 
@@ -32,7 +35,8 @@ def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
 
 def method(config: BcConfig, spaces: PolicySpaces) -> LearningMethod[ActorCritic]:
     """The policy's network alone, on the log as it is."""
-    policy = ActorCritic(spaces, config.network, seed=config.seed, critic=False).to(config.run.device)
+    own = gaussian_spaces(spaces, config.network)
+    policy = ActorCritic(own, config.network, seed=config.seed, critic=False).to(config.run.device)
     return LearningMethod(
         policy=policy,
         phases=[policy_phase(policy, objective, config.learner)],

@@ -72,7 +72,7 @@ def open_run(config: PpoCurriculumConfig) -> OpenedRun:
     ]
 
     def require(config: PpoCurriculumConfig, space: PolicySpaces) -> None:
-        on_policy.require_supported_spaces(config.env, space, config.algorithm.normalise)
+        on_policy.require_supported_spaces(config.env, space, config.algorithm.normalise, config.network)
         spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
         other = next((stage for stage, found in enumerate(spaces) if found != spaces[-1]), None)
         if other is not None:

@@ -22,7 +22,7 @@ from hone.train.control import on_policy
 from hone.train.control.acting import predict_values
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig
 from hone.train.learner.flat_parameters import FlatParameters
@@ -80,7 +80,9 @@ def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[
 
 def build(config: TrpoConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     """Training job that acts in `world`."""
-    policy = ActorCritic(world_spaces(world), config.network, seed=config.seed).to(config.run.device)
+    policy = ActorCritic(gaussian_spaces(world_spaces(world), config.network), config.network, seed=config.seed).to(
+        config.run.device
+    )
     credit = partial(
         on_policy.standardised_gae, discount=config.algorithm.discount, gae_lambda=config.algorithm.gae_lambda
     )

@@ -108,7 +108,8 @@ def log_action_volume(actions: DiscreteActions | BoxActions) -> float:
         return float(np.log(actions.count))
     if not actions.is_finite:
         raise ConfigError(f"chance cannot choose from a box without bounds: {actions}")
-    return float(np.log(np.asarray(actions.high) - np.asarray(actions.low)).sum())
+    width = np.asarray(actions.high) - np.asarray(actions.low)
+    return float(np.log(width[width > 0]).sum())
 
 
 def log_density(acting: NumpyPolicy, seen: Array, chosen: Array) -> NDArray[np.float64]:
@@ -122,14 +123,17 @@ def log_density(acting: NumpyPolicy, seen: Array, chosen: Array) -> NDArray[np.f
             other = acting.epsilon / acting.actions.count
             with np.errstate(divide="ignore"):
                 return np.log(other + (chosen == acting.best(seen)) * (1.0 - acting.epsilon))
+        case NumpyGaussianPolicy() if acting.actions.gaussian != "unscaled":
+            return acting.log_density(seen, chosen).astype(np.float64)
         case NumpyGaussianPolicy():
             mean, log_std = acting.network(acting.inputs.array(seen)), acting.log_std
             return normal_log_density(chosen.reshape(mean.shape), mean, np.broadcast_to(log_std, mean.shape))
         case NumpySquashedGaussianPolicy():
             mean, log_std = np.split(acting.network(acting.inputs.array(seen)), 2, axis=1)
             low, high = np.asarray(acting.actions.low), np.asarray(acting.actions.high)
-            unit = np.clip((chosen.reshape(mean.shape) - low) / (0.5 * (high - low)) - 1.0, -1 + 1e-7, 1 - 1e-7)
-            slope = np.log1p(-unit * unit) + np.log(0.5 * (high - low))
+            half = np.where(high > low, 0.5 * (high - low), 1.0)
+            unit = np.clip((chosen.reshape(mean.shape) - low) / half - 1.0, -1 + 1e-7, 1 - 1e-7)
+            slope = np.log1p(-unit * unit) + np.log(half)
             return normal_log_density(np.arctanh(unit), mean, np.clip(log_std, *LOG_STD_RANGE)) - slope.sum(axis=1)
         case _:
             return np.full(len(seen), np.nan)

@@ -103,8 +103,8 @@ class NoisyActor:
         if self.version > 0:
             return self.numpy_policy.decide(seen, noise)
         actions = self.numpy_policy.actions
-        reach = np.asarray(actions.high, np.float64) - np.asarray(actions.low, np.float64)
-        return scale_to_box(noise, actions), np.full(len(noise), -np.log(reach).sum(), np.float32)
+        width = np.asarray(actions.high, np.float64) - np.asarray(actions.low, np.float64)
+        return scale_to_box(noise, actions), np.full(len(noise), -np.log(width[width > 0]).sum(), np.float32)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from hone.objectives.weights import token_mean
 from hone.train.control import on_policy
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 RETURN_STATISTICS_DECAY = 0.9
@@ -171,7 +171,11 @@ def novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> 
 def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[CuriousActorCritic]:
     """Training job that acts in `world`."""
     policy = CuriousActorCritic(
-        world_spaces(world), config.network, seed=config.seed, novelty=config.novelty, lanes=config.env.num_envs
+        gaussian_spaces(world_spaces(world), config.network),
+        config.network,
+        seed=config.seed,
+        novelty=config.novelty,
+        lanes=config.env.num_envs,
     ).to(config.run.device)
     objective = partial(policy_objective, algorithm=config.algorithm)
     phases = [optimizer_phase("policy", objective, policy.policy_parameters(), config.learner)]

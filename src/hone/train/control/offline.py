@@ -84,8 +84,7 @@ def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxAc
     flat = chosen.reshape(len(chosen), -1).astype(np.float32)
     if not actions.is_finite:
         return flat
-    low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
-    return np.clip((flat - 0.5 * (low + high)) / (0.5 * (high - low)), -1.0, 1.0)
+    return np.clip((flat - actions.middle) / actions.reach, -1.0, 1.0)
 
 
 R = TypeVar("R", bound=TransitionRows)

@@ -23,7 +23,7 @@ from hone.credit.returns import gae, standardised
 from hone.envs.gym.make import describe_envs
 from hone.envs.gym.world import GymConfig, GymWorld
 from hone.models.control.actor_critic import ActorCritic, ControlPolicy, PolicyOutput
-from hone.models.control.mlp import BoxActions, MlpConfig, NumpyMlp, PolicySpaces
+from hone.models.control.mlp import BoxActions, GaussianMlpConfig, MlpConfig, NumpyMlp, PolicySpaces
 from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
@@ -32,7 +32,7 @@ from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
 from hone.train.control.job import ControlEvaluationConfig, control_job, open_gym_run, updates_per_step
 from hone.train.control.rows import StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import world_spaces
+from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
@@ -67,6 +67,9 @@ class RolloutRunConfig(RunConfig):
 
 class OnPolicyRunConfig(RolloutRunConfig):
     """A policy and a critic that learn from single environment steps."""
+
+    network: GaussianMlpConfig = GaussianMlpConfig()
+    """Shape of the policy's network and of the critic's, and form of a Gaussian policy."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -163,7 +166,8 @@ class OnPolicyMethod:
 
 def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
     """Training job of an actor-critic that acts in `world`."""
-    space = world_spaces(world)
+    space = gaussian_spaces(world_spaces(world), config.network)
+    squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
     policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
     learner = GradientLearner(
         policy=policy,
@@ -174,7 +178,7 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
                 method.objective,
                 config.learner,
                 prepare=method.prepare,
-                objective_with_backward=method.objective_with_backward,
+                objective_with_backward=None if squashed else method.objective_with_backward,
             )
         ],
         seed=config.seed,
@@ -229,9 +233,11 @@ def rollout_job(
     return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
-def require_supported_spaces(env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig) -> None:
+def require_supported_spaces(
+    env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig, network: GaussianMlpConfig
+) -> None:
     """Raises ConfigError for what these spaces do not go with."""
-    require_clipping(env, space)
+    require_clipping(env, space, network)
     if normalise.observations and space.inputs.one_hot:
         raise ConfigError(
             f"algorithm.normalise.observations = true: {env.id} shows numbers of states, which have no scale; set it "
@@ -239,15 +245,20 @@ def require_supported_spaces(env: GymConfig, space: PolicySpaces, normalise: Nor
         )
 
 
-def require_clipping(env: GymConfig, space: PolicySpaces) -> None:
-    """Raises ConfigError where a policy without bounds meets actions with bounds, and nobody clips."""
-    if isinstance(space.actions, BoxActions) and not env.clip_actions:
-        raise ConfigError("env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true")
+def require_clipping(env: GymConfig, space: PolicySpaces, network: GaussianMlpConfig) -> None:
+    """Raises ConfigError where a policy without bounds meets actions with bounds and nobody clips, and where actions
+    without bounds are to be squashed."""
+    gaussian_spaces(space, network)
+    if isinstance(space.actions, BoxActions) and not env.clip_actions and network.gaussian != "squashed":
+        raise ConfigError(
+            "env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true, or "
+            'network.gaussian = "squashed"'
+        )
 
 
-def require_clipped_actions(config: RolloutRunConfig, space: PolicySpaces) -> None:
+def require_clipped_actions(config: OnPolicyRunConfig, space: PolicySpaces) -> None:
     """`require_clipping` for a config."""
-    require_clipping(config.env, space)
+    require_clipping(config.env, space, config.network)
 
 
 def open_rollout_run(
@@ -272,7 +283,7 @@ def on_policy_recipe_spec(
     """Build the description of an actor-critic recipe from its method."""
 
     def require(config: C, space: PolicySpaces) -> None:
-        require_supported_spaces(config.env, space, method(config).normalise)
+        require_supported_spaces(config.env, space, method(config).normalise, config.network)
 
     def build(config: C, world: GymWorld) -> TrainingJob[ActorCritic]:
         return on_policy_job(config, world, method(config))

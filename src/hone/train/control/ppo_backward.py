@@ -14,9 +14,9 @@ from hone.models.control.mlp import DiscreteActions
 from hone.models.control.mlp_backward import (
     HeadOutput,
     backward,
+    box_gaussian_with_backward,
     categorical_with_backward,
     forward_with_tape,
-    gaussian_with_backward,
 )
 from hone.objectives.ratios import LOG_RATIO_LIMIT, is_saturated, logp_difference, ratio_metrics
 from hone.objectives.terms import LossTerms
@@ -72,4 +72,4 @@ def _head(policy: ActorCritic, outputs: Tensor, chosen: Tensor, *, entropy: bool
     if isinstance(actions, DiscreteActions):
         return categorical_with_backward(outputs, chosen - actions.start if actions.start else chosen, entropy=entropy)
     assert policy.log_std is not None
-    return gaussian_with_backward(outputs, policy.log_std, chosen.reshape(outputs.shape))
+    return box_gaussian_with_backward(outputs, policy.log_std, chosen.reshape(outputs.shape), actions)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hone.core.errors import ConfigError
 from hone.envs.gym.world import GymWorld
 from hone.envs.logs.parquet import DecisionLog
-from hone.models.control.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
+from hone.models.control.mlp import BoxActions, DiscreteActions, GaussianMlpConfig, ObservationInputs, PolicySpaces
 
 
 def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:
@@ -20,6 +20,19 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) ->
 def world_spaces(world: GymWorld) -> PolicySpaces:
     """Spaces of open environments as networks take them. Raises ConfigError for kinds that are not served."""
     return network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+
+
+def gaussian_spaces(spaces: PolicySpaces, network: GaussianMlpConfig) -> PolicySpaces:
+    """`spaces` with the form of the Gaussian policy over a box. Raises ConfigError where tanh lacks finite bounds."""
+    actions = spaces.actions
+    if isinstance(actions, DiscreteActions):
+        return spaces
+    if network.gaussian == "squashed" and not actions.is_finite:
+        raise ConfigError(
+            f'network.gaussian = "squashed": {actions} has no finite bounds to squash actions between; take "clipped", '
+            "or give the space bounds"
+        )
+    return replace(spaces, actions=replace(actions, gaussian=network.gaussian))
 
 
 def log_spaces(log: DecisionLog) -> PolicySpaces:
