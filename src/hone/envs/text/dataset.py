@@ -46,6 +46,11 @@ class Example:
     source: str
     """The file or task that it came from."""
 
+    @property
+    def is_conversation(self) -> bool:
+        """True if the prompt or the reference answer is messages, which a chat template renders."""
+        return isinstance(self.prompt, list) or isinstance(self.completion, list)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleDataset:

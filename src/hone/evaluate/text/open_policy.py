@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from hone.core.clock import SystemClock
 from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
+from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
 from hone.models.language.hf_checkpoint import load_model, read_config
 from hone.models.language.init import new_model
@@ -40,7 +41,7 @@ class NewModelConfig(Config):
     max_positions: int = Field(default=512, ge=8)
     """Longest context, in tokens."""
     tokenizer: Literal["characters", "bytes"] = "characters"
-    """One token per character of `alphabet`, or per byte."""
+    """One token per character of `alphabet`, or per byte; and one per role if the data hold conversations."""
     alphabet: str = PRINTABLE
     """Characters that have a token (default: printable ASCII and the newline)."""
 
@@ -93,7 +94,7 @@ def open_policy(
     Raises DataError naming the folder and the problem.
     """
     if source.new is not None:
-        tokenizer = tokenizer or _new_tokenizer(source.new)
+        tokenizer = tokenizer or _new_tokenizer(source.new, chat=False)
         decoder = new_model(
             _architecture(source.new, tokenizer),
             seed=seed,
@@ -133,10 +134,13 @@ def has_fast_bfloat16(device: str) -> bool:
     return bool(able.get("amx_bf16") or able.get("avx512_bf16") or able.get("bf16"))
 
 
-def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:
-    """Open the tokenizer and the context length of the policy without its weights, to check data first."""
+def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenizer, int]:
+    """Open the tokenizer and the context length of the policy without its weights, to check data first.
+
+    `chat`: the data hold conversations, so that a new tokenizer needs a chat template and tokens for the roles.
+    """
     if source.new is not None:
-        return _new_tokenizer(source.new), source.new.max_positions
+        return _new_tokenizer(source.new, chat=chat), source.new.max_positions
     assert source.path is not None
     folder = policy_folder(Path(source.path))
     config = read_config(folder)
@@ -162,8 +166,11 @@ def policy_folder(path: Path) -> Path:
     return path
 
 
-def _new_tokenizer(new: NewModelConfig) -> Tokenizer:
-    return byte_tokenizer() if new.tokenizer == "bytes" else character_tokenizer([new.alphabet])
+def _new_tokenizer(new: NewModelConfig, *, chat: bool) -> Tokenizer:
+    template, tokens = (DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS) if chat else (None, ())
+    if new.tokenizer == "bytes":
+        return byte_tokenizer(chat_template=template, chat_tokens=tokens)
+    return character_tokenizer([new.alphabet], chat_template=template, chat_tokens=tokens)
 
 
 def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:

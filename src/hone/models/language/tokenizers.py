@@ -148,7 +148,8 @@ class Tokenizer:
             largest = self.size - 1
             raise DataError(
                 f"the tokenizer's largest id is {largest} ({self.backend.id_to_token(largest)!r}), but the model knows "
-                f"ids 0 to {vocab_size - 1}; tokenizer and model do not belong together"
+                f"ids 0 to {vocab_size - 1} (vocab_size {vocab_size} in config.json); tokenizer and model do not "
+                "belong together"
             )
 
     def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
@@ -207,8 +208,11 @@ class Tokenizer:
         return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
 
 
-def character_tokenizer(texts: Iterable[str], *, chat_template: str | None = None) -> Tokenizer:
-    """One token for each character that occurs in `texts` (an alphabet is one text), after `<pad>`, `<eos>`, `<unk>`.
+def character_tokenizer(
+    texts: Iterable[str], *, chat_template: str | None = None, chat_tokens: Sequence[str] = ()
+) -> Tokenizer:
+    """One token for each character that occurs in `texts` (an alphabet is one text), after `<pad>`, `<eos>`, `<unk>`;
+    then the special tokens `chat_tokens`.
 
     Raises DataError when there is no character.
     """
@@ -219,21 +223,25 @@ def character_tokenizer(texts: Iterable[str], *, chat_template: str | None = Non
     backend = hf.Tokenizer(hf.models.WordLevel(vocab, unk_token=UNKNOWN))
     backend.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(r"[\s\S]"), "isolated")
     backend.decoder = hf.decoders.Fuse()
-    return _built(backend, (PAD, EOS, UNKNOWN), chat_template)
+    return _built(backend, (PAD, EOS, UNKNOWN), chat_template, chat_tokens)
 
 
-def byte_tokenizer(*, chat_template: str | None = None) -> Tokenizer:
-    """One token for each of the 256 bytes, after `<pad>` and `<eos>`; every text has an encoding."""
+def byte_tokenizer(*, chat_template: str | None = None, chat_tokens: Sequence[str] = ()) -> Tokenizer:
+    """One token for each of the 256 bytes, after `<pad>` and `<eos>`, so that every text has an encoding; then the
+    special tokens `chat_tokens`."""
     alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate((PAD, EOS, *alphabet))}
     backend = hf.Tokenizer(hf.models.BPE(vocab, []))
     backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = hf.decoders.ByteLevel()
-    return _built(backend, (PAD, EOS), chat_template)
+    return _built(backend, (PAD, EOS), chat_template, chat_tokens)
 
 
-def _built(backend: hf.Tokenizer, specials: tuple[str, ...], chat_template: str | None) -> Tokenizer:
-    backend.add_special_tokens([hf.AddedToken(token, special=True, normalized=False) for token in specials])
+def _built(
+    backend: hf.Tokenizer, specials: tuple[str, ...], chat_template: str | None, chat_tokens: Sequence[str]
+) -> Tokenizer:
+    tokens = [hf.AddedToken(token, special=True, normalized=False) for token in (*specials, *chat_tokens)]
+    backend.add_special_tokens(tokens)
     special: dict[str, str] = dict(zip(("pad_token", "eos_token", "unk_token"), specials, strict=False))
     config: Json = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast", **special}
     ids = {"eos_token_id": specials.index(EOS), "pad_token_id": specials.index(PAD)}

@@ -63,8 +63,14 @@ class TextInputs(Generic[T]):
 
     @cached_property
     def tokenizer(self) -> tuple[Tokenizer, int]:
-        """The tokenizer, and the longest context of the model."""
-        return open_tokenizer(self.config.model)
+        """The tokenizer, and the longest context of the model. A new model's tokenizer has a chat template if the data
+        hold conversations."""
+        model = self.config.model
+        return open_tokenizer(model, chat=model.new is not None and self._has_conversations())
+
+    def _has_conversations(self) -> bool:
+        datasets = [self.examples, *(() if self.held_out is None else (self.held_out,))]
+        return any(example.is_conversation for dataset in datasets for example in dataset.rows)
 
     @cached_property
     def prepared(self) -> tuple[T, list[str]]:
