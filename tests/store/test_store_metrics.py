@@ -3,13 +3,16 @@
 import json
 import math
 import os
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.errors import DataError, ResourceError
+from hone.core.errors import ResourceError
 from hone.store import durable
 from hone.store.metrics import (
     metrics_line,
@@ -104,24 +107,56 @@ def test_cut_after_the_end_changes_nothing(tmp_path):
     assert path.read_bytes() == b""
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
+DAMAGE = [
+    b'{"ste', b"", b"\xff\xfe\x00garbage", b"\0" * 40, b"[1, 2]", b'{"loss": 1}', b'{"step": 2.5}', b'{"step": true}',
+    b'{"step": 2, "loss": NaN}', b'{"step": 99999999999999999999999}', b'{"step": -4}', b'{"step": 2, "lo{"step": 3}',
+    b'{"step": 1}', b'{"step": 900}', b"[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
+def test_a_damaged_line_in_the_middle_is_left_out_named_and_healed(tmp_path, damage):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    for action in (lambda: read_metrics(path), lambda: truncate_after(path, 3)):
-        with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
-            action()
-    path.write_text('{"step": 1}\n{"loss": 1}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl:2 has no integer step"):
-        read_metrics(path)
-    path.write_text('{"step": 1, "loss": NaN}\n')
-    with pytest.raises(DataError, match="NaN"):
-        read_metrics(path)
+    write(path, [1, 2, 3, 4, 5])
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:1], damage + b"\n", *lines[2:]]))
+    found = read_metrics(path)
+    assert found.steps.tolist() == [1, 3, 4, 5]
+    (fault,) = found.faults
+    assert f"{path}:2" in fault
+    assert len(fault) < 400
+    opened = open_metrics(path, after_step=4)
+    opened.writer.append(5, {"reward/mean": 5 / 3, "time/step_s": 0.5})
+    opened.writer.close()
+    assert path.read_bytes() == b"".join([*lines[:1], *lines[2:]])
+    assert f"{path}:2" in opened.repairs[0]
+    assert "3 others" in opened.repairs[0] or "4 others" in opened.repairs[0]
+    assert "1 lines after step 4" in opened.repairs[1]
+
+
+@given(st.lists(st.integers(1, 12), max_size=9))
+def test_the_fewest_lines_are_taken_for_damaged(steps):
+    """The slow version: try every subset."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "m"
+        path.write_text("".join(f'{{"step": {step}}}\n' for step in steps))
+        found = read_metrics(path)
+    kept = found.steps.tolist()
+    assert kept == sorted(set(kept))
+    assert len(found.faults) == len(steps) - len(kept)
+    best = max(
+        sum(mask)
+        for mask in product((0, 1), repeat=len(steps))
+        if (chosen := [step for step, taken in zip(steps, mask, strict=True) if taken]) == sorted(set(chosen))
+    )
+    assert len(kept) == best
 
 
 def test_columns(tmp_path):
     path = tmp_path / "m"
     path.write_text('{"step": 1, "a": 1}\n{"step": 2, "b": 2.5, "a": null, "non_finite": ["a"]}\n{"step": 3, "a"')
-    steps, values = read_metrics(path)
+    steps, values, faults = read_metrics(path)
+    assert faults == ()
     np.testing.assert_array_equal(steps, [1, 2])
     assert list(values) == ["a", "b"]
     np.testing.assert_array_equal(values["a"], [1, np.nan])

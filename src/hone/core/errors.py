@@ -61,7 +61,7 @@ class DivergedError(HoneError):
 
 
 class InterruptedRun(HoneError):  # noqa: N818 - it is an outcome the user asked for, not an error
-    """The run was stopped by a signal after a checkpoint was saved (130: Ctrl-C, 143: SIGTERM)."""
+    """The run was stopped by a signal after a checkpoint was saved (130: Ctrl-C, 143: SIGTERM, SIGHUP)."""
 
     def __init__(self, message: str, *, exit_code: int = 130) -> None:
         super().__init__(message)

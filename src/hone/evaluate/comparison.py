@@ -342,6 +342,7 @@ def _notes(groups: Sequence[RunGroup], tasks: Sequence[str], runs: Sequence[Load
             for one in run.changes
             if not IGNORED_KEYS.match(one.change.partition(":")[0])
         ]
+        notes += [f"{fault}: left out" for run in group.runs for fault in run.columns.faults]
         if len(group.runs) < MIN_RUNS:
             problem = (
                 "1 run, and no interval" if len(group.runs) == 1 else f"{len(group.runs)} runs, and a rough interval"

@@ -148,12 +148,14 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
     reader = _TolerantReader()
     is_run = needs_run or (folder / "manifest.json").exists()
     no_metrics = MetricColumns(np.zeros(0, dtype=np.int64), {})
+    metrics = reader.read(lambda: read_metrics(folder / "metrics.jsonl"), no_metrics)
+    reader.problems += metrics.faults
     evaluations, paired = reader.read(lambda: read_evaluations(folder), ([], []))
     return RunData(
         name=folder.resolve().name,
         manifest=reader.read(lambda: read_manifest(folder / "manifest.json"), None) if is_run else None,
         config=reader.read(lambda: read_config(folder / "config.json"), {}) if is_run else {},
-        metrics=reader.read(lambda: read_metrics(folder / "metrics.jsonl"), no_metrics),
+        metrics=metrics,
         samples=tuple(reader.read(lambda: _last_samples(folder / "samples"), [])),
         log=tuple(_log(folder / "log.txt")),
         evaluations=tuple(evaluations),

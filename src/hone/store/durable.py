@@ -135,6 +135,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace `path` by `data` atomically: a reader sees the old file or the new one. Raises ResourceError."""
     temporary = path.with_name(f".{path.name}.tmp")
     write_file(temporary, data)
+    failpoint(f"replace.{path.name}")
     with writing(path, len(data)):
         temporary.replace(path)
     sync_path(path.parent)

@@ -8,7 +8,8 @@ runs can be compared byte for byte.
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -17,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
-from hone.store.durable import Json, from_json, raise_write_error, sync_path, write_all, writing
+from hone.store.durable import Json, from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
 CLOCK_PREFIX = "time/"
 STEP = "step"
 NON_FINITE = "non_finite"
+_MAX_STEP = 1 << 62
 RENAMED_METRICS: Mapping[str, str] = {
     "reward/kl_weight": "reward/kl_coef",
     "policy/worth": "policy/q_value",
@@ -81,15 +83,14 @@ class OpenedMetrics(NamedTuple):
 
 
 def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
-    """Open for appending after `after_step`: an incomplete last line and lines of later steps are removed.
-
-    Raises DataError for an unreadable line in the middle, ResourceError for the disk.
-    """
+    """Open for appending after `after_step`: an incomplete last line, damaged lines and lines of later steps are
+    removed, and the removal is noted. Raises ResourceError for the disk."""
     repairs: list[str] = []
     if path.exists():
         torn = repair_last_line(path)
-        removed = truncate_after(path, after_step)
         repairs += [torn] if torn else []
+        repairs += remove_damaged_lines(path)
+        removed = truncate_after(path, after_step)
         repairs += [f"{path.name}: {removed} lines after step {after_step} cut"] if removed else []
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -124,19 +125,22 @@ def repair_last_line(path: Path) -> str | None:
     return f"{path.name}: torn last line cut ({len(torn)} bytes: {torn[:40].decode('utf-8', 'replace')!r})"
 
 
+def remove_damaged_lines(path: Path) -> list[str]:
+    """Remove whole lines that `read_metrics` leaves out, atomically; returns a message for each. Raises
+    ResourceError."""
+    found = _read_lines(path)
+    if found.faults:
+        replace_file(path, b"".join(found.raw))
+    return [f"{fault}; the line is removed, {len(found.raw)} others are kept" for fault in found.faults]
+
+
 def truncate_after(path: Path, step: int) -> int:
-    """Remove the lines of steps after `step`; returns their number. Raises DataError for an unreadable line."""
-    data = path.read_bytes()
-    keep = kept_lines = 0
-    lines = data.splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        if _step_of(_parse(line, path, number), path, number) > step:
-            break
-        keep += len(line)
-        kept_lines = number
-    if keep < len(data):
-        _truncate(path, keep)
-    return len(lines) - kept_lines
+    """Remove the lines of steps after `step` from an intact file; returns their number. Raises ResourceError."""
+    found = _read_lines(path)
+    kept = bisect_right(found.steps, step)
+    if kept < len(found.raw):
+        _truncate(path, sum(map(len, found.raw[:kept])))
+    return len(found.raw) - kept
 
 
 def _truncate(path: Path, size_bytes: int) -> None:
@@ -150,27 +154,76 @@ class MetricColumns(NamedTuple):
 
     steps: NDArray[np.int64]
     values: dict[str, NDArray[np.float64]]
+    faults: tuple[str, ...] = ()
+    """Lines that are damaged and left out, with file, line and reason."""
 
 
 def read_metrics(path: Path) -> MetricColumns:
     """Read the file into columns, in order of first appearance; an incomplete last line (a running process) is ignored.
 
-    Raises DataError naming file and line for a line in the middle that is not JSON or has no step.
+    A line that is not JSON, has no step, or a step out of order is left out and named in `faults`.
     """
-    data = path.read_bytes() if path.exists() else b""
-    lines = data[: data.rfind(b"\n") + 1].splitlines()
-    steps = np.zeros(len(lines), dtype=np.int64)
+    found = _read_lines(path)
     values: dict[str, NDArray[np.float64]] = {}
-    for row, raw in enumerate(lines):
-        line = _parse(raw, path, row + 1)
-        steps[row] = _step_of(line, path, row + 1)
+    for row, line in enumerate(found.parsed):
         for name, value in line.items():
             if name in (STEP, NON_FINITE):
                 continue
-            column = values.setdefault(RENAMED_METRICS.get(name, name), np.full(len(lines), np.nan))
+            column = values.setdefault(RENAMED_METRICS.get(name, name), np.full(len(found.parsed), np.nan))
             if isinstance(value, int | float):
                 column[row] = value
-    return MetricColumns(steps, values)
+    return MetricColumns(np.array(found.steps, dtype=np.int64), values, tuple(found.faults))
+
+
+class _MetricLines(NamedTuple):
+    """Intact lines of a file, and a message for each damaged one."""
+
+    raw: list[bytes]
+    parsed: list[dict[str, Json]]
+    steps: list[int]
+    faults: list[str]
+
+
+def _read_lines(path: Path) -> _MetricLines:
+    """Read the whole lines. Where steps are out of order, the fewest lines are taken for damaged."""
+    data = path.read_bytes() if path.exists() else b""
+    faults: dict[int, str] = {}
+    intact: list[tuple[int, bytes, dict[str, Json], int]] = []
+    for number, raw in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
+        try:
+            line = _parse(raw, path, number)
+            intact.append((number, raw + b"\n", line, _step_of(line, path, number)))
+        except DataError as error:
+            faults[number] = f"{error} ({raw[:40].decode('utf-8', 'replace')!r})"
+    kept = _longest_increasing([step for *_, step in intact])
+    for place in sorted({*range(len(intact))} - {*kept}):
+        number, raw, _, step = intact[place]
+        faults[number] = f"{path}:{number} has step {step} out of order ({raw[:40].decode('utf-8', 'replace')!r})"
+    chosen = [intact[place] for place in kept]
+    return _MetricLines(
+        raw=[raw for _, raw, _, _ in chosen],
+        parsed=[line for _, _, line, _ in chosen],
+        steps=[step for *_, step in chosen],
+        faults=[faults[number] for number in sorted(faults)],
+    )
+
+
+def _longest_increasing(steps: Sequence[int]) -> list[int]:
+    """Places of a longest strictly increasing subsequence, by patience sorting."""
+    tops: list[int] = []
+    places: list[int] = []
+    before: list[int] = []
+    for place, step in enumerate(steps):
+        pile = bisect_left(tops, step)
+        before.append(places[pile - 1] if pile else -1)
+        if tops[pile : pile + 1] != [step]:  # of equal steps the first one counts
+            tops[pile : pile + 1], places[pile : pile + 1] = [step], [place]
+    chain: list[int] = []
+    place = places[-1] if places else -1
+    while place >= 0:
+        chain.append(place)
+        place = before[place]
+    return chain[::-1]
 
 
 def without_clock_metrics(lines: Iterable[str]) -> list[str]:
@@ -197,6 +250,6 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Json]:
 
 def _step_of(line: dict[str, Json], path: Path, number: int) -> int:
     step = line.get(STEP)
-    if not isinstance(step, int):
-        raise DataError(f"{path}:{number} has no integer step: {step!r}")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 < step < _MAX_STEP:
+        raise DataError(f"{path}:{number} has no step: {step!r}")
     return step

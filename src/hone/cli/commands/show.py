@@ -104,6 +104,8 @@ def show_map(screen: TerminalScreen, folder: RunFolder) -> None:
 
 def _show_metrics(screen: TerminalScreen, folder: RunFolder) -> None:
     columns = read_metrics(folder.metrics_path)
+    for fault in columns.faults:
+        screen.line(f"note: {fault}: left out")
     if not len(columns.steps):
         screen.line("no steps yet")
         return

@@ -46,8 +46,8 @@ from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks
 from hone.train.runner.resume import NO_CONSENT, ResumeConsent
 
 if TYPE_CHECKING:
+    from hone.train.runner.display import ProgressDisplay
     from hone.train.runner.pipeline import PipelineResult
-    from hone.train.runner.reporter import ProgressDisplay
     from hone.train.runner.run import RunRequest
 
 

@@ -28,7 +28,7 @@ from hone.store.evaluations import (
 )
 from hone.store.folder import check_name, open_run
 from hone.store.resume import refuse_differences, resume_differences
-from hone.train.runner.reporter import ProgressDisplay
+from hone.train.runner.display import ProgressDisplay
 from hone.train.runner.resume import allowed_changes, code_fingerprints, refuse_fewer_steps
 from hone.train.runner.run import RunRequest, run
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hone.core.clock import Clock
 from hone.core.credit import Credits, Metrics
@@ -29,23 +29,12 @@ from hone.train.runner.callbacks import (
     StoppedByCallback,
     wants_stop,
 )
+from hone.train.runner.display import ProgressDisplay
 from hone.train.runner.signals import StopRequest
 from hone.train.runner.step_timing import Stopwatch
 
 DISK_RETRY_S = 5.0
 """Between two tries at a full disk."""
-
-
-class ProgressDisplay(Protocol):
-    """Display of a running run: a terminal, or nothing."""
-
-    def start(self, total: int, title: str) -> None: ...
-
-    def update(self, step: int, metrics: Metrics) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -155,6 +144,7 @@ class RunReporter:
             raise StoppedByCallback(f"stopped after step {step} of {self.steps}: {self._stopped_by} returned False")
         if self.stop.requested and step < self.steps:
             self.save(step)
+            self.folder.log(f"stopped by {self.stop.signal_name} after step {step} of {self.steps}, which is saved")
             raise InterruptedRun(
                 f"stopped after step {step} of {self.steps}; saved in {self.folder.checkpoints_folder}. "
                 "Go on with --resume.",

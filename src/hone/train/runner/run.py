@@ -28,7 +28,7 @@ from hone.core.errors import (
 from hone.core.state import State, integer, substate
 from hone.native.memory import keep_freed_memory
 from hone.report.run_page import write_report
-from hone.store.certificate import CERTIFICATE, GradientCertificate, write_certificate
+from hone.store.certificate import CERTIFICATE, GradientCertificate, read_certificate, write_certificate
 from hone.store.checkpoints import CheckpointFolder
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
@@ -38,7 +38,8 @@ from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
-from hone.train.runner.reporter import ProgressDisplay, RunReporter
+from hone.train.runner.display import HangupSafeDisplay, ProgressDisplay
+from hone.train.runner.reporter import RunReporter
 from hone.train.runner.resume import (
     NO_CONSENT,
     ResumeConsent,
@@ -78,7 +79,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
     InterruptedRun after a signal, with a checkpoint.
     """
     clock = clock or SystemClock()
-    config = request.config
+    config, progress = request.config, HangupSafeDisplay(progress)
     prepare_device(config)
     code = code_fingerprints(request.settings)
     allowed = allowed_changes(request.consent, request.settings)
@@ -154,9 +155,20 @@ def _open_folder(order: RunRequest, facts: RunMetadata, clock: Clock, need_bytes
         folder.close()
 
 
+def _has_certificate(folder: RunFolder) -> bool:
+    try:
+        return read_certificate(folder.path) is not None
+    except DataError as fault:
+        folder.log(f"{fault}; it is made anew", level="WARNING")
+        return False
+
+
 def _certify(order: RunRequest, job: TrainingJob[Any], folder: RunFolder, progress: ProgressDisplay) -> None:
-    """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by."""
-    if order.certify is None or order.resume or not order.config.run.certify:
+    """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by.
+
+    A resume makes up for a certificate that is missing or damaged.
+    """
+    if order.certify is None or not order.config.run.certify or (order.resume and _has_certificate(folder)):
         return
     try:
         kept = order.certify(job, order.config, config_hash(order.settings))
