@@ -93,7 +93,7 @@ def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: 
         return PolicyEvaluation(scores=scores, notes=notes)
     loaded = _open(policy, device)
     config = _evaluation_config(run, problems=problems, seed=seed)
-    exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed, device)
+    exam = _prepared(config, run, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed, device)
     try:
         judged = exam.evaluate_policy(loaded)
     finally:
@@ -126,7 +126,7 @@ def evaluate_server(
             if not served:
                 raise ConfigError(f"{url} names no model; give its name with --model")
             client.model = served[0]
-        exam = _prepared(config, tokenizer, context, problems, seed)
+        exam = _prepared(config, run, tokenizer, context, problems, seed)
         judged = evaluate_text_server(exam, client)
     finally:
         client.close()
@@ -166,7 +166,7 @@ def sample_answers(
         update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
     context = loaded.decoder.config.max_positions
-    exam = _prepared(config, loaded.tokenizer, context, wanted.count, wanted.seed, wanted.device)
+    exam = _prepared(config, wanted.run, loaded.tokenizer, context, wanted.count, wanted.seed, wanted.device)
     try:
         judged = exam.evaluate_policy(loaded, hearer)
     finally:
@@ -222,14 +222,22 @@ def _evaluation_config(run: Path, *, problems: int, seed: int) -> EvaluationConf
 
 
 def _prepared(
-    config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int, device: str = "cpu"
+    config: EvaluationConfig,
+    run: Path,
+    tokenizer: Tokenizer,
+    context: int,
+    problems: int,
+    seed: int,
+    device: str = "cpu",
 ) -> TextEvaluation:
-    """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more."""
+    """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more. Reward
+    functions cannot write into the folder `run`."""
     load = partial(load_reward_model, device=device, tokenizer=tokenizer)
     scorer = reward_scorer(config.rewards, load=load)
     exam = prepare_evaluation(config, tokenizer, context=context, scorer=scorer)
     try:
         scorer.check(exam.examples.column_names(), exam.examples.rows)
+        scorer.write_protect(run)
     except BaseException:
         exam.close()
         raise

@@ -95,6 +95,9 @@ class RewardsConfig(Config):
     """Seconds that a worker may take to import the functions."""
     memory_bytes: int | None = Field(default=None, ge=2**26)
     """Address space of each worker; None for no limit."""
+    confined: bool = True
+    """Keep workers from signalling other processes and from writing into the run's folder, as far as the system can; a
+    limit that it cannot hold is a warning."""
     max_abs_score: float = Field(default=1e6, gt=0)
     """Largest size of a score, of one turn's too, and of the weighted sum; an answer beyond it has no score."""
     missing_allowed: float = Field(default=0.05, ge=0, le=1)

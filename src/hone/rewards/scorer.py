@@ -6,6 +6,7 @@ other parts of hone, implement `RewardMember` where they are wired.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from hone.core.judging import DatasetRow, ScorerInput
@@ -20,12 +21,21 @@ from hone.rewards.workers import RewardWorkerPool
 class RewardMember(Protocol):
     """One reward, or all functions: scores answers in its own way."""
 
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
-        """Raise HoneError where it cannot score the answers of a dataset with these columns and rows."""
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
+        """Return warnings; raise HoneError where it cannot score the answers of a dataset with these columns and
+        rows."""
+        ...
+
+    def write_protect(self, folder: Path) -> None:
+        """Keep code of the user's from writing into a folder; called before the first answers."""
         ...
 
     def submit(self, answers: Sequence[ScorerInput]) -> Any:  # noqa: ANN401 - a ticket of its own kind
         """Begin to score the answers to one prompt; returns at once."""
+        ...
+
+    def notices(self) -> list[str]:
+        """Notices for the user since the last call."""
         ...
 
     def results(self, tickets: Sequence[Any]) -> tuple[Sequence[Sequence[RewardResult]], Sequence[str]]:
@@ -53,8 +63,16 @@ class FunctionMember:
 
     pool: RewardWorkerPool
 
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         self.pool.check({*columns, "messages", "tokens"}, rows)
+        return self.pool.warnings
+
+    def write_protect(self, folder: Path) -> None:
+        self.pool.write_protect(folder)
+
+    def notices(self) -> list[str]:
+        notices, self.pool.notices = self.pool.notices, []
+        return notices
 
     def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
         return self.pool.submit(reward_batch(answers))
@@ -76,10 +94,15 @@ class RewardScorer:
     budget: UnscoredBudget
     pending_notes: list[str] = field(default_factory=list[str])
 
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
-        """Raise HoneError where a reward cannot score the answers of a dataset with these columns and rows."""
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> list[str]:
+        """Return warnings; raise HoneError where a reward cannot score the answers of a dataset with these columns and
+        rows."""
+        return [warning for _, member in self.members for warning in member.check(columns, rows)]
+
+    def write_protect(self, folder: Path) -> None:
+        """Keep reward functions from writing into a folder; call it before the first answers."""
         for _, member in self.members:
-            member.check(columns, rows)
+            member.write_protect(folder)
 
     def submit(self, answers: Sequence[ScorerInput]) -> ScorerTicket:
         """Begin to score the answers to one prompt."""
@@ -115,9 +138,9 @@ class RewardScorer:
         self.budget.restore(state)
 
     def notes(self) -> list[str]:
-        """Tracebacks of the reward functions' errors, each distinct one once."""
+        """Tracebacks of the reward functions' errors, each distinct one once, and notices of the members."""
         notes, self.pending_notes = self.pending_notes, []
-        return notes
+        return [*notes, *(notice for _, member in self.members for notice in member.notices())]
 
     def close(self) -> None:
         """End processes and requests; scores not gathered by now are lost."""

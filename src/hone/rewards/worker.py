@@ -1,18 +1,21 @@
 """The process that runs reward functions: `python -m hone.rewards.worker`, started by `process.child`.
 
 It reads one line for each job, calls the function piece by piece, and writes one line for each piece, at once, so that
-the trainer knows which piece a hang or a crash belongs to. It decides nothing: the trainer checks every score.
+the trainer knows which piece a hang or a crash belongs to. It decides nothing: the trainer checks every score. Before
+it imports a function it gives up the right to signal the trainer, and before the first job that to write into the run.
 """
 
 import asyncio
 import inspect
 import json
+import os
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from hone.core.errors import UserCodeError
+from hone.process.confine import Confinement, confine
 from hone.process.parent import ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.rewards.functions import (
@@ -33,10 +36,11 @@ def main() -> None:
     requests = channel.lines()
     with asyncio.Runner() as runner:
         hello = cast("dict[str, object]", decode(next(requests)))
+        confinement = confine(os.getppid()) if hello["confined"] else None
         _limit_memory(cast("int | None", hello["memory_bytes"]))
-        functions = _load_functions(cast("list[dict[str, object]]", hello["functions"]), channel)
+        functions = _load_functions(cast("list[dict[str, object]]", hello["functions"]), channel, confinement)
         if functions is not None:
-            _serve(requests, channel, functions, runner)
+            _serve(requests, channel, functions, runner, confinement)
 
 
 def _limit_memory(memory_bytes: int | None) -> None:
@@ -44,7 +48,9 @@ def _limit_memory(memory_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def _load_functions(specs: Sequence[Mapping[str, object]], channel: ParentChannel) -> list[LoadedFunction] | None:
+def _load_functions(
+    specs: Sequence[Mapping[str, object]], channel: ParentChannel, confinement: Confinement | None
+) -> list[LoadedFunction] | None:
     """The functions, after their signatures were sent; None after the faults of all unusable ones were sent."""
     functions: list[LoadedFunction] = []
     refused: list[str] = []
@@ -65,15 +71,23 @@ def _load_functions(specs: Sequence[Mapping[str, object]], channel: ParentChanne
         }
         for f in functions
     ]
-    _reply(channel, {"ready": ready})
+    _reply(channel, {"ready": ready, "gaps": [] if confinement is None else confinement.gaps})
     return functions
 
 
 def _serve(
-    requests: Iterator[bytes], channel: ParentChannel, functions: Sequence[LoadedFunction], runner: asyncio.Runner
+    requests: Iterator[bytes],
+    channel: ParentChannel,
+    functions: Sequence[LoadedFunction],
+    runner: asyncio.Runner,
+    confinement: Confinement | None,
 ) -> None:
     for line in requests:
         job = cast("dict[str, object]", decode(line))
+        if "read_only" in job:
+            folders = cast("list[str]", job["read_only"])
+            _reply(channel, {"faults": [] if confinement is None else confinement.protect(folders)})
+            continue
         loaded = functions[cast("int", job["function"])]
         prompts, completions = cast("list[object]", job["prompts"]), cast("list[object]", job["completions"])
         columns = cast("dict[str, list[object]]", job["columns"])

@@ -12,13 +12,14 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias, cast
+from pathlib import Path
+from typing import cast
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError, did_you_mean
+from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError
 from hone.core.judging import DatasetRow
-from hone.process.child import ChildLostError, ChildProcess, LineParser
+from hone.process.child import ChildLostError
 from hone.rewards.config import RewardsConfig, unique_names
 from hone.rewards.functions import check_reference
 from hone.rewards.jobs import (
@@ -31,15 +32,14 @@ from hone.rewards.jobs import (
     parse_message,
     parse_results,
     parse_seconds,
-    parse_signature,
     plan_jobs,
     split_into_units,
 )
-from hone.rewards.references import ReferenceRule, missing_rows
+from hone.rewards.references import ReferenceRule, missing_columns, missing_rows
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result
+from hone.rewards.starting import Worker, protect_folders, start_worker
 from hone.rewards.wire import encode
 
-_Worker: TypeAlias = ChildProcess[bytes]
 _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
 
@@ -62,6 +62,11 @@ class RewardWorkerPool:
         self._signatures: list[FunctionSignature] = []
         self._fatal: HoneError | None = None
         self._closing = False
+        self._read_only: tuple[str, ...] = ()
+        self._told: set[str] = set()
+        self.warnings: list[str] = []
+        """Limits that the system does not hold for the workers; the notices are of one that failed later."""
+        self.notices: list[str] = []
 
     def __enter__(self) -> "RewardWorkerPool":
         return self
@@ -76,18 +81,14 @@ class RewardWorkerPool:
         is missing), DataError (rows without a value in a column that a function cannot do without), all faults at once.
         """
         self._start()
-        faults: list[str] = []
-        for name, taken in zip(self._names, self._signatures, strict=True):
-            for column in sorted(taken.required_columns - set(columns)):
-                near = did_you_mean(column, sorted(columns)) or "; the dataset has no columns beside the prompt"
-                faults.append(
-                    f"reward function {name!r} asks for a column {column!r} that the dataset does not have{near}"
-                )
-        wrong_rows = missing_rows(rows, [self._reference_rule(place) for place in range(len(self._names))])
-        if faults:
-            raise UserCodeError(*faults, *wrong_rows)
-        if wrong_rows:
-            raise DataError(*wrong_rows)
+        rules = [self._reference_rule(place) for place in range(len(self._names))]
+        faults, wrong_rows = missing_columns(columns, rules), missing_rows(rows, rules)
+        if faults or wrong_rows:
+            raise (UserCodeError if faults else DataError)(*faults, *wrong_rows)
+
+    def write_protect(self, folder: Path) -> None:
+        """Make a folder read-only for workers; call it before the first `submit`."""
+        self._read_only = (str(folder.absolute()),)
 
     def submit(self, batch: RewardBatch) -> RewardTicket:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
@@ -201,11 +202,16 @@ class RewardWorkerPool:
     # ------------------------------------------------------------------ from here on: in the thread of one worker
 
     def _serve(self) -> None:
-        process: _Worker | None = None
+        process: Worker | None = None
         try:
-            process = self._start_worker()
+            process = fresh = self._start_worker()
             while jobs := self._next_jobs():
-                process = self._run(jobs, process or self._start_worker())
+                if process is None:
+                    process = fresh = self._start_worker()
+                if process is fresh:
+                    self._protect(process)
+                    fresh = None
+                process = self._run(jobs, process)
         except HoneError as error:
             self._fail(error)
         except BaseException as error:  # noqa: BLE001 - a thread that died without a word would leave `results` waiting
@@ -236,31 +242,28 @@ class RewardWorkerPool:
                 taken.append(self._jobs.popleft())
             return taken
 
-    def _start_worker(self) -> _Worker:
-        """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
-        process = ChildProcess("hone.rewards.worker", LineParser(), clock=self._clock, abandoned=lambda: self._closing)
-        process.start()
-        functions = [{"use": function.use, "options": function.options} for function in self._functions]
-        process.send(encode({"functions": functions, "memory_bytes": self._config.memory_bytes}))
-        try:
-            hello = parse_message(process.receive(self._config.start_deadline_s))
-        except ChildLostError as lost:
-            process.kill()
-            slow = f"took longer than rewards.start_deadline_s = {self._config.start_deadline_s:g} s"
-            raise UserCodeError(
-                f"importing the reward functions ({', '.join(self._names)}): {slow if lost.timeout else lost}"
-            ) from None
-        if "ready" not in hello:
-            process.kill()
-            raise UserCodeError(*cast("list[str]", hello.get("refused", ["the worker did not start"])))
+    def _start_worker(self) -> Worker:
+        """A worker that has imported all functions, and keeps out of `write_protect`ed folders.
+
+        Raises UserCodeError, ResourceError.
+        """
+        process, signatures, gaps = start_worker(
+            self._config, self._names, clock=self._clock, abandoned=lambda: self._closing
+        )
         with self._changed:
-            self._signatures = self._signatures or [
-                parse_signature(signature) for signature in cast("list[dict[str, object]]", hello["ready"])
-            ]
+            self.warnings = self.warnings or gaps
+            self._signatures = self._signatures or signatures
             self._changed.notify_all()
         return process
 
-    def _run(self, jobs: Sequence[RewardJob], process: _Worker) -> _Worker | None:
+    def _protect(self, process: Worker) -> None:
+        """Confine a new worker before its first job."""
+        faults = protect_folders(process, self._read_only, self._config.start_deadline_s)
+        with self._changed:
+            self.notices.extend(f"reward functions: {fault}" for fault in faults if fault not in self._told)
+            self._told.update(faults)
+
+    def _run(self, jobs: Sequence[RewardJob], process: Worker) -> Worker | None:
         """Do jobs, which are sent together and answered in order; the worker, or None when it had to be killed (the
         rest is queued again)."""
         sent = deque(job for job in jobs if self._send_job(job, process))
@@ -273,7 +276,7 @@ class RewardWorkerPool:
                 return None
         return process
 
-    def _send_job(self, job: RewardJob, process: _Worker) -> bool:
+    def _send_job(self, job: RewardJob, process: Worker) -> bool:
         if job.ticket.fatal:
             return False
         try:
@@ -285,7 +288,7 @@ class RewardWorkerPool:
             return False
         return True
 
-    def _read_answers(self, job: RewardJob, process: _Worker) -> bool:
+    def _read_answers(self, job: RewardJob, process: Worker) -> bool:
         """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:

@@ -26,6 +26,10 @@ def close_nothing() -> None:
     """Do nothing: the default of `close`."""
 
 
+def protect_nothing(folder: Path) -> None:
+    """Do nothing: the default of `write_protect`."""
+
+
 def no_notices() -> list[str]:
     """Return no notices: the default of `pop_notices`."""
     return []
@@ -65,6 +69,8 @@ class TrainingJob(Generic[P]):
     warnings: Sequence[str] = ()
     pop_notices: Callable[[], Sequence[str]] = no_notices
     """Returns notices for the user since the last call; called after every step."""
+    write_protect: Callable[[Path], None] = protect_nothing
+    """Keeps a user's code from writing into the run's folder; called before the first step."""
     close: Callable[[], None] = close_nothing
     """Ends worker processes."""
 

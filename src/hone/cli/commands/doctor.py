@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -54,7 +55,14 @@ def run(call: CommandCall) -> int:
 def check_machine(screen: TerminalScreen, runs: Path) -> int:
     """Print a row for each requirement of a run; returns the exit code."""
     screen.title(f"hone {hone.__version__}")
-    checks: list[Callable[[], Iterator[MachineFact]]] = [python, libraries, machine, devices, lambda: disk(runs)]
+    checks: list[Callable[[], Iterator[MachineFact]]] = [
+        python,
+        libraries,
+        machine,
+        confinement,
+        devices,
+        lambda: disk(runs),
+    ]
     findings = [finding for check in checks for finding in check()]
     screen.rows([(what, found, "" if verdict == "ok" else verdict) for what, found, verdict in findings])
     failed = any(verdict == "fail" for _, _, verdict in findings)
@@ -85,6 +93,14 @@ def machine() -> Iterator[MachineFact]:
     yield "cores", str(cores), "ok"
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield "memory", f"{total_bytes / 2**30:.1f} GiB", "ok" if total_bytes >= LOW_MEMORY_BYTES else "warn"
+
+
+def confinement() -> Iterator[MachineFact]:
+    """Limits that reward functions can be held to, tried in a process of their own."""
+    result = subprocess.run([sys.executable, "-m", "hone.process.confine"], capture_output=True, text=True, check=False)
+    means = (*result.stdout.splitlines(), "", "")
+    for limit, by in zip(("cannot signal the trainer", "cannot write into the run"), means, strict=False):
+        yield "rewards", f"{limit} ({by})" if by else f"not held here: {limit}", "ok" if by else "warn"
 
 
 def devices() -> Iterator[MachineFact]:

@@ -70,10 +70,17 @@ class RewardModelMember:
         self._config, self._load = config, load
         self._model: ScalarHeadModel | None = None
 
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         """Load the model. Raises DataError."""
         del columns, rows
         self._loaded()
+        return []
+
+    def write_protect(self, folder: Path) -> None:
+        """It runs no code of the user's."""
+
+    def notices(self) -> list[str]:
+        return []
 
     def submit(self, answers: Sequence[ScorerInput]) -> Sequence[NDArray[np.int32]]:
         return [answer.tokens for answer in answers]
@@ -123,8 +130,16 @@ class RewardServerMember:
         )
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="reward-server")
 
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         """Nothing is asked before the first answer: the server may start later."""
+        del columns, rows
+        return []
+
+    def write_protect(self, folder: Path) -> None:
+        """It runs no code here."""
+
+    def notices(self) -> list[str]:
+        return []
 
     def submit(self, answers: Sequence[ScorerInput]) -> ServerTicket:
         return self._threads.submit(self._score, reward_batch(answers))

@@ -102,6 +102,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
             stop_on_signals(progress.note) as stop,
         ):
+            job.write_protect(folder.path)
             _certify(request, job, folder, progress)
             folder.log(_train(request, job, facts, folder, progress, stop, clock))
             for line in closing_lines(folder, job.measure_matmuls, clock):

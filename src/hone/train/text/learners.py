@@ -42,6 +42,7 @@ def language_job(
         evaluate_every=0 if inputs.config.evaluation is None else inputs.config.evaluation.every,
         dataset_fingerprint=examples.fingerprint,
         measure_matmuls=partial(matmul_rate, policy),
+        write_protect=inputs.write_protect,
         warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *warnings, *evaluation_warnings],
     )
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hone.core.errors import run_all_checks
@@ -113,6 +114,12 @@ class TextInputs(Generic[T]):
             config.model, seed=config.seed, device=config.run.device, temperature=temperature, tokenizer=tokenizer
         )
 
+    def write_protect(self, folder: Path) -> None:
+        """Keep the reward functions from writing into a folder; call it before the first answers."""
+        for name in ("scorer", "evaluation_scorer"):
+            if name in vars(self):
+                vars(self)[name].write_protect(folder)
+
     def close(self) -> None:
         """End the worker processes that were started."""
         for name in ("scorer", "evaluation_scorer"):
@@ -169,8 +176,7 @@ def _policy_warnings(path: str) -> list[str]:
 
 
 def _check_rewards(inputs: TextInputs[T]) -> list[str]:
-    inputs.scorer.check(inputs.examples.column_names(), inputs.examples.rows)
-    return []
+    return inputs.scorer.check(inputs.examples.column_names(), inputs.examples.rows)
 
 
 def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
@@ -179,8 +185,7 @@ def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     assert inputs.held_out is not None
     same = inputs.rewards == inputs.config.evaluation.rewards
     scorer = inputs.scorer if same else inputs.evaluation_scorer
-    scorer.check(inputs.held_out.column_names(), inputs.held_out.rows)
-    return []
+    return scorer.check(inputs.held_out.column_names(), inputs.held_out.rows)
 
 
 def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
