@@ -20,6 +20,7 @@ import pytest
 
 import hone
 from hone.core.config import Config
+from hone.train.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
@@ -27,6 +28,7 @@ SOURCE = ROOT / "src" / "hone"
 FILE_LINES = 400
 FUNCTION_LINES = 50
 CONFIG_FIELDS = 12
+RUN_FIELDS = 13  # a run's own table: what every run has, its data, its preset, and one table for each part
 TORCH_FREE = (
     "bandits",
     "config",
@@ -221,7 +223,8 @@ def test_configs_explain_themselves_and_stay_small() -> None:
     faults: list[str] = []
     for config in configs():
         name = f"{config.__module__}.{config.__name__}"
-        limit = WIDE_CONFIGS.get(name, (CONFIG_FIELDS, ""))[0]
+        measure = RUN_FIELDS if issubclass(config, RunConfig) else CONFIG_FIELDS
+        limit = WIDE_CONFIGS.get(name, (measure, ""))[0]
         if len(config.model_fields) > limit:
             faults.append(f"{name}: {len(config.model_fields)} fields, allowed {limit}")
         faults += [

@@ -140,7 +140,11 @@ class ConfigDocument:
         config class sees it, one of the `known`. Each use of an old name is noted; the command line overrides a file.
         """
         for old in list(table):
-            new = str(current_key((*prefix, old), known)[-1])
+            name, *inner = map(str, current_key((*prefix, old), known)[len(prefix) :])
+            if inner:
+                self._move_key(table, place, old, (name, *inner))
+                continue
+            new = name
             if new in table and old != new:
                 if COMMAND_LINE not in (self.source_of((*place, old)), self.source_of((*place, new))):
                     continue  # validation refuses the two names of one key
@@ -165,6 +169,22 @@ class ConfigDocument:
                 )
             if isinstance(child, dict):
                 self.rename_keys(cast("dict[str, object]", child), (*place, new), known, (*prefix, new))
+
+    def _move_key(self, table: dict[str, object], place: KeyPath, old: str, new: KeyPath) -> None:
+        """Move a key of a table into an inner one, as `rename_keys` renames it; a key that both give stays for the
+        validation to refuse, unless one of them stands on the command line.
+        """
+        source, target = self.source_of((*place, old)), (*place, *new)
+        given = table.get(str(new[0]), {})
+        if not isinstance(given, dict) or (new[-1] in given and source != COMMAND_LINE):
+            if target in self.sources and self.sources[target] == COMMAND_LINE:
+                del table[old]
+            return
+        self.notes.append(
+            f"{dotted((*place, old))} is now {dotted(target)}; the old name is read until {OLD_NAMES_UNTIL}"
+        )
+        self.set_value(target, table.pop(old), source=source)
+        self.sources.pop((*place, old), None)
 
     def _no_place(self, path: KeyPath, depth: int, place: object) -> str:
         key, owner = dotted(path), dotted(path[:depth])

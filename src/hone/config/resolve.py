@@ -98,14 +98,21 @@ def resolve(
     values = {key: value for key, value in table_at(document, at).items() if key not in ignore}
     warnings = tuple(_suspicious_values(values, document, at))
     try:
+        preset = {path for path, _ in leaves(dict(model.preset_values(values)))}
+    except ValueError as fault:
+        raise ConfigError(f"{document.source_of((*at, 'preset'))}: {fault}", *warnings) from None
+    try:
         config = model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(*explain(error, model, document, at), *warnings) from None
     given = {path for path, _ in leaves(values)}
-    origins = {
-        dotted(path): document.source_of((*at, *path)) if path in given else "default"
-        for path, _ in leaves(config.model_dump(mode="json"))
-    }
+
+    def origin(path: KeyPath) -> str:
+        if path in given:
+            return document.source_of((*at, *path))
+        return f"preset {format_value(values['preset'])}" if path in preset else "default"
+
+    origins = {dotted(path): origin(path) for path, _ in leaves(config.model_dump(mode="json"))}
     return ResolvedConfig(config=config, origins=origins, warnings=warnings)
 
 

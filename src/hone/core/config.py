@@ -4,8 +4,8 @@ A config class is in the module that uses it, has at most about 12 fields, and e
 Its defaults are those of a tested run. Numbers given as strings are rejected, not coerced.
 """
 
-from collections.abc import Container, Mapping
-from itertools import product
+from collections.abc import Container, Iterator, Mapping
+from itertools import chain, product
 from typing import Annotated, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -31,18 +31,21 @@ RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
     "most_nats": ("max_nats",),
     "most_rounds": ("max_rounds",),
     "most_second_moment": ("max_second_moment",),
+    "order": ("estimator.order",),
     "over": ("decay_env_steps",),
     "patience_s": ("reconnect_timeout_s",),
     "pays": ("rewards",),
     "rise_nats": ("max_increase_nats",),
     "rise_probability": ("max_increase",),
+    "scale": ("advantage.scale",),
     "slots": ("max_concurrent",),
     "step": ("step_reward",),
     "target_rate": ("tau",),
     "turns": ("decay_iterations",),
 }
-"""Old name of a key -> its present names in the tables that have it. Old names are still read: in files, on the command
-line, in saved runs and in Python."""
+"""Old name of a key -> its present names in the tables that have it; one with a dot is a key of an inner table. Old
+names are still read: in files, on the command line, in saved runs and in Python. A table that has a key of the old name
+keeps it."""
 RENAMED_TAGS: Mapping[str, str] = {"epsilon": "epsilon_greedy"}
 """Old name of an alternative of a tagged union -> its present name."""
 OLD_NAMES_UNTIL = "0.3"
@@ -63,7 +66,27 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, given: object) -> object:
-        return fill_defaults(cls, cast("dict[str, object]", given)) if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        values = cast("dict[str, object]", given)
+        return fill_defaults(cls, with_values(values, cls.preset_values(values)))
+
+    @classmethod
+    def preset_values(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        """Values, in tables, that a key of `given` sets for keys that `given` leaves out: none, in most configs."""
+        del given
+        return {}
+
+
+def with_values(given: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """`given` completed by `values`, table by table; of a key in both, what was given stays."""
+    result = dict(given)
+    for key, value in values.items():
+        own = result.setdefault(key, value)
+        if isinstance(value, Mapping) and isinstance(own, Mapping):
+            inner = cast("Mapping[str, object]", own), cast("Mapping[str, object]", value)
+            result[key] = with_values(*inner)
+    return result
 
 
 def fill_defaults(
@@ -91,11 +114,33 @@ def fill_defaults(
 
 def with_current_names(model: type[BaseModel], values: Mapping[str, object]) -> dict[str, object]:
     """`values` of one table under the present names of its keys. Raises ValueError for a key given under both names."""
-    current = {key: current_key((key,), {(name,) for name in model.model_fields})[0] for key in values}
-    for old, new in current.items():
-        if old != new and new in values:
-            raise ValueError(f"{old} is the old name of {new}: give only {new}")
-    return {str(current[key]): with_current_tag(model, str(current[key]), value) for key, value in values.items()}
+    known = set(_known_paths(model))
+    result: dict[str, object] = {}
+    moved: list[tuple[str, str, str]] = []
+    for key in values:
+        name, *inner = map(str, current_key((key,), known))
+        if inner:
+            moved.append((key, name, inner[0]))
+        elif key != name and name in values:
+            raise ValueError(f"{key} is the old name of {name}: give only {name}")
+        else:
+            result[name] = with_current_tag(model, name, values[key])
+    for key, table, name in moved:
+        given = result.get(table, {})
+        if isinstance(given, BaseModel):
+            given = given.model_dump(exclude_unset=True)
+        if not isinstance(given, dict) or name in given:
+            raise ValueError(f"{key} is the old name of {table}.{name}: give only {table}.{name}")
+        result[table] = {**cast("dict[str, object]", given), name: values[key]}
+    return result
+
+
+def _known_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """Keys of a table, and of the tables in it that have a default."""
+    for name, info in model.model_fields.items():
+        yield (name,)
+        if isinstance(info.default, BaseModel):
+            yield from ((name, inner) for inner in type(info.default).model_fields)
 
 
 def with_current_tag(model: type[BaseModel], name: str, value: object) -> object:
@@ -113,14 +158,14 @@ def current_tag(value: object) -> object:
 
 def current_key(path: tuple[str | int, ...], known: Container[tuple[str | int, ...]]) -> tuple[str | int, ...]:
     """The path of a key under its present names: the first that is in `known`, else the path itself."""
-    names = ((part, *RENAMED_KEYS.get(str(part), ())) for part in path)
-    return next((way for way in product(*names) if way in known), path)
+    names = (((part,), *(tuple(name.split(".")) for name in RENAMED_KEYS.get(str(part), ()))) for part in path)
+    return next((way for way in map(tuple, map(chain.from_iterable, product(*names))) if way in known), path)
 
 
 def readable_keys(model: type[BaseModel]) -> set[str]:
     """The keys of a table, present and old names."""
-    old = {key for key, names in RENAMED_KEYS.items() if not model.model_fields.keys().isdisjoint(names)}
-    return old | model.model_fields.keys()
+    known = {".".join(path) for path in _known_paths(model)}
+    return {key for key, names in RENAMED_KEYS.items() if not known.isdisjoint(names)} | model.model_fields.keys()
 
 
 def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, object]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
+from hone.core.ragged import Ints
 from hone.credit.grouping import (
     STD_FLOOR,
     Floats,
@@ -21,15 +22,26 @@ from hone.credit.grouping import (
     group_numbers,
 )
 
+Center = Literal["group", "leave_one_out", "batch", "none"]
 Scale = Literal["group", "batch", "none"]
 Ddof = Literal[0, 1]
 
 
 def group_relative(
-    episodes: Episodes, _values: Values, *, scale: Scale = "group", ddof: Ddof = 1, epsilon: float = 1e-6
+    episodes: Episodes,
+    _values: Values,
+    *,
+    center: Center = "group",
+    scale: Scale = "group",
+    ddof: Ddof = 1,
+    epsilon: float = 1e-6,
 ) -> Credits:
     """A = (R - mean_g) / (std + epsilon), the same for every decision of an answer (GRPO, Shao et al. 2024,
     2402.03300).
+
+    `center="leave_one_out"`: mean of the group's other answers, K/(K-1) (R - mean_g). `"batch"`: mean of all scores.
+    `"none"`: R itself. The last two look beyond the group, so its equal scores are compared with others; with
+    `scale="group"` they are not, for there is nothing to divide by, and get 0.
 
     `scale="group"`: std of the answer's group. `"none"`: no division (Dr.GRPO, Liu et al. 2025, 2503.20783). `"batch"`:
     std of all scores of the batch (LitePPO, 2025, 2508.08221). The paper of GRPO does not state its ddof; ddof 1 is
@@ -37,16 +49,37 @@ def group_relative(
 
     Elsewhere: epsilon is 1e-4 in TRL, 1e-6 in verl, slime, SkyRL and ROLL, 1e-8 in Dr.GRPO's code, 1e-9 in OpenRLHF. A
     single answer gets its raw score in verl and SkyRL and NaN in OpenRLHF; here 0. NeMo-RL divides by a leave-one-out
-    deviation. AReaL standardises over the batch's tokens once more.
+    deviation. AReaL standardises over the batch's tokens once more (`whitened`), and its batch deviation is that of
+    the centred scores, smaller where groups differ in their means; here, as in TRL, it is that of the scores.
     """
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     deviation, dead = group_deviation(score, numbers, ddof=ddof)
-    advantage = centred(score, numbers)
+    advantage = _minus_baseline(score, numbers, center)
     if scale == "group":
-        advantage /= deviation[numbers] + epsilon
+        advantage /= np.where(dead, 1.0, deviation + epsilon)[numbers]
     elif scale == "batch" and len(score) > ddof:
-        advantage /= score.std(ddof=ddof) + epsilon
-    return broadcast_advantage(episodes, np.where(dead[numbers], 0.0, advantage), dead)
+        advantage /= _batch_divisor(score, ddof, epsilon)
+    silent = dead if center in ("group", "leave_one_out") or scale == "group" else np.zeros_like(dead)
+    return broadcast_advantage(episodes, np.where(silent[numbers], 0.0, advantage), dead)
+
+
+def _minus_baseline(score: Floats, numbers: Ints, center: Center) -> Floats:
+    if center == "none":
+        return score.copy()
+    if center == "batch":
+        deviation = score.std() if len(score) else 0.0
+        equal = deviation <= STD_FLOOR * np.abs(score).max(initial=0.0)
+        return np.zeros_like(score) if equal else score - score.mean()
+    above = centred(score, numbers)
+    if center == "group":
+        return above
+    count = np.bincount(numbers)
+    return above * (count / np.maximum(count - 1, 1))[numbers]
+
+
+def _batch_divisor(score: Floats, ddof: Ddof, epsilon: float) -> float:
+    """The deviation of all scores plus epsilon; 1 where both are 0."""
+    return float(score.std(ddof=ddof)) + epsilon or 1.0
 
 
 def batch_relative(

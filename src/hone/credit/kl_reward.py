@@ -43,6 +43,11 @@ def k3(gap: Floats) -> Floats:
     return np.expm1(-np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) + gap
 
 
+def absolute(gap: Floats) -> Floats:
+    """|log pi - log pi_ref| (verl's `abs`): never negative; on the policy's samples its mean is no KL divergence."""
+    return np.abs(gap)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlEstimate:
     """KL of the policy of one batch to the reference."""

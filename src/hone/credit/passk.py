@@ -15,6 +15,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
+from hone.credit.group import Ddof
 from hone.credit.grouping import (
     Floats,
     broadcast_advantage,
@@ -28,12 +29,17 @@ PkpoBaseline = Literal["minus_one", "leave_one_out"]
 
 
 def best_of_group(
-    episodes: Episodes, _values: Values, *, scale: Literal["group", "none"] = "group", epsilon: float = 1e-6
+    episodes: Episodes,
+    _values: Values,
+    *,
+    scale: Literal["group", "none"] = "group",
+    ddof: Ddof = 1,
+    epsilon: float = 1e-6,
 ) -> Credits:
     """A of the group's best answer = (R_max - R_second) / (std_g + epsilon), all others 0 (Tang et al. 2025,
     2503.19595).
 
-    The leave-one-out credit of the maximum over the whole group (k = N). std has ddof 1; two equal best answers give 0.
+    The leave-one-out credit of the maximum over the whole group (k = N). Two equal best answers give 0.
     `scale="none"` is the unbiased form, up to the factor N of an average over answers. Elsewhere: verl's `grpo_passk`
     raises for single answers; here 0.
     """
@@ -42,7 +48,7 @@ def best_of_group(
         ordered = np.sort(score, axis=1)
         margin = ordered[:, -1] - ordered[:, -2]
         if scale == "group":
-            margin = margin / (score.std(axis=1, ddof=1) + epsilon)
+            margin = margin / np.where(margin > 0, score.std(axis=1, ddof=ddof) + epsilon, 1.0)
         result = np.zeros_like(score)
         result[np.arange(len(score)), score.argmax(axis=1)] = margin
         return result
@@ -98,6 +104,10 @@ def max_rl(
     _values: Values,
     *,
     order: Literal["n_minus_one", "n"] = "n_minus_one",
+    centered: bool = True,
+    standardised: bool = False,
+    power: float = 1.0,
+    mean_floor: float = 0.0,
     epsilon: float = 1e-6,
 ) -> Credits:
     """A = (R - mean_g) / (mean_g + epsilon): maximum likelihood of being right (MaxRL, 2026, 2602.02710).
@@ -108,15 +118,25 @@ def max_rl(
     still count as dead. Exact for epsilon = 0 and scores of 0 or 1, by enumeration. Scores may be any number >= 0;
     raises UserCodeError for negative ones, which would flip the sign.
 
+    Side types of the authors' code: `centered=False` is R / (mean_g + epsilon), the mean of right answers' gradients
+    (`conditional_expectation`). `standardised` divides by the group's deviation (ddof 0) as well (`p_normalization` of
+    `misc`). `power=0.5` divides by the root of the mean (`one_sided_grpo`). `mean_floor=0.125` bounds the divisor from
+    below (`clipped_pnorm`). None of these has the expected gradient above.
+
     Elsewhere: a single answer gets R/1e-6 in the authors' code and its raw score in SkyRL; here 0 (a right one, or
     order N - 1) or -1 (a wrong one, order N). prime-rl's docstring gives order N for an estimator of order N - 1.
     """
     require_scores(episodes, binary=False, credit_name="max_rl")
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
-    _, dead = group_deviation(score, numbers)
+    deviation, dead = group_deviation(score, numbers, ddof=0)
     mean = np.bincount(numbers, weights=score) / np.maximum(np.bincount(numbers), 1)
-    expected = np.where(dead, 1.0, mean + epsilon)[numbers]
-    advantage = np.where(dead[numbers], 0.0, (score - mean[numbers]) / expected)
+    silent = dead if centered else mean == 0.0
+    divisor = np.maximum(mean, mean_floor) ** power + epsilon
+    if standardised:
+        divisor = divisor * (deviation + epsilon)
+        silent = dead
+    above = score - mean[numbers] if centered else score
+    advantage = np.where(silent[numbers], 0.0, above / np.where(silent, 1.0, divisor)[numbers])
     if order == "n":
         advantage = np.where(mean[numbers] == 0.0, -1.0, advantage)
     return broadcast_advantage(episodes, advantage, dead)

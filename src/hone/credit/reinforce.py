@@ -30,17 +30,58 @@ def whiten(values: Floats, *, ddof: Ddof = 1, epsilon: float = 1e-8) -> Floats:
     return (values - values.mean()) / (deviation + epsilon)
 
 
-def whitened(episodes: Episodes, values: Values, *, credit: CreditFunction, ddof: Ddof = 1) -> Credits:
-    """A = (A - mean) / (std + 1e-8) over all decisions whose episode has a score; 0 on the others. Wraps `credit`.
+def whitened(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, ddof: Ddof = 1, epsilon: float = 1e-8
+) -> Credits:
+    """A = (A - mean) / (std + epsilon) over all decisions whose episode has a score; 0 on the others. Wraps `credit`.
 
     Elsewhere: verl divides by sqrt(var + 1e-8) with ddof 1, OpenRLHF and NeMo-RL use ddof 0; verl also shifts the
-    advantages of masked tokens. Long answers have larger weights, because tokens are counted.
+    advantages of masked tokens. AReaL's `adv_norm` is this with epsilon 1e-5. Long answers have larger weights,
+    because tokens are counted.
     """
     credits = credit(episodes, values)
-    return replace(credits, advantage=_whitened_where_heard(episodes, credits.advantage.astype(np.float64), ddof))
+    advantage = _whitened_where_heard(episodes, credits.advantage.astype(np.float64), ddof, epsilon)
+    return replace(credits, advantage=advantage)
 
 
-def reinforce_plus_plus(episodes: Episodes, _values: Values, *, discount: float = 1.0, ddof: Ddof = 1) -> Credits:
+def whitened_answers(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, ddof: Ddof = 1, epsilon: float = 1e-4
+) -> Credits:
+    """A = (A - mean) / (std + epsilon) over answers with a score, each counted once; 0 on the others. Wraps a `credit`
+    that gives all decisions of an answer the same advantage.
+
+    TRL's `normalize_advantages` of RLOO (ddof 1, epsilon 1e-4). Answers without a decision do not count.
+    """
+    credits = credit(episodes, values)
+    kept = episodes.scored & (episodes.lengths > 0)
+    per_answer = np.zeros(len(episodes))
+    per_answer[kept] = whiten(
+        credits.advantage[episodes.offsets[:-1][kept]].astype(np.float64), ddof=ddof, epsilon=epsilon
+    )
+    return replace(credits, advantage=np.repeat(per_answer, episodes.lengths).astype(np.float32))
+
+
+def whitened_rewards(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, shift: bool = False, epsilon: float = 1e-8
+) -> Credits:
+    """A = `credit` of rewards r' = (r - mean) / sqrt(var + epsilon), plus the mean again unless `shift`, over all
+    decisions whose episode has a score (PPO for language models, 2019; TRL's `whiten_rewards`, without a shift).
+
+    The variance has ddof 1, and epsilon is added to it. For credit of rewards, not of scores: most rewards are 0, and
+    with `shift` each token pays the mean. Fewer than two decisions, or equal rewards, stay as they are.
+    """
+    scored = scored_decisions(episodes)
+    reward = episodes.reward.astype(np.float64)
+    heard = reward[scored]
+    if len(heard) > 1 and heard.std() > STD_FLOOR * np.abs(heard).max():
+        mean = heard.mean()
+        reward[scored] = (heard - mean) / np.sqrt(heard.var(ddof=1) + epsilon) + (0.0 if shift else mean)
+    return credit(replace(episodes, reward=reward.astype(np.float32)), values)
+
+
+def reinforce_plus_plus(
+    episodes: Episodes, _values: Values, *, discount: float = 1.0, ddof: Ddof = 1, epsilon: float = 1e-8
+) -> Credits:
     """A = whitened over the batch's decisions of G_t = r_t + discount G_{t+1} (REINFORCE++, Hu 2025, 2501.03262).
 
     The paper's r_t includes -beta k1_t: wrap with `KlRewardCredit`. Environment turns between decisions are not
@@ -48,10 +89,12 @@ def reinforce_plus_plus(episodes: Episodes, _values: Values, *, discount: float 
     before the last one lose the final score; slime discounts over masked positions; the authors' OpenRLHF has ddof 0.
     """
     total = discounted_sums(episodes.reward, episodes.offsets, discount)
-    return Credits(advantage=_whitened_where_heard(episodes, total, ddof))
+    return Credits(advantage=_whitened_where_heard(episodes, total, ddof, epsilon))
 
 
-def reinforce_plus_plus_baseline(episodes: Episodes, _values: Values, *, ddof: Ddof = 1) -> Credits:
+def reinforce_plus_plus_baseline(
+    episodes: Episodes, _values: Values, *, ddof: Ddof = 1, epsilon: float = 1e-8
+) -> Credits:
     """A = R - mean_g on every decision, then whitened over the batch's decisions (REINFORCE++-baseline, Hu 2025,
     2501.03262).
 
@@ -61,7 +104,7 @@ def reinforce_plus_plus_baseline(episodes: Episodes, _values: Values, *, ddof: D
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers)
     length = episodes.lengths[episodes.scored]
-    flat = whiten(np.repeat(np.where(dead[numbers], 0.0, centred(score, numbers)), length), ddof=ddof)
+    flat = whiten(np.repeat(np.where(dead[numbers], 0.0, centred(score, numbers)), length), ddof=ddof, epsilon=epsilon)
     advantage = np.zeros(episodes.decisions, dtype=np.float32)
     advantage[scored_decisions(episodes)] = np.where(np.repeat(dead[numbers], length), 0.0, flat)
     return Credits(advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead)})
@@ -130,8 +173,8 @@ def optimal_token_baseline(
     return Credits(advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead)})
 
 
-def _whitened_where_heard(episodes: Episodes, advantage: Floats, ddof: Ddof) -> NDArray[np.float32]:
+def _whitened_where_heard(episodes: Episodes, advantage: Floats, ddof: Ddof, epsilon: float) -> NDArray[np.float32]:
     scored = scored_decisions(episodes)
     result = np.zeros(len(advantage), dtype=np.float32)
-    result[scored] = whiten(advantage[scored], ddof=ddof)
+    result[scored] = whiten(advantage[scored], ddof=ddof, epsilon=epsilon)
     return result

@@ -21,12 +21,13 @@ def clip_cov(
     *,
     low: float = 0.2,
     high: float = 0.2,
+    negative_cap: float | None = None,
 ) -> LossTerms:
     """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_mask`.
 
     Metrics: those of the surrogate, with dropped decisions counted in `clip_fraction`, and the share dropped.
     """
-    terms = clipped_surrogate(now, then, advantage, low=low, high=high)
+    terms = clipped_surrogate(now, then, advantage, low=low, high=high, negative_cap=negative_cap)
     left_out = dropped != 0
 
     def compute_metrics() -> dict[str, PerDecision]:

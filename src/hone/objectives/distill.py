@@ -70,10 +70,12 @@ def _kl(log_p: Table, log_q: Table) -> PerDecision:
 def forward_kl(student: Table, teacher: Table) -> LossTerms:
     """KL(p || q) = sum_v p (log p - log q) nats: covers every answer that the teacher may write (Hinton et al., 2015).
 
-    On the teacher's bare top k (verl's `forward_kl_topk`, without its clamps) the sum is truncated: it can be negative,
-    it differs from the KL by the tail's terms, and its minimum is the *renormalised* teacher with an empty tail: the
-    student is sharpened by the tail's mass. `renormalised` on both leaves the student's mass outside free; `with_tail`
-    on both has its minimum, 0, at the teacher.
+    On the teacher's bare top k the sum is truncated: it can be negative, it differs from the KL by the tail's terms,
+    and its minimum is the *renormalised* teacher with an empty tail: the student is sharpened by the tail's mass.
+    `renormalised` on both leaves the student's mass outside free; `with_tail` on both has its minimum, 0, at the
+    teacher. verl's `forward_kl_topk` is the bare sum of log-probabilities floored at -10 nats on both sides, then held
+    to [0, 10] nats: a token whose sum is negative, because the student's mass on the k entries is above the teacher's,
+    has no gradient, and so has one whose sum is above 10.
     """
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     loss = _kl(log_p, log_q)

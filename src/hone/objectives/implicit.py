@@ -8,13 +8,13 @@ Log-ratios to a reference, length normalisation, f-divergence links, and pair we
 import math
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float, Int64, Real
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.numerics import linear_tail_exp
+from hone.objectives.numerics import linear_tail_exp, sum_by_sequence
 from hone.objectives.ratios import at_least_float32
-from hone.objectives.shapes import PerAnswer, PerDecision, PerPair
+from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair
 from hone.objectives.terms import LossTerms
 
 
@@ -29,6 +29,26 @@ def reference_log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Te
     """
     difference = at_least_float32(now) - at_least_float32(reference).detach()
     return difference if length is None else difference / length.clamp(min=1)
+
+
+def length_desensitised(
+    logp: PerDecision, sequence: Indices, shared_length: Int64[Tensor, " count"], *, alpha: float
+) -> Float[Tensor, " count"]:
+    """Sum over each answer's tokens of log p, tokens beyond `shared_length` times `alpha`: LD-DPO (Liu et al., 2024,
+    2409.06411); in nats, before `reference_log_ratio`, for policy and reference alike.
+
+    `shared_length` is the length of the shorter answer of the pair, for both of them; the longer one's excess counts
+    less, so that length alone makes no margin. alpha = 1 is DPO, 0 cuts the longer answer off. An answer's tokens stand
+    in their order, `sequence` numbers the answer of each; TRL's `ld_alpha`.
+    """
+    order = torch.argsort(sequence, stable=True)
+    lengths = torch.bincount(sequence, minlength=len(shared_length))
+    begins = torch.cumsum(lengths, 0) - lengths
+    place = torch.empty_like(sequence)
+    place[order] = torch.arange(len(sequence), device=sequence.device) - begins[sequence[order]]
+    values = at_least_float32(logp)
+    weight = torch.full_like(values, alpha).masked_fill(place < shared_length[sequence], 1.0)
+    return sum_by_sequence(weight * values, sequence, count=len(shared_length))
 
 
 # ------------------------------------------------------------------------ f-divergences in the place of the KL

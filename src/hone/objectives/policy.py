@@ -9,9 +9,18 @@ in nats, `*_probability` differences of probability. Where the advantage is 0 th
 may be left out, except with `dro`, penalties and entropy terms.
 """
 
+from collections.abc import Callable
+
 import torch
 
-from hone.objectives.ratios import at_least_float32, is_saturated, logp_difference, ratio, ratio_metrics
+from hone.objectives.ratios import (
+    LOG_RATIO_LIMIT,
+    at_least_float32,
+    is_saturated,
+    logp_difference,
+    ratio,
+    ratio_metrics,
+)
 from hone.objectives.shapes import Flags, PerDecision
 from hone.objectives.terms import LossTerms
 
@@ -96,12 +105,19 @@ def cispo(
     libraries take a width there (1 + high), or an absolute cap under the name of a width. Metrics: share of decisions
     whose ratio was capped (they keep a gradient), KL, largest ratio.
     """
-    r = ratio(now, then).detach()
+    return capped_gradient(now, logp_difference(now, then), advantage, ratio_cap=ratio_cap, ratio_floor=ratio_floor)
+
+
+def capped_gradient(
+    now: PerDecision, log_ratio: PerDecision, advantage: PerDecision, *, ratio_cap: float, ratio_floor: float
+) -> LossTerms:
+    """-sg[clip(r, ratio_floor, ratio_cap)] * A * log p, r = exp(`log_ratio`): of a token, or of its sequence."""
+    r = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT)).detach()
     loss = -r.clamp(ratio_floor, ratio_cap) * advantage * at_least_float32(now)
 
     def compute_metrics() -> dict[str, PerDecision]:
         outside = (r > ratio_cap) | (r < ratio_floor)
-        return {"policy/capped_fraction": outside.to(r.dtype), **ratio_metrics(r, logp_difference(now, then))}
+        return {"policy/capped_fraction": outside.to(r.dtype), **ratio_metrics(r, log_ratio)}
 
     return LossTerms(loss=loss, compute_metrics=compute_metrics)
 
@@ -120,15 +136,20 @@ def sapo(
     both sides, faster for punished decisions. The value at r = 1 is -2 A / t and not -A: losses are not comparable with
     PPO's, gradients are. A = 0 counts as negative, which changes no loss. Weights: `sequence_mean`. Metrics: the gate.
     """
-    r = ratio(now, then)
+    change = logp_difference(now, then)
+    return soft_gate(change, advantage, positive_steepness=positive_steepness, negative_steepness=negative_steepness)
+
+
+def soft_gate(
+    log_ratio: PerDecision, advantage: PerDecision, *, positive_steepness: float, negative_steepness: float
+) -> LossTerms:
+    """-A * (4 / t) * sigmoid(t (r - 1)), r = exp(`log_ratio`): of a token, or of its sequence."""
+    r = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
     t = torch.full_like(r, negative_steepness).masked_fill(advantage > 0, positive_steepness)
     gate = torch.sigmoid(t * (r - 1.0))
     return LossTerms(
         loss=-advantage * (4.0 / t) * gate,
-        compute_metrics=lambda: {
-            "policy/gate": 4.0 * gate * (1.0 - gate),
-            **ratio_metrics(r, logp_difference(now, then)),
-        },
+        compute_metrics=lambda: {"policy/gate": 4.0 * gate * (1.0 - gate), **ratio_metrics(r, log_ratio)},
     )
 
 
@@ -152,27 +173,22 @@ def decoupled_ppo(
     proximal: PerDecision,
     advantage: PerDecision,
     *,
-    low: float = 0.2,
-    high: float = 0.2,
+    clipped: Callable[[PerDecision, PerDecision, PerDecision], LossTerms] = clipped_surrogate,
     weight_cap: float | None = None,
+    weight_floor: float | None = None,
 ) -> LossTerms:
     """w * max(-A u, -A clip(u, 1 - low, 1 + high)), u = now / proximal, w = sg[proximal / then] (decoupled PPO).
 
     Three policies: the behaviour policy (`then`), the policy at the start of the update (`proximal`), and the learning
     one. The clip keeps close to `proximal`, and w corrects for stale data (Hilton et al., 2021; AReaL, 2025).
-    `weight_cap` is an absolute bound on w (off); with it this is truncated importance sampling.
+    `weight_cap` and `weight_floor` are absolute bounds on w (off); with a cap this is truncated importance sampling.
+    `clipped` is the loss on u, `clipped_surrogate` with other widths or with a dual clip.
     """
-    u = ratio(now, proximal)
+    terms = clipped(now, proximal, advantage)
     weight = ratio(proximal, then).detach()
-    if weight_cap is not None:
-        weight = weight.clamp(max=weight_cap)
-    loss, stopped = surrogate(u, advantage, low=low, high=high)
+    if weight_cap is not None or weight_floor is not None:
+        weight = weight.clamp(min=weight_floor, max=weight_cap)
     return LossTerms(
-        loss=weight * loss,
-        compute_metrics=lambda: {
-            "policy/clip_fraction": _stopped(stopped, logp_difference(now, proximal), advantage),
-            **ratio_metrics(u, logp_difference(now, proximal)),
-            "mismatch/weight": weight,
-            "mismatch/weight_max": weight,
-        },
+        loss=weight * terms.loss,
+        compute_metrics=lambda: {**terms.metrics, "mismatch/weight": weight, "mismatch/weight_max": weight},
     )

@@ -8,7 +8,8 @@ TRL's `rewards/margins` is beta * D; `preference/margin_nats` here is D, so that
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -34,7 +35,7 @@ def _terms(loss: PerPair, chosen: PerPair, rejected: PerPair) -> LossTerms:
     return LossTerms(loss=loss, compute_metrics=lambda: preference_metrics(chosen, rejected))
 
 
-def _smoothed(scaled: PerPair, smoothing: float) -> PerPair:
+def smoothed_logistic(scaled: PerPair, smoothing: float) -> PerPair:
     """Cross-entropy of sigmoid(`scaled`) against a label that is right with probability 1 - smoothing."""
     if smoothing == 0.0:
         return -F.logsigmoid(scaled)
@@ -48,7 +49,7 @@ def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: flo
     It is Bradley-Terry on the rewards beta * s. TRL 1.16 ignores `label_smoothing` here, TRL 0.24, OpenRLHF and the
     authors do not.
     """
-    return _terms(_smoothed(beta * (chosen - rejected), smoothing), chosen, rejected)
+    return _terms(smoothed_logistic(beta * (chosen - rejected), smoothing), chosen, rejected)
 
 
 def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.1) -> LossTerms:
@@ -158,11 +159,35 @@ def bco_pair(chosen: PerPair, rejected: PerPair, shift: PerPair, *, beta: float 
 # detached columns; a row then takes its partner's score as data. All pairs must have the same weight.
 
 
-def aot(margin: PerPair, partner: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> LossTerms:
+# A comparison maps beta times the difference of two scores of one rank to a loss, here and in its arguments below.
+
+RankComparison: TypeAlias = Callable[[PerPair], PerPair]
+"""beta times a difference of scores -> loss; it must fall with the difference."""
+
+
+def hinge_comparison(scaled: PerPair) -> PerPair:
+    """relu(1 - x): no loss for ranks that differ by enough."""
+    return F.relu(1.0 - scaled)
+
+
+def squared_hinge_comparison(scaled: PerPair) -> PerPair:
+    """relu(1 - x)^2: the convex cost whose optimal transport AOT's theory is written for (Melnyk et al., 2024)."""
+    return F.relu(1.0 - scaled).square()
+
+
+def aot(
+    margin: PerPair,
+    partner: PerPair,
+    *,
+    beta: float = 0.1,
+    smoothing: float = 0.0,
+    comparison: RankComparison | None = None,
+) -> LossTerms:
     """-logsigmoid(beta (margin - partner)), smoothed as cDPO: paired AOT. `margin` = log pi(y_w) - log pi(y_l),
-    `partner` of `batchwide.aot_partners`, data. Metric: the share of ranks where the policy's margins are larger.
+    `partner` of `batchwide.aot_partners`, data. Another `comparison` takes the logistic loss's place. Metric: the share
+    of ranks where the policy's margins are larger.
     """
-    loss = _smoothed(beta * (margin - partner), smoothing)
+    loss = _compared(beta * (margin - partner), smoothing, comparison)
     return LossTerms(
         loss=loss,
         compute_metrics=lambda: {
@@ -180,17 +205,18 @@ def aot_unpaired(
     *,
     beta: float = 0.1,
     smoothing: float = 0.0,
+    comparison: RankComparison | None = None,
 ) -> LossTerms:
     """Unpaired AOT, on sorted implicit rewards: sum over ranks k of l(s_w(k) - s_l(k)), l = -logsigmoid(beta .),
-    smoothed.
+    smoothed, or another `comparison`.
 
     `chosen_partner` is the rejected score with the rank of this row's chosen one, `batchwide.same_rank` of (chosen,
     rejected); `rejected_partner` that of (rejected, chosen); both data. A rank joins two rows, so a row's loss is l(s_w
     - partner) plus a term of value 0 that carries the gradient of its rejected score: summed over the batch, value and
     gradient are those of the sorted form.
     """
-    up = _smoothed(beta * (chosen - chosen_partner.detach()), smoothing)
-    down = _smoothed(beta * (rejected_partner.detach() - rejected), smoothing)
+    up = _compared(beta * (chosen - chosen_partner.detach()), smoothing, comparison)
+    down = _compared(beta * (rejected_partner.detach() - rejected), smoothing, comparison)
     return LossTerms(
         loss=up + (down - down.detach()),
         compute_metrics=lambda: {
@@ -199,3 +225,12 @@ def aot_unpaired(
             "preference/rank_margin_nats": chosen - chosen_partner,
         },
     )
+
+
+def _compared(scaled: PerPair, smoothing: float, comparison: RankComparison | None) -> PerPair:
+    """The smoothed comparison; without one, the logistic."""
+    if comparison is None:
+        return smoothed_logistic(scaled, smoothing)
+    if smoothing == 0.0:
+        return comparison(scaled)
+    return (1.0 - smoothing) * comparison(scaled) + smoothing * comparison(-scaled)

@@ -10,14 +10,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.numerics import log1mexp
-from hone.objectives.preference import preference_metrics
+from hone.objectives.preference import preference_metrics, smoothed_logistic
 from hone.objectives.ratios import at_least_float32
 from hone.objectives.shapes import PerPair
 from hone.objectives.terms import LossTerms
 
 
-def simpo(chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> LossTerms:
-    """-logsigmoid(beta (a_w - a_l) - margin): SimPO (Meng et al., 2024). a: mean log-probability per token.
+def simpo(
+    chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: float = 1.0, smoothing: float = 0.0
+) -> LossTerms:
+    """-logsigmoid(x), x = beta (a_w - a_l) - margin: SimPO (Meng et al., 2024). a: mean log-probability per token.
+
+    `smoothing` e, the assumed share of wrong labels: -(1 - e) logsigmoid(x) - e logsigmoid(-x), as in the authors' code
+    and TRL (`label_smoothing`).
 
     The paper tunes beta in 2-2.5 (10 for some models) and margin / beta in about 0.3-0.6. TRL reaches it through
     CPO with `loss_type="simpo"`, where beta is 0.1 and the margin 0.5 by default, and `cpo_alpha` must be set to 0: its
@@ -25,7 +30,19 @@ def simpo(chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: floa
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     return LossTerms(
-        loss=-F.logsigmoid(beta * (chosen - rejected) - margin),
+        loss=smoothed_logistic(beta * (chosen - rejected) - margin, smoothing),
+        compute_metrics=lambda: preference_metrics(chosen, rejected),
+    )
+
+
+def simpo_hinge(chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> LossTerms:
+    """relu(1 - x), x = beta (a_w - a_l) - margin: SimPO's margin under a hinge (`loss_type="hinge"` of the authors'
+    code, Meng et al., 2024); no gradient where x is above 1. TRL's CPO with a hinge has sums in the place of the means
+    a, and no margin (`margin=0`).
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    return LossTerms(
+        loss=F.relu(1.0 - (beta * (chosen - rejected) - margin)),
         compute_metrics=lambda: preference_metrics(chosen, rejected),
     )
 

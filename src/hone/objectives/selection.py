@@ -19,10 +19,19 @@ Floats: TypeAlias = Float64[NDArray[np.float64], " N"]
 Mask: TypeAlias = Bool[NDArray[np.bool_], " N"]
 
 
-def clipped_mask(now: Column, then: Column, advantage: Column, *, low: float = 0.2, high: float = 0.2) -> Mask:
+def clipped_mask(
+    now: Column,
+    then: Column,
+    advantage: Column,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    negative_cap: float | None = None,
+) -> Mask:
     """Decisions for which the clipped surrogate with these widths has no gradient. `now`, `then` in nats."""
     r = np.exp(np.minimum(np.asarray(now, np.float64) - then, 20.0))
-    return ((advantage > 0) & (r > 1.0 + high)) | ((advantage < 0) & (r < 1.0 - low))
+    far = r < 1.0 - low if negative_cap is None else (r < 1.0 - low) | (r > negative_cap)
+    return ((advantage > 0) & (r > 1.0 + high)) | ((advantage < 0) & far)
 
 
 def covariances(now: Column, advantage: Column) -> Floats:

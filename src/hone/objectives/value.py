@@ -32,16 +32,24 @@ def huber(value: PerDecision, target: PerDecision, *, delta: float = 1.0) -> Los
     return LossTerms(loss=loss, compute_metrics=lambda: _metrics(value, target))
 
 
-def clipped_value(value: PerDecision, then: PerDecision, target: PerDecision, *, clip_range: float = 0.2) -> LossTerms:
+def clipped_value(
+    value: PerDecision, then: PerDecision, target: PerDecision, *, clip_range: float = 0.2, delta: float | None = None
+) -> LossTerms:
     """max((V - target)^2, (V_clip - target)^2) / 2, V_clip within `clip_range` of the old value (PPO2, 2017).
+
+    With `delta` both errors are Huber's: squared up to delta, linear beyond, as in AReaL (delta 10).
 
     `then` is the critic's value when the batch was collected. verl and OpenRLHF use 0.5, TRL and slime 0.2; slime
     leaves out the half. The range is in units of the return: with returns far from 1 nearly every gradient is clipped
     to 0, which `value/clip_fraction` shows.
     """
     kept = then + (value - then).clamp(-clip_range, clip_range)
-    free, held = (value - target).square(), (kept - target).square()
+    if delta is None:
+        free, held = 0.5 * (value - target).square(), 0.5 * (kept - target).square()
+    else:
+        aim = target.to(value.dtype)
+        free, held = (F.huber_loss(guess, aim, reduction="none", delta=delta) for guess in (value, kept))
     return LossTerms(
-        loss=0.5 * torch.maximum(free, held),
+        loss=torch.maximum(free, held),
         compute_metrics=lambda: {**_metrics(value, target), "value/clip_fraction": (held > free).to(value.dtype)},
     )

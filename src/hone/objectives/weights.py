@@ -20,6 +20,14 @@ Weights: TypeAlias = Float64[NDArray[np.float64], " E"]
 WeightingScheme: TypeAlias = Callable[[PerSequence], Weights]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScheme:
+    """Weighting scheme that looks at the groups of the sequences, too: `prompt_mean`, `prompt_sequence_mean`."""
+
+    weigh: Callable[[PerSequence, PerSequence], Weights]
+    """Lengths of the batch's sequences and their groups -> weight of a decision of each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermWeights:
     """Weights of a loss term of its own: the unit of its values, and their weighting scheme."""
@@ -58,14 +66,14 @@ def sequence_sum(lengths: PerSequence) -> Weights:
     return constant_length(lengths, length=1)
 
 
-def prompt_mean(lengths: PerSequence, *, group: PerSequence) -> Weights:
+def prompt_mean(lengths: PerSequence, group: PerSequence) -> Weights:
     """1 / (G * decisions of all answers to the prompt): every prompt has the same weight (SkyRL)."""
     numbers, prompts = _groups(lengths, group)
     decisions = np.bincount(numbers, weights=lengths)
     return 1.0 / (prompts * np.maximum(decisions, 1.0)[numbers])
 
 
-def prompt_sequence_mean(lengths: PerSequence, *, group: PerSequence) -> Weights:
+def prompt_sequence_mean(lengths: PerSequence, group: PerSequence) -> Weights:
     """1 / (G * K_g * length): every prompt has the same weight, and every answer within it.
 
     GRPO's formula written out; equal to `sequence_mean` where all groups have as many answers.

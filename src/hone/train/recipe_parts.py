@@ -17,6 +17,7 @@ _HELPERS = (
     "hone.train.control.deterministic",
     "hone.train.control.offline",
     "hone.train.control.on_policy",
+    "hone.train.text.advantages",
     "hone.train.text.loss_adapters",
     "hone.train.text.reference_policies",
 )

@@ -168,19 +168,24 @@ def test_what_has_no_published_default_is_asked_for() -> None:
 
 
 OTHER: dict[str, Any] = {
-    "clip_low": 0.01, "clip_high": 0.01, "kl": 0.5, "entropy": 0.3, "kl_estimator": "k2", "scale": "batch",
-    "aggregation": "sequence_mean", "baseline": "none", "norm": 3.0, "overlong_share": 0.0, "max_rounds": 1,
+    "clip_low": 0.01, "clip_high": 0.01, "kl": 0.5, "entropy": 0.3, "kl_estimator": "k2", "scale": "none",
+    "aggregation": "token_sum", "advantage": {"scale": "none", "center": "batch"},
+    "negative_cap": 1.28, "baseline": "none", "norm": 3.0, "overlong_share": 0.0, "max_rounds": 1,
     "ratio_cap": 1.01, "ratio_floor": 0.99, "positive_steepness": 9.0, "negative_steepness": 9.0, "log_low": 0.01,
     "log_high": 0.01, "beta": 5.0, "positive_power": 0.1, "positive_rate": 9.0, "negative_power": 0.1,
     "negative_rate": 9.0, "share": 0.9, "above": -9.0, "below": 0.05, "penalty": 9.0, "max_second_moment": 1e-5,
     "max_nats": 1e-4, "trust": {"kind": "tv", "max_increase": 1e-4}, "likeliest": 2, "fork_share": 0.1,
-    "mix": 0.9, "boost": 9.0, "weight_cap": 0.5, "k": 3, "threshold": 2.0, "order": "n", "weight": 0.1,
+    "mix": 0.9, "boost": 9.0, "weight_cap": 0.5, "k": 3, "threshold": 2.0, "weight": 0.1,
+    "estimator": {"kind": "maclaurin", "terms": 8}, "ratio_level": "sequence", "entropy_share": 0.3, "ddof": 0,
+    "epsilon": 0.5, "over": "decisions", "whiten": "answers", "whiten_rewards": "standardise", "weight_floor": 1.05,
     "region": {"max_kl_nats": 0.1}, "kl_in_reward": {"kind": "fixed", "weight": 0.5},
 }  # fmt: skip
 """Another value for each key of an algorithm."""
 OWN: dict[tuple[str, str], Any] = {
     ("luspo", "clip_low"): 0.9,
-    ("passk_best", "scale"): "none",
+    ("gspo", "negative_cap"): 1.0005,
+    ("gspo_token", "negative_cap"): 1.0005,
+    ("luspo", "negative_cap"): 1.003,
     ("pkpo", "baseline"): "leave_one_out",
 }
 """Where a recipe's key takes other values than its namesakes."""

@@ -6,9 +6,8 @@ A as in GRPO; loss = -sg[min(r, ratio_cap)] A log pi, every token alike. The cap
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.policy import cispo
-from hone.objectives.weights import token_mean
+from hone.objectives.sequence import sequence_cispo
 from hone.train.text import recipe
 
 
@@ -19,6 +18,10 @@ class CispoAlgorithm(recipe.PenaltyConfig):
     """Largest weight of a token: a ratio, not a width around 1."""
     ratio_floor: float = recipe.Field(default=0.0, ge=0)
     """Least weight of a token; the paper has none."""
+    ratio_level: recipe.RatioLevel = "token"
+    """Ratio that is capped: the token's, or the geometric mean of its answer's."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class CispoConfig(recipe.GroupRunConfig):
@@ -29,10 +32,15 @@ class CispoConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        capped = partial(cispo, ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor)
-        objective = recipe.from_token_columns(capped)
-        loss = recipe.penalised_loss(objective, token_mean, chosen)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        capped = partial(LOSSES[chosen.ratio_level], ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor)
+        objective = recipe.from_ratio_columns(capped, chosen.ratio_level)
+        loss = recipe.penalised_loss(objective, recipe.aggregation_scheme(chosen, self.rollout.max_tokens), chosen)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
+
+
+LOSSES = {"token": cispo, "sequence": sequence_cispo}
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -6,10 +6,8 @@ GRPO's clipped loss, 0 at a few tokens: of those whose (A - mean A)(log pi - mea
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.covariance import clip_cov
 from hone.objectives.selection import clip_cov_mask, clipped_mask
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -22,6 +20,8 @@ class ClipCovAlgorithm(recipe.ClipConfig):
     """Least covariance of a token that may be left out."""
     below: float = 5.0
     """Largest covariance of a token that may be left out."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class ClipCovConfig(recipe.GroupRunConfig):
@@ -32,8 +32,8 @@ class ClipCovConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, seed = self.algorithm, self.seed
-        objective = recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high))
-        clipped = partial(clipped_mask, low=chosen.clip_low, high=chosen.clip_high)
+        objective = recipe.from_selected_columns(partial(clip_cov, **recipe.clip_range(chosen)))
+        clipped = partial(clipped_mask, **recipe.clip_range(chosen))
         mask = partial(clip_cov_mask, fraction=chosen.share, min_covariance=chosen.above, max_covariance=chosen.below)
 
         def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
@@ -41,8 +41,11 @@ class ClipCovConfig(recipe.GroupRunConfig):
             uniform = recipe.generator(seed, "clip_cov", columns.update).random(len(columns.logp))
             return mask(columns.logp, columns.advantage, stopped, uniform)
 
-        loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
+        loss = recipe.penalised_loss(objective, scheme, chosen, select_tokens=select)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -7,10 +7,8 @@ up to `max_rounds` times, and tells what that cost (`dynamic_sampling/*`). They 
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.credit.selection import has_score_variance
 from hone.credit.shaping import overlong_penalty, with_shaped_scores
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -23,6 +21,8 @@ class DapoAlgorithm(recipe.ClipConfig):
     """Share of `rollout.max_tokens` over which the punishment of long answers rises (4096 of 20480); 0 is off."""
     max_rounds: int = recipe.Field(default=10, ge=1)
     """Rollouts that a step may take to find enough groups of unequal scores."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class DapoConfig(recipe.GroupRunConfig):
@@ -39,9 +39,10 @@ class DapoConfig(recipe.GroupRunConfig):
             shapings=[partial(overlong_penalty, max_tokens=limit, buffer_tokens=buffer)]
             if chosen.overlong_share
             else [],
-            credit=group_relative,
+            credit=recipe.group_advantage(chosen.advantage),
         )
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         wrap = partial(recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.max_rounds)
         return recipe.TextMethod(credit=credit, learner=learner, wrap_source=wrap)
 

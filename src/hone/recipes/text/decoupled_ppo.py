@@ -4,9 +4,9 @@ A as in GRPO; u = pi / pi_prox, w = sg[pi_prox / pi_acted]; loss = w max(-A u, -
 token alike. Made for stale answers (AReaL, 2025): the clip keeps near the newest policy, w corrects for the oldest.
 """
 
-from hone.credit.group import group_relative
-from hone.objectives.policy import decoupled_ppo
-from hone.objectives.weights import token_mean
+from functools import partial
+
+from hone.objectives.policy import clipped_surrogate, decoupled_ppo
 from hone.train.text import recipe
 
 
@@ -15,6 +15,16 @@ class DecoupledAlgorithm(recipe.ClipConfig):
 
     weight_cap: float | None = recipe.Field(default=None, gt=0)
     """Largest importance weight w; unset: no bound."""
+    weight_floor: float | None = recipe.Field(default=None, ge=0)
+    """Least importance weight w: smaller ones are raised to it; unset: no bound."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
+
+    @recipe.model_validator(mode="after")
+    def _ordered(self) -> "DecoupledAlgorithm":
+        if None not in (self.weight_floor, self.weight_cap) and self.weight_floor > self.weight_cap:
+            raise ValueError(f"weight_floor = {self.weight_floor:g} is above weight_cap = {self.weight_cap:g}")
+        return self
 
 
 def require_no_correction(config: recipe.TextGradientRunConfig) -> None:
@@ -32,23 +42,26 @@ class DecoupledPpoConfig(recipe.TextGradientRunConfig):
     """PPO with three policies."""
 
     requires = (recipe.require_groups, require_no_correction)
+    needs_old_policy = True
     algorithm: DecoupledAlgorithm = DecoupledAlgorithm()
     """Clip widths, bound, penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
 
-        def objective(view: recipe.TokenView) -> recipe.LossTerms:
-            return decoupled_ppo(
-                view.logp, view.behaviour_logp, view.old_logp, view.advantage,
-                low=chosen.clip_low, high=chosen.clip_high, weight_cap=chosen.weight_cap,
-            )  # fmt: skip
+        clipped = partial(clipped_surrogate, **recipe.clip_range(chosen))
+        cap, floor = chosen.weight_cap, chosen.weight_floor
+        weighted = partial(decoupled_ppo, clipped=clipped, weight_cap=cap, weight_floor=floor)
 
+        def objective(view: recipe.TokenView) -> recipe.LossTerms:
+            return weighted(view.logp, view.behaviour_logp, view.old_logp, view.advantage)
+
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(
-            objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_old_logp=True
+            objective=objective, scheme=scheme, proportional_to_advantage=True, needs_old_logp=True
         )
         learner = recipe.gradient_learner(self, policies, recipe.with_penalties(loss, chosen))
-        return recipe.TextMethod(credit=group_relative, learner=learner)
+        return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -6,14 +6,11 @@ tokens. Mask and ratio are both against the behaviour policy. The thresholds, 0.
 example; the cap on the ratio is off.
 """
 
-from functools import partial
 from typing import Annotated, Literal
 
 from torch import Tensor
 
-from hone.credit.group import Scale, group_relative
 from hone.objectives.trust import binary_kl, binary_tv, dppo, top_k_kl, top_k_tv, trust_region_mask
-from hone.objectives.weights import constant_length
 from hone.train.text import recipe
 
 
@@ -62,8 +59,10 @@ class DppoAlgorithm(recipe.PenaltyConfig):
     """The divergence and its thresholds."""
     ratio_cap: float | None = recipe.Field(default=None, gt=0)
     """Largest weight of a token; unset: none, because truncation is biased."""
-    scale: Scale = "none"
-    """Divisor of the centred scores: the group's standard deviation, the batch's, or none."""
+    aggregation: recipe.Aggregation = "constant_length"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig(scale="none")
+    """Baseline, divisor and whitening of the advantages."""
 
 
 def require_all_tokens(config: recipe.TextRunConfig) -> None:
@@ -93,13 +92,13 @@ class DppoConfig(recipe.TextGradientRunConfig):
 
         loss = recipe.TokenLossSpec(
             objective=objective,
-            scheme=partial(constant_length, length=self.rollout.max_tokens),
+            scheme=recipe.aggregation_scheme(chosen, self.rollout.max_tokens),
             proportional_to_advantage=True,
             top_k=chosen.trust.top,
             needs_old_logp=chosen.trust.top > 0,
         )
         learner = recipe.gradient_learner(self, policies, recipe.with_penalties(loss, chosen))
-        return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+        return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
 def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -114,7 +113,7 @@ ENTRY = recipe.text_recipe_spec(
     summary="a trust region in probability instead of a clip of the ratio",
     paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2602.04879, 2026",
     config=DppoConfig,
-    parts=recipe.recipe_parts(DppoConfig.method, binary_tv),
+    parts=recipe.text_parts(DppoConfig, binary_tv),
     limitation="tokens outside are dropped, not corrected; the most likely tokens are the trainer's, not the engine's.",
     presets=("dppo_tv", "dppo_kl"),
 )

@@ -4,23 +4,29 @@ A = R - mean of the group; loss = (1 / answers) sum over answers of (1 / C) sum 
 -min(r A, clip(r, 1 - low, 1 + high) A), C = `rollout.max_tokens` whatever an answer's length.
 """
 
-from functools import partial
-
-from hone.credit.group import group_relative
-from hone.objectives.weights import constant_length
 from hone.train.text import recipe
+
+
+class DrGrpoAlgorithm(recipe.ClipConfig):
+    """Clip widths and penalties, without the two biases by default."""
+
+    aggregation: recipe.Aggregation = "constant_length"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig(scale="none")
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class DrGrpoConfig(recipe.GroupRunConfig):
     """GRPO done right."""
 
-    algorithm: recipe.ClipConfig = recipe.ClipConfig()
+    algorithm: DrGrpoAlgorithm = DrGrpoAlgorithm()
     """Clip widths and penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        scheme = partial(constant_length, length=self.rollout.max_tokens)
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(self.algorithm, scheme))
-        return recipe.TextMethod(credit=partial(group_relative, scale="none"), learner=learner)
+        chosen = self.algorithm
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
+        return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(

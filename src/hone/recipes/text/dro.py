@@ -6,17 +6,17 @@ old the answers; answers without an advantage are pulled back to where they came
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.policy import dro
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
-class DroAlgorithm(recipe.Config):
+class DroAlgorithm(recipe.AggregationConfig):
     """Regularisation towards the behaviour policy."""
 
     beta: float = recipe.Field(gt=0)
     """Weight of the squared log-ratio, 1 / nat. There is no published default for advantages of tokens."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class DroConfig(recipe.GroupRunConfig):
@@ -26,9 +26,13 @@ class DroConfig(recipe.GroupRunConfig):
     """Regularisation towards the behaviour policy."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        objective = recipe.from_token_columns(partial(dro, beta=self.algorithm.beta))
-        loss = recipe.TokenLossSpec(objective=objective, scheme=token_mean)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        chosen = self.algorithm
+        objective = recipe.from_token_columns(partial(dro, beta=chosen.beta))
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
+        loss = recipe.TokenLossSpec(objective=objective, scheme=scheme)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -5,22 +5,35 @@ those of `rewards.functions`; loss = GRPO's clipped surrogate, every token alike
 """
 
 from functools import partial
+from typing import Literal
 
 from hone.credit.components import gdpo
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
+
+
+class GdpoAlgorithm(recipe.ClipConfig):
+    """Standardisation of each reward function and of their sum, clip widths and penalties."""
+
+    ddof: recipe.Ddof = 1
+    """Degrees of freedom taken from each standard deviation: 1 for that of a sample, 0 for that of a population."""
+    epsilon: float = recipe.Field(default=1e-4, ge=0)
+    """Added to each standard deviation before it divides."""
+    over: Literal["answers", "decisions"] = "answers"
+    """The sum is standardised over the step's answers, or over its tokens, where long answers count more."""
 
 
 class GdpoConfig(recipe.GroupRunConfig):
     """Group reward-decoupled normalisation policy optimisation."""
 
-    algorithm: recipe.ClipConfig = recipe.ClipConfig()
+    algorithm: GdpoAlgorithm = GdpoAlgorithm()
     """Clip widths and penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         weights = [function.weight for function in self.rewards.functions]
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(self.algorithm, token_mean))
-        return recipe.TextMethod(credit=partial(gdpo, weights=weights), learner=learner)
+        chosen = self.algorithm
+        credit = partial(gdpo, weights=weights, ddof=chosen.ddof, epsilon=chosen.epsilon, over=chosen.over)
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -4,11 +4,11 @@ A as in GRPO; loss = -A exp(mean over the answer of d), d = min(log r, log_high)
 where A < 0, every answer alike. Widths are in nats: 0.4 are ratios of 0.67 and 1.49.
 """
 
+from collections.abc import Callable
 from functools import partial
 
-from hone.credit.group import group_relative
+from hone.objectives.selection import high_entropy_mask
 from hone.objectives.sequence import gmpo
-from hone.objectives.weights import sequence_mean
 from hone.train.text import recipe
 
 
@@ -19,6 +19,12 @@ class GmpoAlgorithm(recipe.PenaltyConfig):
     """Clip width downwards, nats: largest fall of the log-probability of a token with negative advantage."""
     log_high: float = recipe.Field(default=0.4, gt=0)
     """Clip width upwards, nats: largest rise of the log-probability of a token with positive advantage."""
+    entropy_share: float = recipe.Field(default=1.0, gt=0, le=1)
+    """Share of a step's tokens, those of the highest entropy, that enter the geometric mean; 1: all."""
+    aggregation: recipe.Aggregation = "sequence_mean"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class GmpoConfig(recipe.GroupRunConfig):
@@ -29,9 +35,23 @@ class GmpoConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        objective = recipe.from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
-        loss = recipe.penalised_loss(objective, sequence_mean, chosen)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        mean = partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high)
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
+        if chosen.entropy_share == 1:
+            loss = recipe.penalised_loss(recipe.from_sequence_columns(mean), scheme, chosen)
+        else:
+            loss = recipe.penalised_loss(partial(_kept, mean=mean), scheme, chosen, select_tokens=self._select)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
+
+    def _select(self, columns: recipe.StepColumns) -> recipe.TokenFactors:
+        return high_entropy_mask(columns.entropy, fraction=self.algorithm.entropy_share)
+
+
+def _kept(view: recipe.TokenView, *, mean: Callable[..., recipe.LossTerms]) -> recipe.LossTerms:
+    """The mean over the tokens that were selected."""
+    return mean(view.logp, view.denominator_logp, view.advantage, view.sequence, keep=view.token_factor)
 
 
 ENTRY = recipe.text_recipe_spec(

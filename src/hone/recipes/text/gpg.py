@@ -7,12 +7,11 @@ token of the step alike. No ratio, no clip, no KL, no critic, no deviation.
 from functools import partial
 
 from hone.credit.group import group_policy_gradient
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
-class GpgAlgorithm(recipe.Config):
-    """The scale of advantages."""
+class GpgAlgorithm(recipe.AggregationConfig):
+    """Scale of advantages and aggregation."""
 
     norm: float = recipe.Field(default=1.0, gt=0)
     """Divisor of the centred scores."""
@@ -26,7 +25,8 @@ class GpgConfig(recipe.TextGradientRunConfig):
     """Scale."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        loss = recipe.policy_gradient_loss(token_mean)
+        chosen = self.algorithm
+        loss = recipe.policy_gradient_loss(recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
         learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=partial(group_policy_gradient, norm=self.algorithm.norm), learner=learner)
 

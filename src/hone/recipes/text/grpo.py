@@ -5,19 +5,14 @@ loss = sum over tokens of weight * [-min(r A, clip(r, 1 - low, 1 + high) A) + kl
 with r = pi / pi of the behaviour policy. No critic. `clip_high` above `clip_low` is DAPO's "clip higher" (2025).
 """
 
-from functools import partial
-
-from hone.credit.group import Scale, group_relative
 from hone.train.text import recipe
 
 
 class GrpoAlgorithm(recipe.ClipConfig):
     """The numbers of the paper, and where later ones changed them."""
 
-    scale: Scale = "group"
-    """Divisor of the centred scores: the group's standard deviation, the batch's, or none."""
-    aggregation: recipe.Aggregation = "token_mean"
-    """Weight of a token in the loss."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class GrpoConfig(recipe.GroupRunConfig):
@@ -28,9 +23,9 @@ class GrpoConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen.aggregation, self.rollout.max_tokens))
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
         learner = recipe.gradient_learner(self, policies, loss)
-        return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+        return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(

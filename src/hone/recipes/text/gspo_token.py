@@ -7,9 +7,7 @@ all tokens of an answer have one advantage; they may have their own.
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.sequence import gspo_token
-from hone.objectives.weights import sequence_mean
 from hone.recipes.text.gspo import GspoAlgorithm
 from hone.train.text import recipe
 
@@ -22,9 +20,11 @@ class GspoTokenConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        objective = recipe.from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
-        loss = recipe.penalised_loss(objective, sequence_mean, chosen)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        objective = recipe.from_sequence_columns(partial(gspo_token, **recipe.clip_range(chosen)))
+        loss = recipe.penalised_loss(objective, recipe.aggregation_scheme(chosen, self.rollout.max_tokens), chosen)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

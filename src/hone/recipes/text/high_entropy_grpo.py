@@ -4,9 +4,7 @@ DAPO's clipped loss (0.2 and 0.28) with GRPO's advantage, 0 at tokens whose entr
 the step; the denominator still counts them.
 """
 
-from hone.credit.group import group_relative
 from hone.objectives.selection import high_entropy_mask
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -17,6 +15,8 @@ class HighEntropyAlgorithm(recipe.ClipConfig):
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
     share: float = recipe.Field(default=0.2, gt=0, le=1)
     """Share of a step's tokens, those of the highest entropy."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class HighEntropyGrpoConfig(recipe.GroupRunConfig):
@@ -37,8 +37,11 @@ class HighEntropyGrpoConfig(recipe.GroupRunConfig):
             assert view.token_factor is not None
             return recipe.scale_terms(clipped(view), view.token_factor)
 
-        loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
+        loss = recipe.penalised_loss(objective, scheme, chosen, select_tokens=select)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

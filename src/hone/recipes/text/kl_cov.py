@@ -6,20 +6,20 @@ step, every token alike. No ratio is clipped.
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.covariance import kl_cov
 from hone.objectives.selection import kl_cov_mask
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
-class KlCovAlgorithm(recipe.Config):
-    """Share of penalised tokens, its weight, clip widths and penalties."""
+class KlCovAlgorithm(recipe.AggregationConfig):
+    """Share of penalised tokens, its weight, aggregation and advantages."""
 
     share: float = recipe.Field(default=2e-4, gt=0, le=1)
     """Share of a step's tokens; at least one."""
     penalty: float = recipe.Field(default=1.0, ge=0)
     """Weight of |log r| at these tokens."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class KlCovConfig(recipe.GroupRunConfig):
@@ -29,12 +29,17 @@ class KlCovConfig(recipe.GroupRunConfig):
     """Share of penalised tokens, clip widths and penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
-            return kl_cov_mask(columns.logp, columns.advantage, fraction=self.algorithm.share)
+        chosen = self.algorithm
 
-        objective = recipe.from_selected_columns(partial(kl_cov, penalty=self.algorithm.penalty))
-        loss = recipe.TokenLossSpec(objective=objective, scheme=token_mean, select_tokens=select)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
+            return kl_cov_mask(columns.logp, columns.advantage, fraction=chosen.share)
+
+        objective = recipe.from_selected_columns(partial(kl_cov, penalty=chosen.penalty))
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
+        loss = recipe.TokenLossSpec(objective=objective, scheme=scheme, select_tokens=select)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

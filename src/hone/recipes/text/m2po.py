@@ -4,10 +4,8 @@ A as in GRPO; loss = -r A at the kept tokens, every token alike. As few tokens a
 largest (log r)^2, until its mean over the rest is below the bound. No ratio is clipped.
 """
 
-from hone.credit.group import group_relative
 from hone.objectives.selection import second_moment_mask
 from hone.objectives.trust import m2po
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -16,6 +14,8 @@ class M2poAlgorithm(recipe.PenaltyConfig):
 
     max_second_moment: float = recipe.Field(default=0.04, gt=0)
     """Bound on the mean of (log r)^2 over the kept tokens, nats^2."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class M2poConfig(recipe.GroupRunConfig):
@@ -32,8 +32,11 @@ class M2poConfig(recipe.GroupRunConfig):
             return second_moment_mask(columns.logp, columns.denominator_logp, max_second_moment=bound)
 
         objective = recipe.from_selected_columns(m2po)
-        loss = recipe.penalised_loss(objective, token_mean, chosen, select_tokens=select)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
+        loss = recipe.penalised_loss(objective, scheme, chosen, select_tokens=select)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -7,12 +7,11 @@ gradient of the reverse KL, token by token. Scores play no part; they are told, 
 from functools import partial
 
 from hone.credit.kl_reward import distillation_credit
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
-class DistillationAlgorithm(recipe.Config):
-    """The teacher."""
+class DistillationAlgorithm(recipe.AggregationConfig):
+    """The teacher, and the aggregation of the loss."""
 
     teacher: str = recipe.Field(min_length=1)
     """A Hugging Face folder, a run of hone, or one of its checkpoints, with the student's vocabulary."""
@@ -33,8 +32,9 @@ class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         teacher = policies.logp(policies.teacher(self.algorithm.teacher, key="algorithm.teacher"))
         credit = partial(distillation_credit, teacher=teacher, weight=self.algorithm.weight)
+        scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(
-            objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=True
+            objective=recipe.importance_objective, scheme=scheme, proportional_to_advantage=True
         )
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 

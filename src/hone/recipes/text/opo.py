@@ -5,17 +5,26 @@ tokens, averaged over answers. Exactly on-policy: one update per rollout, no rat
 """
 
 from hone.credit.group import length_baseline
-from hone.objectives.weights import sequence_sum
 from hone.train.text import recipe
+
+
+class OpoAlgorithm(recipe.AggregationConfig):
+    """Aggregation of the loss."""
+
+    aggregation: recipe.Aggregation = "sequence_sum"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
 class OpoConfig(recipe.TextGradientRunConfig):
     """On-policy optimisation with the optimal baseline."""
 
     requires = (recipe.require_groups, recipe.require_on_policy)
+    algorithm: OpoAlgorithm = OpoAlgorithm()
+    """Aggregation."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        loss = recipe.policy_gradient_loss(sequence_sum)
+        scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
+        loss = recipe.policy_gradient_loss(scheme)
         return recipe.TextMethod(credit=length_baseline, learner=recipe.gradient_learner(self, policies, loss))
 
 

@@ -4,9 +4,7 @@ GRPO's loss, 0 at all tokens of an answer with A < 0 whose mean of log pi acted 
 (DeepSeek-V3.2, 2025). Praised answers are kept however old. The bound is TRL's suggestion; the paper gives none.
 """
 
-from hone.credit.group import group_relative
 from hone.objectives.mismatch import off_policy_sequence_mask
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -15,6 +13,8 @@ class OpsmAlgorithm(recipe.ClipConfig):
 
     max_nats: float = recipe.Field(default=0.5, gt=0)
     """Mean distance per token from the behaviour policy, above which an answer of negative advantage is left out."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class OpsmConfig(recipe.GroupRunConfig):
@@ -37,8 +37,10 @@ class OpsmConfig(recipe.GroupRunConfig):
                 compute_metrics=lambda: {**terms.metrics, "policy/masked_fraction": 1.0 - kept},
             )
 
-        loss = recipe.penalised_loss(objective, token_mean, chosen)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        loss = recipe.penalised_loss(objective, recipe.aggregation_scheme(chosen, self.rollout.max_tokens), chosen)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

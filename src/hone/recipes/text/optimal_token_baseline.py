@@ -8,17 +8,25 @@ over an answer's tokens, averaged over answers, over `max_tokens`.
 from functools import partial
 
 from hone.credit.reinforce import optimal_token_baseline
-from hone.objectives.weights import constant_length
 from hone.train.text import recipe
+
+
+class OptimalTokenBaselineAlgorithm(recipe.AggregationConfig):
+    """Aggregation of the loss."""
+
+    aggregation: recipe.Aggregation = "constant_length"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
 class OptimalTokenBaselineConfig(recipe.TextGradientRunConfig):
     """REINFORCE with the optimal token baseline."""
 
     requires = (recipe.require_groups, recipe.require_on_policy, recipe.require_full_distribution)
+    algorithm: OptimalTokenBaselineAlgorithm = OptimalTokenBaselineAlgorithm()
+    """Aggregation."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        scheme = partial(constant_length, length=self.rollout.max_tokens)
+        scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
         loss = recipe.policy_gradient_loss(scheme)
         credit = partial(optimal_token_baseline, collision=policies.collision_probability())
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))

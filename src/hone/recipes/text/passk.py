@@ -8,7 +8,6 @@ from functools import partial
 
 from hone.credit.passk import pass_at_k
 from hone.credit.shaping import binarised, with_shaped_scores
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -19,6 +18,8 @@ class PasskAlgorithm(recipe.ClipConfig):
     """k: the best of k answers counts."""
     threshold: float = 1.0
     """Lowest score of a right answer."""
+    epsilon: float = recipe.Field(default=1e-6, ge=0)
+    """Added to the standard deviation before it divides."""
 
 
 def require_k_answers(config: "PasskConfig") -> None:
@@ -43,9 +44,10 @@ class PasskConfig(recipe.TextGradientRunConfig):
         credit = partial(
             with_shaped_scores,
             shapings=[partial(binarised, threshold=chosen.threshold)],
-            credit=partial(pass_at_k, k=chosen.k),
+            credit=partial(pass_at_k, k=chosen.k, epsilon=chosen.epsilon),
         )
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=credit, learner=learner)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Literal
 
 from hone.credit.passk import best_of_group
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -18,6 +17,10 @@ class PasskBestAlgorithm(recipe.ClipConfig):
 
     scale: Literal["group", "none"] = "group"
     """Divisor of the margin: the group's standard deviation, or none, which is unbiased."""
+    ddof: recipe.Ddof = 1
+    """Degrees of freedom taken from the standard deviation: 1 for that of a sample, 0 for that of a population."""
+    epsilon: float = recipe.Field(default=1e-6, ge=0)
+    """Added to the standard deviation before it divides."""
 
 
 class PasskBestConfig(recipe.GroupRunConfig):
@@ -28,8 +31,9 @@ class PasskBestConfig(recipe.GroupRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
-        return recipe.TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
+        credit = partial(best_of_group, scale=chosen.scale, ddof=chosen.ddof, epsilon=chosen.epsilon)
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(

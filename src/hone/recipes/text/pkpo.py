@@ -9,7 +9,6 @@ from functools import partial
 from typing import Literal
 
 from hone.credit.passk import pkpo
-from hone.objectives.weights import constant_length
 from hone.train.text import recipe
 
 
@@ -20,6 +19,8 @@ class PkpoAlgorithm(recipe.ClipConfig):
     """k: the best of k answers counts; `minus_one` needs at least 2."""
     baseline: Literal["minus_one", "leave_one_out"] = "minus_one"
     """Baseline: the maximum of a subset without the answer, or the mean maximum of the others."""
+    aggregation: recipe.Aggregation = "constant_length"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
 def require_k_answers(config: "PkpoConfig") -> None:
@@ -44,8 +45,8 @@ class PkpoConfig(recipe.TextGradientRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        scheme = partial(constant_length, length=self.rollout.max_tokens)
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, scheme))
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
 
 

@@ -9,17 +9,18 @@ from typing import Literal
 
 from hone.credit.group import batch_relative
 from hone.credit.returns import discounted_returns
-from hone.objectives.weights import sequence_sum
 from hone.train.text import recipe
 
 
-class ReinforceAlgorithm(recipe.Config):
+class ReinforceAlgorithm(recipe.AggregationConfig):
     """Baseline, and coefficient of the KL penalty in the reward."""
 
     baseline: Literal["batch", "none"] = "batch"
     """Baseline of a score: the mean of the step's scores, or none."""
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef()
     """Coefficient of the KL penalty to the initial policy, in the reward; off by default."""
+    aggregation: recipe.Aggregation = "sequence_sum"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
 class ReinforceConfig(recipe.TextGradientRunConfig):
@@ -32,7 +33,8 @@ class ReinforceConfig(recipe.TextGradientRunConfig):
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
         credit, memory = recipe.with_kl_reward(BASELINES[chosen.baseline], chosen.kl_in_reward, policies)
-        learner = recipe.gradient_learner(self, policies, recipe.policy_gradient_loss(sequence_sum))
+        loss = recipe.policy_gradient_loss(recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 

@@ -4,8 +4,9 @@ A = whitened over the step's tokens of the return to go, whose rewards hold -wei
 loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike. The weight is verl's default, 0.001.
 """
 
+from functools import partial
+
 from hone.credit.reinforce import reinforce_plus_plus
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -14,6 +15,13 @@ class ReinforcePlusPlusAlgorithm(recipe.ClipConfig):
 
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef(weight=0.001)
     """Coefficient of the KL penalty to the initial policy, in the reward of each token."""
+    whiten_rewards: recipe.RewardWhitening = "none"
+    """Divide the rewards of the step's tokens by their standard deviation before they are added up to returns
+    (`scale`), with their mean taken off as well (`standardise`), or leave them as they are (`none`)."""
+    ddof: recipe.Ddof = 1
+    """Degrees of freedom taken from the standard deviation: 1 for that of a sample, 0 for that of a population."""
+    epsilon: float = recipe.Field(default=1e-8, ge=0)
+    """Added to the standard deviation of the whitening before it divides."""
 
 
 class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):
@@ -24,8 +32,15 @@ class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        credit, memory = recipe.with_kl_reward(reinforce_plus_plus, chosen.kl_in_reward, policies)
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(chosen, token_mean))
+        credit, memory = recipe.with_kl_reward(
+            recipe.with_whitened_rewards(
+                partial(reinforce_plus_plus, ddof=chosen.ddof, epsilon=chosen.epsilon), chosen.whiten_rewards
+            ),
+            chosen.kl_in_reward,
+            policies,
+        )
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 

@@ -4,20 +4,32 @@ A = whitened over the step's tokens of R - mean of the group; loss = -min(r A, c
 token alike.
 """
 
+from functools import partial
+
 from hone.credit.reinforce import reinforce_plus_plus_baseline
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
+
+
+class ReinforcePlusPlusBaselineAlgorithm(recipe.ClipConfig):
+    """Whitening, clip widths and penalties."""
+
+    ddof: recipe.Ddof = 1
+    """Degrees of freedom taken from the standard deviation: 1 for that of a sample, 0 for that of a population."""
+    epsilon: float = recipe.Field(default=1e-8, ge=0)
+    """Added to the standard deviation of the whitening before it divides."""
 
 
 class ReinforcePlusPlusBaselineConfig(recipe.GroupRunConfig):
     """REINFORCE++ with a baseline per group."""
 
-    algorithm: recipe.ClipConfig = recipe.ClipConfig()
+    algorithm: ReinforcePlusPlusBaselineAlgorithm = ReinforcePlusPlusBaselineAlgorithm()
     """Clip widths and penalties."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        learner = recipe.gradient_learner(self, policies, recipe.clip_loss(self.algorithm, token_mean))
-        return recipe.TextMethod(credit=reinforce_plus_plus_baseline, learner=learner)
+        chosen = self.algorithm
+        credit = partial(reinforce_plus_plus_baseline, ddof=chosen.ddof, epsilon=chosen.epsilon)
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
 ENTRY = recipe.text_recipe_spec(

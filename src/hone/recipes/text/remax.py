@@ -5,15 +5,16 @@ prompt is answered once more, greedily; that answer is scored, and not learned f
 """
 
 from hone.credit.reinforce import remax
-from hone.objectives.weights import sequence_sum
 from hone.train.text import recipe
 
 
-class RemaxAlgorithm(recipe.Config):
+class RemaxAlgorithm(recipe.AggregationConfig):
     """Coefficient of the KL penalty in the reward."""
 
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef()
     """Coefficient of the KL penalty to the initial policy, in the reward; off by default."""
+    aggregation: recipe.Aggregation = "sequence_sum"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
 class RemaxConfig(recipe.TextGradientRunConfig):
@@ -24,8 +25,10 @@ class RemaxConfig(recipe.TextGradientRunConfig):
     """KL."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        credit, memory = recipe.with_kl_reward(remax, self.algorithm.kl_in_reward, policies)
-        learner = recipe.gradient_learner(self, policies, recipe.policy_gradient_loss(sequence_sum))
+        chosen = self.algorithm
+        credit, memory = recipe.with_kl_reward(remax, chosen.kl_in_reward, policies)
+        loss = recipe.policy_gradient_loss(recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=credit, learner=learner, greedy_baseline=True, credit_state=memory)
 
 
@@ -33,9 +36,7 @@ ENTRY = recipe.text_recipe_spec(
     summary="REINFORCE with the score of a greedy answer as the baseline",
     paper="Li et al., ReMax, 2023",
     config=RemaxConfig,
-    parts=recipe.recipe_parts(
-        RemaxConfig.method, source=f"{recipe.LIVE_SOURCE}, with a greedy answer to each question"
-    ),
+    parts=recipe.text_parts(RemaxConfig, source=f"{recipe.LIVE_SOURCE}, with a greedy answer to each question"),
     limitation="one more answer per question; the baseline is not the one of least variance, least of all for long "
     "answers; one update per rollout.",
 )

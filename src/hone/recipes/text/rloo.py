@@ -5,15 +5,21 @@ loss = -A log pi, summed over an answer's tokens, averaged over answers. The wei
 """
 
 from hone.credit.group import leave_one_out
-from hone.objectives.weights import sequence_sum
 from hone.train.text import recipe
 
 
-class RlooAlgorithm(recipe.Config):
-    """Coefficient of the KL penalty in the reward."""
+class RlooAlgorithm(recipe.AggregationConfig):
+    """Coefficient of the KL penalty in the reward, whitening and aggregation."""
 
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef(weight=0.05)
     """Coefficient of the KL penalty to the initial policy, in the reward."""
+    whiten: recipe.Whitening = "none"
+    """Standardise the advantages over the step: over its answers (TRL's `normalize_advantages`), or over its tokens,
+    where long answers count more; none is off."""
+    epsilon: float = recipe.Field(default=1e-4, ge=0)
+    """Added to the standard deviation of the whitening before it divides."""
+    aggregation: recipe.Aggregation = "sequence_sum"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
 class RlooConfig(recipe.TextGradientRunConfig):
@@ -24,8 +30,12 @@ class RlooConfig(recipe.TextGradientRunConfig):
     """KL."""
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        credit, memory = recipe.with_kl_reward(leave_one_out, self.algorithm.kl_in_reward, policies)
-        learner = recipe.gradient_learner(self, policies, recipe.policy_gradient_loss(sequence_sum))
+        chosen = self.algorithm
+        credit, memory = recipe.with_kl_reward(
+            recipe.with_whitening(leave_one_out, chosen.whiten, epsilon=chosen.epsilon), chosen.kl_in_reward, policies
+        )
+        loss = recipe.policy_gradient_loss(recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = recipe.gradient_learner(self, policies, loss)
         return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 

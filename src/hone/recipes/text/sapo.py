@@ -6,9 +6,8 @@ gradient's at r = 1 and fades on both sides, faster for tokens of negative advan
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.policy import sapo
-from hone.objectives.weights import sequence_mean
+from hone.objectives.sequence import sequence_sapo
 from hone.train.text import recipe
 
 
@@ -19,6 +18,12 @@ class SapoAlgorithm(recipe.PenaltyConfig):
     """Steepness of the gate of tokens with positive advantage."""
     negative_steepness: float = recipe.Field(default=1.05, gt=0)
     """Steepness of the gate of tokens with negative advantage."""
+    ratio_level: recipe.RatioLevel = "token"
+    """Ratio of the gate: the token's, or the geometric mean of its answer's."""
+    aggregation: recipe.Aggregation = "sequence_mean"
+    """Weight of a token in the loss, by the names that all recipes on text share."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class SapoConfig(recipe.GroupRunConfig):
@@ -30,9 +35,15 @@ class SapoConfig(recipe.GroupRunConfig):
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
         positive, negative = chosen.positive_steepness, chosen.negative_steepness
-        gate = partial(sapo, positive_steepness=positive, negative_steepness=negative)
-        loss = recipe.penalised_loss(recipe.from_token_columns(gate), sequence_mean, chosen)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        gate = partial(LOSSES[chosen.ratio_level], positive_steepness=positive, negative_steepness=negative)
+        objective = recipe.from_ratio_columns(gate, chosen.ratio_level)
+        loss = recipe.penalised_loss(objective, recipe.aggregation_scheme(chosen, self.rollout.max_tokens), chosen)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
+
+
+LOSSES = {"token": sapo, "sequence": sequence_sapo}
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -5,13 +5,11 @@ and A elsewhere. Right answers: r' = (1 - mix) r + mix / K sum over the K likeli
 r. Wrong answers: A' = boost A where the likeliest token was chosen. Every token alike.
 """
 
-from hone.credit.group import group_relative
 from hone.objectives.simko import TopKCandidates, forking_tokens, simko
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
-class SimkoAlgorithm(recipe.Config):
+class SimkoAlgorithm(recipe.AggregationConfig):
     """The numbers of the authors' scripts."""
 
     likeliest: int = recipe.Field(default=3, ge=1)
@@ -22,6 +20,8 @@ class SimkoAlgorithm(recipe.Config):
     """Part of the gradient that is spread."""
     boost: float = recipe.Field(default=1.1, ge=1)
     """Factor of the advantage of wrong answers at positions where the most likely token was chosen."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class SimkoConfig(recipe.TextGradientRunConfig):
@@ -44,11 +44,14 @@ class SimkoConfig(recipe.TextGradientRunConfig):
             both = (view.logp, view.denominator_logp)
             return simko(*both, view.advantage, candidates, forks, smoothing=chosen.mix, penalty_scale=chosen.boost)
 
+        scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(
-            objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_entropy=True,
+            objective=objective, scheme=scheme, proportional_to_advantage=True, needs_entropy=True,
             top_k=chosen.likeliest
         )  # fmt: skip
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -5,14 +5,10 @@ the gradient of the KL estimated on the step's tokens, and is halved back until 
 Where no length does, the weights are put back bit for bit (`natural/accepted` is 0).
 """
 
-from functools import partial
-
 from torch import Tensor
 
-from hone.credit.group import Scale, group_relative
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.natural import trust_region_step
-from hone.objectives.weights import token_mean
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
 from hone.train.text import recipe
@@ -20,13 +16,13 @@ from hone.train.text.loss import TokenLoss
 from hone.train.text.rows import TokenBatch, TokenLayout
 
 
-class TrpoTextAlgorithm(recipe.Config):
+class TrpoTextAlgorithm(recipe.AggregationConfig):
     """The trust region."""
 
     region: TrustRegionConfig = TrustRegionConfig()
     """Trust region: its radius and the line search."""
-    scale: Scale = "group"
-    """Divisor of the centred scores: the group's standard deviation, the batch's, or none."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
     micro_batch_tokens: int = recipe.Field(default=16384, ge=1)
     """Tokens per forward pass: changes the use of memory, never the result."""
 
@@ -65,7 +61,8 @@ class TrpoTextConfig(recipe.TextRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         policy = policies.policy
-        loss = recipe.TokenLossSpec(objective=recipe.importance_objective, scheme=token_mean)
+        scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
+        loss = recipe.TokenLossSpec(objective=recipe.importance_objective, scheme=scheme)
         token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=self.micro_batch_tokens())
 
         def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[recipe.LossTerms, Tensor]:
@@ -74,19 +71,19 @@ class TrpoTextConfig(recipe.TextRunConfig):
 
         learner = TrustRegionLearner(
             policy=policy,
-            layout=token_loss.layout(TokenLayout(scheme=token_mean, device=self.run.device), policy),
+            layout=token_loss.layout(TokenLayout(scheme=scheme, device=self.run.device), policy),
             surrogate=surrogate,
             parameters=FlatParameters(policy.parameters()),
             region=self.algorithm.region.region(),
             micro_batch_tokens=self.micro_batch_tokens(),
         )
-        return recipe.TextMethod(credit=partial(group_relative, scale=self.algorithm.scale), learner=learner)
+        return recipe.TextMethod(credit=recipe.group_advantage(self.algorithm.advantage), learner=learner)
 
 
 ENTRY = recipe.text_recipe_spec(
     summary="the longest natural-gradient step that a bound on the KL allows, for language models",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoTextConfig,
-    parts=recipe.recipe_parts(TrpoTextConfig.method, trust_region_step),
+    parts=recipe.text_parts(TrpoTextConfig, trust_region_step),
     limitation="some thirty times the gradients of one AdamW step, in float32; neither TRL nor verl has it.",
 )

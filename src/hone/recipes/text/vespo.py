@@ -6,9 +6,7 @@ token alike. phi is 1 at w = 1 and fades on both sides; (k, l) is (2, 3) where A
 
 from functools import partial
 
-from hone.credit.group import group_relative
 from hone.objectives.sequence import vespo
-from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
 
@@ -23,6 +21,8 @@ class VespoAlgorithm(recipe.PenaltyConfig):
     """k of answers with negative advantage."""
     negative_rate: float = recipe.Field(default=2.0, gt=0)
     """l of answers with negative advantage."""
+    advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
+    """Baseline, divisor and whitening of the advantages."""
 
 
 class VespoConfig(recipe.GroupRunConfig):
@@ -36,8 +36,10 @@ class VespoConfig(recipe.GroupRunConfig):
         positive = (chosen.positive_power, chosen.positive_rate)
         negative = (chosen.negative_power, chosen.negative_rate)
         objective = recipe.from_sequence_columns(partial(vespo, positive=positive, negative=negative))
-        loss = recipe.penalised_loss(objective, token_mean, chosen)
-        return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(self, policies, loss))
+        loss = recipe.penalised_loss(objective, recipe.aggregation_scheme(chosen, self.rollout.max_tokens), chosen)
+        return recipe.TextMethod(
+            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+        )
 
 
 ENTRY = recipe.text_recipe_spec(

@@ -23,7 +23,7 @@ from hone.models.language.token_logprobs import TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
-from hone.objectives.weights import TermWeights, WeightingScheme
+from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.train.text.ratio import CorrectionFactor
 from hone.train.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
@@ -84,7 +84,7 @@ class TokenLossSpec:
     """One loss on tokens: how it is computed, aggregated, and what it needs."""
 
     objective: Callable[[TokenView], LossTerms]
-    scheme: WeightingScheme
+    scheme: WeightingScheme | PromptScheme
     proportional_to_advantage: bool = False
     """The loss is proportional to the advantage, so that sequences with advantage 0 need not be computed."""
     needs_reference: bool = False

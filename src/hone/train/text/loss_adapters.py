@@ -3,12 +3,12 @@
 Belongs here: adapters that several recipes need. What only one recipe does stands in its file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypedDict
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from hone.core.config import Config
@@ -17,13 +17,49 @@ from hone.objectives.entropy import entropy_bonus
 from hone.objectives.kl import kl_loss_estimator, kl_penalty
 from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
 from hone.objectives.terms import LossTerms, add_terms
-from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
+from hone.objectives.weights import (
+    PromptScheme,
+    WeightingScheme,
+    Weights,
+    constant_length,
+    prompt_mean,
+    prompt_sequence_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+    token_sum,
+)
 from hone.train.text.loss import StepColumns, TokenFactors, TokenLossSpec, TokenView
 
 TokenObjective: TypeAlias = Callable[[TokenView], LossTerms]
-Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
-AGGREGATIONS = {"token_mean": token_mean, "sequence_mean": sequence_mean, "constant_length": constant_length}
-KlEstimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2"]
+Aggregation = Literal[
+    "token_mean",
+    "sequence_mean",
+    "sequence_sum",
+    "constant_length",
+    "token_sum",
+    "prompt_mean",
+    "prompt_sequence_mean",
+]
+AGGREGATIONS: Final[Mapping[str, Callable[..., Weights]]] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "sequence_sum": sequence_sum,
+    "constant_length": constant_length,
+    "token_sum": token_sum,
+    "prompt_mean": prompt_mean,
+    "prompt_sequence_mean": prompt_sequence_mean,
+}
+RatioLevel = Literal["token", "sequence"]
+KlEstimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2", "k1_valued_k2", "absolute", "absolute_valued_k2"]
+
+
+class ClipRange(TypedDict):
+    """Clip widths and dual clip of a loss."""
+
+    low: float
+    high: float
+    negative_cap: float | None
 
 
 def policy_gradient(view: TokenView) -> LossTerms:
@@ -46,6 +82,11 @@ def from_sequence_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossT
     return lambda view: loss(view.logp, view.denominator_logp, view.advantage, view.sequence)
 
 
+def from_ratio_columns(loss: Callable[..., LossTerms], level: RatioLevel) -> TokenObjective:
+    """`loss` on views: with the tokens' sequences where its ratio is a sequence's."""
+    return from_token_columns(loss) if level == "token" else from_sequence_columns(loss)
+
+
 def from_selected_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
     """`loss(now, then, advantage, factor)` on views: the factor is what `Loss.select` chose."""
 
@@ -56,13 +97,27 @@ def from_selected_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossT
     return objective
 
 
-class PenaltyConfig(Config):
-    """Penalties of a recipe's loss: KL to the reference policy, and an entropy bonus."""
+class AggregationConfig(Config):
+    """Aggregation of a recipe's loss."""
+
+    aggregation: Aggregation = "token_mean"
+    """Weight of a token in the loss: 1 / tokens of the batch (`token_mean`), 1 / (answers x tokens of its answer)
+    (`sequence_mean`), 1 / answers (`sequence_sum`), 1 / (answers x `rollout.max_tokens`) (`constant_length`), 1
+    (`token_sum`), 1 / (prompts x tokens of the prompt's answers) (`prompt_mean`), or 1 / (prompts x answers of the
+    prompt x tokens of the answer) (`prompt_sequence_mean`)."""
+
+
+class PenaltyConfig(AggregationConfig):
+    """Aggregation and penalties of a recipe's loss: KL to the reference policy, and an entropy bonus."""
 
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty to the initial policy in the loss; 0 loads no reference model."""
     kl_estimator: KlEstimator = "weighted_k3"
-    """Estimator of the KL penalty in the loss; k1 is rejected, because its gradient is 0 in expectation."""
+    """Estimator of the KL penalty in the loss. The gradients of `k2` and `weighted_k3` are those of KL(policy ||
+    reference) per token only, the second also off policy: for whole answers they are biased (20 to 30% for two
+    tokens, about half off policy); a KL in the reward is not. `k3` pulls towards KL(reference || policy), `absolute`
+    towards twice the total variation, and `..._valued_k2` differ from k2 in the value only. k1 is rejected, because its
+    gradient is 0 in expectation."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus; 0 is off, as in most papers on language models."""
 
@@ -84,6 +139,22 @@ class ClipConfig(PenaltyConfig):
     """A token's ratio is clipped below 1 - clip_low where its advantage is negative."""
     clip_high: float = Field(default=0.2, gt=0)
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
+    negative_cap: float | None = Field(default=None, gt=1)
+    """Dual clip: ratio above which a token with negative advantage has no gradient any more; unset: none."""
+
+    @model_validator(mode="after")
+    def _cap_beyond_clip(self) -> "ClipConfig":
+        require_cap_beyond_clip(self.negative_cap, self.clip_high)
+        return self
+
+
+def require_cap_beyond_clip(negative_cap: float | None, clip_high: float) -> None:
+    """Raises ValueError for a dual clip inside the clip range, where it would stop tokens that have hardly moved."""
+    if negative_cap is not None and negative_cap < 1.0 + clip_high:
+        raise ValueError(
+            f"negative_cap = {negative_cap:g} is below 1 + clip_high = {1.0 + clip_high:g}: dual clip bounds ratios "
+            "far outside the clip range (3 in verl, 4 in INTELLECT-2); raise it, or leave it out"
+        )
 
 
 def with_penalties(loss: TokenLossSpec, penalties: PenaltyConfig) -> TokenLossSpec:
@@ -110,7 +181,7 @@ def with_penalties(loss: TokenLossSpec, penalties: PenaltyConfig) -> TokenLossSp
 
 def penalised_loss(
     objective: TokenObjective,
-    scheme: WeightingScheme,
+    scheme: WeightingScheme | PromptScheme,
     penalties: PenaltyConfig,
     *,
     select_tokens: Callable[[StepColumns], TokenFactors] | None = None,
@@ -125,23 +196,30 @@ def penalised_loss(
     return with_penalties(loss, penalties)
 
 
-def policy_gradient_loss(scheme: WeightingScheme) -> TokenLossSpec:
+def policy_gradient_loss(scheme: WeightingScheme | PromptScheme) -> TokenLossSpec:
     """REINFORCE's loss on tokens."""
     return TokenLossSpec(objective=policy_gradient, scheme=scheme, proportional_to_advantage=True)
 
 
 def clip_objective(clip: ClipConfig) -> TokenObjective:
     """PPO's clipped surrogate of each token."""
-    return from_token_columns(partial(clipped_surrogate, low=clip.clip_low, high=clip.clip_high))
+    return from_token_columns(partial(clipped_surrogate, **clip_range(clip)))
 
 
-def clip_loss(clip: ClipConfig, scheme: WeightingScheme) -> TokenLossSpec:
+def clip_range(clip: ClipConfig) -> ClipRange:
+    """Keyword arguments of a clipped loss: its widths and its dual clip."""
+    return ClipRange(low=clip.clip_low, high=clip.clip_high, negative_cap=clip.negative_cap)
+
+
+def clip_loss(clip: ClipConfig, scheme: WeightingScheme | PromptScheme) -> TokenLossSpec:
     """PPO's clipped surrogate on tokens, with its penalties."""
     objective = clip_objective(clip)
     return penalised_loss(objective, scheme, clip)
 
 
-def aggregation_scheme(aggregation: Aggregation, max_tokens: int) -> WeightingScheme:
-    """The scheme of that name; `max_tokens` is the length that `constant_length` divides by."""
-    scheme = AGGREGATIONS[aggregation]
-    return partial(scheme, length=max_tokens) if aggregation == "constant_length" else scheme
+def aggregation_scheme(config: AggregationConfig, max_tokens: int) -> WeightingScheme | PromptScheme:
+    """The scheme that a config names; `max_tokens` is the length that `constant_length` divides by."""
+    scheme = AGGREGATIONS[config.aggregation]
+    if config.aggregation in ("prompt_mean", "prompt_sequence_mean"):
+        return PromptScheme(scheme)
+    return partial(scheme, length=max_tokens) if config.aggregation == "constant_length" else scheme

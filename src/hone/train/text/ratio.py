@@ -152,11 +152,6 @@ def resolve_denominator(
             'against recorded log-probabilities: twice is wrong. Set learner.ratio.denominator = "recomputed", or '
             "drop the correction"
         )
-    if found == "recorded" and config.rejections:
-        raise ValueError(
-            "learner.ratio.rejections compare the policy before the update with the behaviour policy, and a ratio "
-            'against recorded log-probabilities computes only the second; set learner.ratio.denominator = "recomputed"'
-        )
     return found
 
 

@@ -5,27 +5,41 @@ Losses come from `hone.objectives`, advantages from `hone.credit`, weights from 
 
 # ruff: noqa: F401 - recipe files take these names from here
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.random import generator
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
-from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
+from hone.train.recipe_parts import LIVE_SOURCE
 from hone.train.sources.dynamic_sampling import DynamicSampling
+from hone.train.text.advantages import (
+    AdvantageConfig,
+    Ddof,
+    RewardWhitening,
+    Whitening,
+    group_advantage,
+    with_whitened_rewards,
+    with_whitening,
+)
 from hone.train.text.loss import StepColumns, TokenFactors, TokenLossSpec, TokenView
 from hone.train.text.loss_adapters import (
     Aggregation,
+    AggregationConfig,
     ClipConfig,
     PenaltyConfig,
+    RatioLevel,
     aggregation_scheme,
     clip_loss,
     clip_objective,
+    clip_range,
+    from_ratio_columns,
     from_selected_columns,
     from_sequence_columns,
     from_token_columns,
     importance_objective,
     penalised_loss,
     policy_gradient_loss,
+    require_cap_beyond_clip,
     with_penalties,
 )
 from hone.train.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
@@ -38,5 +52,6 @@ from hone.train.text.rl_job import (
     require_full_distribution,
     require_groups,
     require_on_policy,
+    text_parts,
     text_recipe_spec,
 )

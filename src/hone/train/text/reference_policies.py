@@ -21,14 +21,24 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import Stateful
 from hone.credit.columns import CreditFunction, DecisionColumn
-from hone.credit.kl_reward import AdaptiveKlController, FixedKlController, KlController, KlRewardCredit, k1, k2, k3
+from hone.credit.kl_reward import (
+    AdaptiveKlController,
+    FixedKlController,
+    KlController,
+    KlRewardCredit,
+    absolute,
+    k1,
+    k2,
+    k3,
+)
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_sum
 from hone.train.text.loss import chosen_logp
 from hone.train.text.rows import TokenBatch, TokenLayout
 
-KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute}
+RewardKlEstimator = Literal["k1", "k2", "k3", "absolute"]
 REFERENCE_NAME = "the reference policy (model.path)"
 
 
@@ -104,8 +114,8 @@ class FixedKlCoef(Config):
     """Names this alternative."""
     weight: float = Field(default=0.0, ge=0)
     """Price of a nat; 0 keeps no reference."""
-    estimator: Literal["k1", "k2", "k3"] = "k1"
-    """KL estimator on the sampled tokens; in a reward, k1 has the gradient of the KL."""
+    estimator: RewardKlEstimator = "k1"
+    """KL estimator on the sampled tokens; in a reward, k1 has the gradient of the KL of whole answers."""
 
     def controller(self) -> KlController:
         return FixedKlController(self.weight)
@@ -124,8 +134,8 @@ class AdaptiveKlCoef(Config):
     """Unit of the target: a whole answer, or a token."""
     horizon: float = Field(default=10_000.0, gt=0)
     """Answers over which the coefficient can change by 20%."""
-    estimator: Literal["k1", "k2", "k3"] = "k1"
-    """KL estimator on the sampled tokens."""
+    estimator: RewardKlEstimator = "k1"
+    """KL estimator on the sampled tokens; in a reward, k1 has the gradient of the KL of whole answers."""
 
     def controller(self) -> KlController:
         return AdaptiveKlController(weight=self.weight, target=self.target_nats, horizon=self.horizon, unit=self.unit)

@@ -5,7 +5,7 @@ whose `method` wires credit, loss and learner, and ends in `text_recipe_spec`; s
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -33,13 +33,15 @@ from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
-from hone.train.recipe_parts import recipe_parts
+from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.loss import TokenLoss, TokenLossSpec
+from hone.train.text.loss_adapters import AGGREGATIONS, AggregationConfig
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.presets import PresetName, preset_values
 from hone.train.text.ratio import (
     Denominator,
     RatioLearnerConfig,
@@ -61,6 +63,8 @@ class TextRunConfig(LanguageRunConfig):
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
+    preset: PresetName | None = None
+    """Library whose defaults `algorithm` and `learner.ratio` take where they are not given; unset: the recipe's own."""
     rewards: RewardsConfig
     """Reward functions and the processes that run them."""
     rollout: RolloutConfig
@@ -73,6 +77,11 @@ class TextRunConfig(LanguageRunConfig):
         for requirement in self.requires:
             requirement(self)
         return self
+
+    @classmethod
+    def preset_values(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        """What `preset` sets for the recipe, without what `given` sets. Raises ValueError where there is none."""
+        return preset_values(cls, given)
 
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
@@ -97,6 +106,9 @@ class TextGradientRunConfig(TextRunConfig):
     auto_denominator: ClassVar[Denominator] = "auto"
     """What a recipe takes `learner.ratio.denominator = "auto"` for; `auto`: the first that fits."""
 
+    needs_old_policy: ClassVar[bool] = False
+    """The recipe computes log-probabilities of the policy before the update, whatever the ratio's denominator."""
+
     learner: RatioLearnerConfig
     """The optimizer, minibatches and the importance ratio."""
 
@@ -105,7 +117,12 @@ class TextGradientRunConfig(TextRunConfig):
         rollout = self.rollout
         require_whole_minibatches(self.learner, rollout.prompts_per_step, "rollout.prompts_per_step")
         require_master_weights(self.learner, self.model.weights)
-        self.denominator()
+        if self.denominator() == "recorded" and self.learner.ratio.rejections and not self.needs_old_policy:
+            raise ValueError(
+                "learner.ratio.rejections compare the policy before the update with the behaviour policy, and a ratio "
+                "against recorded log-probabilities computes only the second; set learner.ratio.denominator = "
+                '"recomputed"'
+            )
         resolve_correction(self.learner.ratio)
         return self
 
@@ -253,10 +270,21 @@ def text_recipe_spec(
         config=config,
         open=open_text_run,
         derive=derive_text_run,
-        parts=parts or recipe_parts(config.method),
+        parts=parts or text_parts(config),
         limitation=limitation,
         presets=presets,
     )
+
+
+def text_parts(
+    config: type[TextRunConfig], *extra_loss: Callable[..., object], source: str = LIVE_SOURCE
+) -> RecipeParts:
+    """Parts of a recipe on text, read from its `method`; the weights are those of its default aggregation."""
+    algorithm = config.model_fields["algorithm"].annotation
+    assert isinstance(algorithm, type)
+    assert issubclass(algorithm, AggregationConfig)
+    scheme = AGGREGATIONS[algorithm.model_fields["aggregation"].default]
+    return recipe_parts(config.method, *extra_loss, source=source, weights=(scheme,))
 
 
 def open_text_run(config: TextRunConfig) -> OpenedRun:

@@ -23,7 +23,7 @@ from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
-from hone.objectives.weights import TermWeights, WeightingScheme
+from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.train.learner.micro_batches import split_by_token_budget
 
 _PADDING_ROW_TOKENS = 32
@@ -96,8 +96,8 @@ class PrecomputedColumns:
 class TokenLayout:
     """Layout shared by all rows of a run."""
 
-    scheme: WeightingScheme
-    """Aggregation: lengths of the step's sequences -> weight of a decision of each."""
+    scheme: WeightingScheme | PromptScheme
+    """Aggregation: lengths (and groups) of the step's sequences -> weight of a decision of each."""
     unit: RowUnit = "sample"
     """What is never split."""
     term_weights: Mapping[str, TermWeights] = field(default_factory=dict[str, TermWeights])
@@ -179,7 +179,7 @@ class TokenRows:
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         rows = replace(
             self,
-            sequence_weight=whole_batch(self.layout.scheme, reduction)(self.episodes.lengths),
+            sequence_weight=self._sequence_weight(reduction),
             term_weights={name: self._fixed_weight(term, reduction) for name, term in self.layout.term_weights.items()},
         )
         return rows._with_advantage() if self.layout.skip_zero_advantage else rows
@@ -207,6 +207,13 @@ class TokenRows:
                 for answer, one in zip(answers, said, strict=True):
                     answer[where] = one
         return answers
+
+    def _sequence_weight(self, reduction: Reduction) -> NDArray[np.float64]:
+        """`[E]` weight of a decision of each sequence, by the totals of all ranks."""
+        scheme, episodes = self.layout.scheme, self.episodes
+        if isinstance(scheme, PromptScheme):
+            return whole_batch(scheme.weigh, reduction)(episodes.lengths, episodes.group)
+        return whole_batch(scheme, reduction)(episodes.lengths)
 
     def _fixed_weight(self, term: TermWeights, reduction: Reduction) -> NDArray[np.float64]:
         """`[E]` weight of the term for each sequence, or for its group, by the totals of all ranks."""
