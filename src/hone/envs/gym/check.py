@@ -13,8 +13,11 @@ from gymnasium import spaces
 
 from hone.core.errors import ConfigError, UserCodeError
 from hone.envs.gym.make import EnvFactory, GymEnv, describe_exception, env_seeds
+from hone.envs.gym.space_advice import action_fault, observation_fault
 
 TRIAL_STEPS = 200
+BOUND_LIMIT = 1e30
+"""Bounds of this size and more stand for none, as the largest 32-bit float does."""
 HISTORY_ACTIONS = 8
 
 
@@ -44,18 +47,11 @@ def check_spaces(
     name: str, observation: spaces.Space[Any], action: spaces.Space[Any], *, squashed: bool = False
 ) -> None:
     """Raises ConfigError for spaces that are empty, of an unsupported kind, or lack bounds that are needed."""
-    faults: list[str] = []
-    if not isinstance(observation, spaces.Box | spaces.Discrete):
-        faults.append(
-            f"observation space {observation} is not supported; wrap the environment in "
-            "gymnasium.wrappers.FlattenObservation"
-        )
-    if not isinstance(action, spaces.Box | spaces.Discrete):
-        faults.append(f"action space {action} is not supported; hone acts on Discrete and Box")
+    faults = [fault for fault in (observation_fault(observation), action_fault(action)) if fault is not None]
     for kind, space in (("observation", observation), ("action", action)):
         if isinstance(space, spaces.Box) and int(np.prod(space.shape)) == 0:
             faults.append(f"{kind} space {space} has no elements")
-    unbounded = isinstance(action, spaces.Box) and not (np.isfinite(action.low) & np.isfinite(action.high)).all()
+    unbounded = isinstance(action, spaces.Box) and not (np.abs([action.low, action.high]) < BOUND_LIMIT).all()
     if squashed and isinstance(action, spaces.Discrete):
         faults.append(
             f"action space {action} is numbered, and this policy needs a box of actions; for numbered actions take "
@@ -64,7 +60,7 @@ def check_spaces(
     if squashed and unbounded:
         faults.append(
             f"action space {action} has no finite bounds, and this policy squashes its actions between them; "
-            "wrap the environment in gymnasium.wrappers.RescaleAction or give the space bounds"
+            "give the space bounds, for instance with gymnasium.wrappers.TransformAction"
         )
     if faults:
         raise ConfigError(*(f"{name}: {fault}" for fault in faults))
@@ -142,6 +138,8 @@ def _observation_faults(seen: Any, space: spaces.Space[Any]) -> list[str]:  # no
     if isinstance(space, spaces.Discrete):
         return [] if space.contains(seen) else [f"observation {_brief(seen)} outside {space}"]
     assert isinstance(space, spaces.Box)
+    if space.shape == () and isinstance(seen, np.generic | int | float):
+        seen = np.asarray(seen, space.dtype if isinstance(seen, int | float) else None)
     if not isinstance(seen, np.ndarray):
         return [f"observation {_brief(seen)}; the space has arrays {space.dtype}{list(space.shape)}"]
     if seen.shape != space.shape:

@@ -33,11 +33,13 @@ class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
         self.action_space = spaces.Discrete(2 * options * int(action.n), start=0)
         if isinstance(seen, spaces.Discrete):
             self.observation_space = spaces.Discrete(int(seen.n) * (options + 1))
-        elif isinstance(seen, spaces.Box) and len(seen.shape) == 1:
+        elif isinstance(seen, spaces.Box) and len(seen.shape) <= 1:
             low, high = (np.append(side, np.full(options, fill)) for side, fill in ((seen.low, 0), (seen.high, 1)))
             self.observation_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
         else:
-            raise ConfigError(f"options read a flat box or a finite set of states, not {seen}")
+            raise ConfigError(
+                f"options read a flat box or a finite set of states, not {seen}; wrap the environment in gymnasium.wrappers.FlattenObservation"
+            )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         seen, info = self.env.reset(seed=seed, options=options)
@@ -59,7 +61,7 @@ class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
         columns = np.zeros(self.options, dtype=np.float32)
         if self.memory:
             columns[self.memory - 1] = 1.0
-        return np.concatenate([np.asarray(seen, np.float32), columns])
+        return np.concatenate([np.asarray(seen, np.float32).ravel(), columns])
 
 
 def make_option_memory_env(

@@ -40,6 +40,7 @@ from hone.envs.gym.protocol import (
     state_to_message,
 )
 from hone.envs.gym.snapshot import EncodedAttributes, attribute_texts, restore, snapshot, why_inexact_resume
+from hone.envs.gym.space_advice import space_warnings
 from hone.process.parent import connect_to_parent
 
 
@@ -132,9 +133,11 @@ class EnvWorker:
         try:
             check_spaces(making.name, env.observation_space, env.action_space, squashed=request["squashed"])
             spaces = [space_to_json(env.observation_space), space_to_json(env.action_space)]
+            notes = space_warnings(making.name, env.observation_space)
         finally:
             env.close()
-        return encode({"spaces": spaces, "notes": check_env(making, seed=request["seed"]) if request["check"] else []})
+        notes += check_env(making, seed=request["seed"]) if request["check"] else []
+        return encode({"spaces": spaces, "notes": notes})
 
     def _exact(self, message: WorkerMessage) -> bytes:
         self._mark_call(0)

@@ -39,6 +39,7 @@ from hone.envs.gym.snapshot import (
     snapshot,
     why_inexact_resume,
 )
+from hone.envs.gym.space_advice import space_warnings
 from hone.envs.gym.step_checks import StepChecker, env_actions
 from hone.envs.gym.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 
@@ -327,9 +328,9 @@ def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tu
     env = env_factory(config).make_one()
     try:
         check_spaces(config.id, env.observation_space, env.action_space, squashed=squashed)
-        return (env.observation_space, env.action_space), check_env(
-            env_factory(config), seed=seed
-        ) if config.check else []
+        notes = space_warnings(config.id, env.observation_space)
+        notes += check_env(env_factory(config), seed=seed) if config.check else []
+        return (env.observation_space, env.action_space), notes
     finally:
         env.close()
 
@@ -345,6 +346,7 @@ def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = Fal
     notes = inspect_world(config, seed=seed, squashed=squashed)[1] if config.check else []
     envs = making.make_many(config.num_envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
+    notes = notes or space_warnings(config.id, envs.single_observation_space)
     inexact = why_inexact_resume(making.make_many, seed=seed) if config.check else None
     world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
     return _with_resume_check(world, config, inexact, notes)

@@ -8,7 +8,7 @@ file's metadata under `hone`, as JSON in Minari's notation.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def write_log(path: Path, log: DecisionLog) -> None:
     Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
     for Minari without h5py.
     """
-    episodes = log.episodes
+    episodes = replace(log.episodes, chosen=_actions_taken(log.episodes.chosen, log.action_space))
     if episodes.final is None or not episodes.scored.all():
         raise DataError(f"{path}: a log needs scored episodes with final observations")
     extra = {name: values for name, values in episodes.columns().items() if name in EXTRA}
@@ -84,6 +84,13 @@ def write_log(path: Path, log: DecisionLog) -> None:
         **({"columns": {name: values.shape[1:] for name, values in extra.items()}} if extra else {}),
     }
     pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
+
+
+def _actions_taken(chosen: Array, space: spaces.Space[Any]) -> Array:
+    """Actions as the environment took them: the nearest whole number in a box of integers."""
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iu" and chosen.dtype.kind == "f":
+        return np.rint(chosen).astype(space.dtype)
+    return chosen
 
 
 def read_log(path: Path) -> DecisionLog:

@@ -70,7 +70,7 @@ class ObservationInputs:
         """`[n, *observation]` -> `[n, size]` float32."""
         if self.one_hot:
             return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
-        flat = (seen if seen.dim() == 2 else seen.flatten(1)).to(torch.float32)
+        flat = (seen if seen.dim() == 2 else seen.reshape(len(seen), -1)).to(torch.float32)
         if self.mean:
             flat = (flat - flat.new_tensor(self.mean)) / flat.new_tensor(self.scale)
             flat = flat.clamp_(-self.limit, self.limit) if self.limit else flat

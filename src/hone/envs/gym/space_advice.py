@@ -1,0 +1,91 @@
+"""Spaces that hone does not support, or reads in a way that a user may not expect, and what to do about them.
+
+Belongs here: the advice in words and in Gymnasium's wrappers. The checks are `check.py`.
+"""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+LARGEST_PRODUCT = 1000
+"""Number of combined actions up to which they are numbered."""
+GUIDE = "docs/howto/environments.md shows how to wrap a class"
+
+
+def observation_fault(space: spaces.Space[Any]) -> str | None:
+    """Why observations of this space are refused, with the wrapper to use; None where they are supported."""
+    if isinstance(space, spaces.Box | spaces.Discrete):
+        return None
+    if space.is_np_flattenable:
+        remedy = "wrap the environment in gymnasium.wrappers.FlattenObservation, which makes one row of numbers of it"
+    else:
+        remedy = (
+            "it has no fixed size; make a row of numbers of it with "
+            "gymnasium.wrappers.TransformObservation(env, function, Box(...))"
+        )
+    return f"observation space {one_line(space)} is not supported; {remedy} ({GUIDE})"
+
+
+def action_fault(space: spaces.Space[Any]) -> str | None:
+    """Why actions of this space are refused, with the wrapper to use; None where they are supported."""
+    if isinstance(space, spaces.Box | spaces.Discrete):
+        return None
+    refused = f"action space {one_line(space)} is not supported; hone acts on Discrete and Box"
+    return f"{refused}: {_action_remedy(space)} ({GUIDE})"
+
+
+def one_line(space: spaces.Space[Any]) -> str:
+    """A space in words, on one line."""
+    return " ".join(str(space).split())
+
+
+def _action_remedy(space: spaces.Space[Any]) -> str:
+    """A wrapper that gives the environment a supported action space, as an expression of `env`, `np` and Gymnasium."""
+    transform, wrap = "gymnasium.wrappers.TransformAction", "wrap the environment in "
+    match space:
+        case spaces.MultiDiscrete() if np.prod(space.nvec, dtype=np.float64) <= LARGEST_PRODUCT:
+            shape, first, kind = space.nvec.ravel().tolist(), space.start.tolist(), space.dtype
+            taken = f"np.reshape(np.unravel_index(n, {shape}), {list(space.shape)}) + np.array({first}, np.{kind})"
+            return f"{wrap}{transform}(env, lambda n: {taken}, gymnasium.spaces.Discrete({int(np.prod(shape))}))"
+        case spaces.MultiDiscrete():
+            high = (space.nvec - 1 + space.start).tolist()
+            box = f"gymnasium.spaces.Box(np.array({space.start.tolist()}), np.array({high}), dtype=np.{space.dtype})"
+            return f"{wrap}{transform}(env, lambda box: box, {box})"
+        case spaces.MultiBinary():
+            box = f"gymnasium.spaces.Box(0, 1, {space.shape}, dtype=np.int8)"
+            return f"{wrap}{transform}(env, lambda box: box, {box})"
+        case spaces.Dict() | spaces.Tuple() if _holds_boxes(space):
+            flat = "gymnasium.spaces.flatten_space(env.action_space)"
+            return f"{wrap}{transform}(env, lambda row: gymnasium.spaces.unflatten(env.action_space, row), {flat})"
+        case _:
+            return "write a gymnasium.ActionWrapper that makes such an action of a number or of a row of numbers"
+
+
+def _holds_boxes(space: spaces.Space[Any]) -> bool:
+    """True if the space is a box, or made of boxes only."""
+    match space:
+        case spaces.Dict():
+            return all(_holds_boxes(part) for part in space.spaces.values())
+        case spaces.Tuple():
+            return all(_holds_boxes(part) for part in space.spaces)
+        case _:
+            return isinstance(space, spaces.Box)
+
+
+def space_warnings(name: str, observation: spaces.Space[Any]) -> list[str]:
+    """Warnings about a supported observation space: an image is flattened, as there is no convolutional network."""
+    if not isinstance(observation, spaces.Box) or not _is_image(observation):
+        return []
+    size = int(np.prod(observation.shape))
+    return [
+        f"{name}: observations are images of shape {list(observation.shape)} ({observation.dtype}), which a fully "
+        f"connected network reads as {size} numbers without their places: hone has no convolutional network. Make them "
+        "smaller (gymnasium.wrappers.GrayscaleObservation, ResizeObservation), scale them to 0 .. 1 "
+        "(RescaleObservation), or return features instead"
+    ]
+
+
+def _is_image(space: spaces.Box) -> bool:
+    """Three dimensions and more, or two of bytes."""
+    return len(space.shape) >= 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
