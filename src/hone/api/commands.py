@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from hone.api.python_config import ConfigInput, document_of
+from hone.api.python_config import ConfigInput, RewardInput, TaskInput, document_of, evaluation_task
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, read_result
 from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_policy
 from hone.cli.commands.seeds import SeedRuns, parse_seeds, run_sequentially, seed_folder, set_seed
@@ -174,27 +174,53 @@ def compare(
     return comparison.compare([_place(one) for one in asked], root=Path(runs), metric=metric, threshold=threshold)
 
 
-def evaluate(policy: RunInput, *, problems: int = 512, seed: int = 0, runs: str | Path = "runs") -> Mapping[str, float]:
-    """Evaluate a run's newest checkpoint, or a policy's folder, on held-out problems of its task: metrics by name."""
+def evaluate(
+    policy: RunInput,
+    *,
+    task: TaskInput = "",
+    rewards: Sequence[RewardInput] = (),
+    problems: int = 512,
+    seed: int = 0,
+    runs: str | Path = "runs",
+) -> Mapping[str, float]:
+    """Evaluate a run's newest checkpoint, or a policy's folder, on held-out problems: metrics by name.
+
+    `task` (a file, rows, a table, a reasoning-gym task's name) and `rewards` (functions or their names) replace the
+    run's own, and serve a run that was trained without an evaluation. Raises HoneError as the command does.
+    """
     folder, run = find_policy(_place(policy), Path(runs))
-    return evaluate_policy(PolicyTarget(policy=folder, run=run, seed=seed, device="cpu"), problems=problems).scores
+    asked = evaluation_task(task, rewards, Path(runs))
+    target = PolicyTarget(policy=folder, run=run, seed=seed, device="cpu", task=asked)
+    return evaluate_policy(target, problems=problems).scores
 
 
-def sample(
+def sample(  # noqa: PLR0913 - a public call: one argument for each option of the command
     policy: RunInput,
     *,
     prompt: str | None = None,
+    task: TaskInput = "",
+    rewards: Sequence[RewardInput] = (),
     count: int = 10,
     temperature: float = 1.0,
     seed: int = 0,
     runs: str | Path = "runs",
 ) -> AnswerTable:
-    """Sample answers of a policy: (prompt, answer, score if there is a scorer)."""
+    """Sample answers of a policy: (prompt, answer, score if there is a scorer).
+
+    `count` answers to `prompt`, or one to each of `count` problems, of the run or of `task`, scored by the run's
+    rewards or by `rewards` (as for `evaluate`). Raises HoneError as the command does.
+    """
     folder, run = find_policy(_place(policy), Path(runs))
-    answers = checkpoint.sample(
-        folder, run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device="cpu"
+    asked = checkpoint.SampleRequest(
+        run=run,
+        prompt=prompt,
+        count=count,
+        temperature=temperature,
+        seed=seed,
+        device="cpu",
+        task=evaluation_task(task, rewards, Path(runs)),
     )
-    return AnswerTable(tuple(SampledAnswer(*answer) for answer in answers))
+    return AnswerTable(tuple(SampledAnswer(*answer) for answer in checkpoint.sample_answers(folder, asked)))
 
 
 def _place(run: RunInput) -> str:

@@ -21,6 +21,7 @@ from hone.config.resolve import read_document
 from hone.config.toml import KeyPath, TomlFile
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
+from hone.evaluate.saved_config import EvaluationTask
 from hone.process.source_capture import importable_name, module_text
 from hone.recipes.registry import short_name
 from hone.store.durable import replace_file
@@ -28,6 +29,10 @@ from hone.store.durable import replace_file
 ConfigInput: TypeAlias = str | Path | Mapping[str, Any] | Config
 """A config file, a dictionary of its tables, or a recipe's config."""
 
+RewardInput: TypeAlias = str | Callable[..., object]
+"""A reward function, its reference, or a built-in one's name."""
+TaskInput: TypeAlias = Any
+"""Problems: a file, a reasoning-gym task's name, rows (a list of dicts), or a table of pandas, datasets or pyarrow."""
 FOLDER = ".python"
 """Folder under the runs for code and rows that were given as Python objects."""
 _NAME = "the config"
@@ -48,6 +53,15 @@ def document_of(config: ConfigInput, overrides: Sequence[str], runs: Path) -> Co
     if "stage" not in values and isinstance(recipe, str):
         values.setdefault("name", short_name(recipe))
     return ConfigDocument.from_file(TomlFile(name=_NAME, values=values, lines={}), parse_overrides(overrides))
+
+
+def evaluation_task(task: TaskInput, rewards: Sequence[RewardInput], runs: Path) -> EvaluationTask:
+    """Problems and rewards for an evaluation. Raises ConfigError as `document_of`."""
+    writer = _ObjectWriter(folder=runs / FOLDER, faults=ErrorCollector(ConfigError))
+    source = writer.value(task, ("task", "source"))
+    names = [writer.value(reward, ("rewards", place)) for place, reward in enumerate(rewards)]
+    writer.faults.raise_if_any()
+    return EvaluationTask(task=str(source), rewards=tuple(map(str, names)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

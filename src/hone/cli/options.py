@@ -78,6 +78,19 @@ YES = CommandOption(flag="--yes", help="accept settings that look like a mistake
 CHECKPOINT = ("checkpoint", "a checkpoint's folder, or a run's name for its newest checkpoint")
 FILE = ("file", "the config, a TOML file")
 
+PROBLEMS = (
+    CommandOption(
+        flag="--task", metavar="FILE|NAME", help="other problems: a file of prompts, or a reasoning-gym task's name"
+    ),
+    CommandOption(
+        flag="--rewards",
+        metavar="NAME",
+        repeated=True,
+        help="score with exact_match, math_answer, file.py:name ... (default: the run's rewards, or the task's own)",
+    ),
+    CommandOption(flag="--max-tokens", metavar="N", help="longest answer (default: the run's)"),
+)
+
 COMMANDS: tuple[CommandSpec, ...] = (
     CommandSpec(
         name="train",
@@ -131,6 +144,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
                 flag="--server", metavar="URL", help="send the questions of the run to this server instead of its model"
             ),
             CommandOption(flag="--model", metavar="NAME", help="model of the server (default: its only one)"),
+            *PROBLEMS,
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
@@ -145,6 +159,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--prompt", metavar="TEXT", help="the prompt (default: problems of its own task)"),
             CommandOption(flag="--count", metavar="N", default="10", help="number of answers (default: 10)"),
             CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
+            *PROBLEMS,
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),

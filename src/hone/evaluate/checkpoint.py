@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pydantic import ValidationError
 
-from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationSession, Request, SamplingParams, generate
 from hone.core.random import permutation
 from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
-from hone.envs.text.task import TaskConfig
 from hone.evaluate.control.multitask import evaluate_tasks
 from hone.evaluate.control.returns import evaluate_control, is_control
+from hone.evaluate.saved_config import OWN_TASK, EvaluationTask, config_tree
+from hone.evaluate.text.asked_evaluation import evaluation_config, prompt_task
 from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
 from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
@@ -30,13 +29,8 @@ from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.evaluate.text.text_eval import EvaluationConfig, GenerationReport, TextEvaluation, prepare_evaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.store.durable import Json
-from hone.store.folder import open_run
 from hone.store.verification import verify_policy
 
-FRESH_SEED_OFFSET = 1 << 29
-"""Added to the seed of an evaluation on other problems than the run's own."""
-DEFAULT_MAX_TOKENS = 256
 SERVER_KEY = "HONE_SERVER_KEY"
 """Environment variable with the bearer token for the evaluated server."""
 
@@ -65,34 +59,35 @@ class SampleRequest:
     """0 is greedy."""
     seed: int
     device: str
+    task: EvaluationTask = OWN_TASK
+    """Problems and rewards in place of the run's own."""
 
 
 SampledAnswer: TypeAlias = tuple[str, str, float | None]
 """Prompt, answer, and score if there is a scorer."""
 
 
-def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
-    """Scores of `evaluate_checkpoint`."""
-    return evaluate_checkpoint(policy, run=run, problems=problems, seed=seed, device=device).scores
+def evaluate_checkpoint(
+    policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask = OWN_TASK
+) -> PolicyEvaluation:
+    """Evaluate the policy on held-out work of its run, or on another `task`. With `seed` 0 the problems are the run's
+    own; another seed generates other problems, or selects others from a file.
 
-
-def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> PolicyEvaluation:
-    """Evaluate the policy on held-out work of its run. With `seed` 0 the problems are the run's own; another seed
-    generates other problems, or selects others from a file.
-
-    Raises ConfigError if the run has no evaluation settings, DataError for a damaged folder.
+    Raises ConfigError if no task is known, DataError for a damaged folder.
     """
-    if run is None:
-        raise ConfigError(f"{policy} is not in a run, so its task is unknown; name a run, or a checkpoint in its run")
     verify_policy(policy)
     if is_control(policy):
+        if task != OWN_TASK:
+            raise ConfigError(f"{policy} is a control policy: --task and --rewards are for language models")
+        if run is None:
+            raise ConfigError(f"{policy} is not in a run, so its environment is unknown; name a run or its checkpoint")
         notes: list[str] = []
         config = config_tree(run)
         evaluated = evaluate_tasks if "tasks" in config else evaluate_control
         scores = evaluated(policy, config=config, episodes=problems, seed=seed, warn=notes.append)
         return PolicyEvaluation(scores=scores, notes=notes)
     loaded = _open(policy, device)
-    config = _evaluation_config(run, problems=problems, seed=seed)
+    config = evaluation_config(run, task, problems=problems, seed=seed)
     exam = _prepared(config, run, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed, device)
     try:
         judged = exam.evaluate_policy(loaded)
@@ -102,15 +97,15 @@ def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: 
 
 
 def evaluate_server(
-    policy: Path, *, run: Path | None, url: str, model: str, problems: int, seed: int
+    policy: Path, *, run: Path | None, url: str, model: str, problems: int, seed: int, task: EvaluationTask = OWN_TASK
 ) -> PolicyEvaluation:
     """Evaluate a server with OpenAI's protocol on the questions of the run; without `model`, the server's first model.
 
     Raises ConfigError as `evaluate_checkpoint`, and if the server names no model; ServerError as the client does.
     """
-    if run is None or is_control(policy):
-        raise ConfigError(f"{policy}: --server needs the run of a language model")
-    config = _evaluation_config(run, problems=problems, seed=seed)
+    if is_control(policy):
+        raise ConfigError(f"{policy}: --server is for language models, and this is a control policy")
+    config = evaluation_config(run, task, problems=problems, seed=seed)
     if config.rewards.has_model:
         raise ConfigError(
             f"{run}: evaluation.rewards has a reward model, which scores token ids, and --server gets text; serve the "
@@ -135,22 +130,6 @@ def evaluate_server(
     return PolicyEvaluation(scores=judged.metrics(), notes=[f"evaluated {client.model} at {url}, with prompts as text"])
 
 
-def sample(
-    policy: Path,
-    *,
-    run: Path | None,
-    prompt: str | None,
-    count: int,
-    temperature: float,
-    seed: int,
-    device: str,
-) -> Sequence[SampledAnswer]:
-    """Sample `count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
-    return sample_answers(
-        policy, SampleRequest(run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device=device)
-    )
-
-
 def sample_answers(
     policy: Path, wanted: SampleRequest, hearer: StreamListener | None = None
 ) -> Sequence[SampledAnswer]:
@@ -160,9 +139,9 @@ def sample_answers(
     loaded = _open(policy, wanted.device)
     if wanted.prompt is not None:
         return [(wanted.prompt, answer, None) for answer in _answer_prompt(loaded, wanted.prompt, wanted, hearer)]
-    if wanted.run is None:
-        raise ConfigError(f"{policy} is not in a run: give a prompt with --prompt")
-    config = _evaluation_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
+    if wanted.run is None and not wanted.task.task:
+        raise ConfigError(f"{policy} is not in a run: give a prompt with --prompt, or problems with --task")
+    config = evaluation_config(wanted.run, wanted.task, problems=wanted.count, seed=wanted.seed).model_copy(
         update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
     context = loaded.decoder.config.max_positions
@@ -175,55 +154,13 @@ def sample_answers(
     return list(zip(judged.prompts, judged.answers, scores, strict=True))
 
 
-def config_tree(run: Path) -> dict[str, Json]:
-    """Config of a run as nested tables."""
-    tree: dict[str, Json] = {}
-    for key, setting in open_run(run, clock=SystemClock()).config().items():
-        _insert_nested(tree, key.split("."), setting.value)
-    return {name: _lists(value) for name, value in tree.items()}
-
-
-def _insert_nested(tree: dict[str, Json], path: Sequence[str], value: Json) -> None:
-    head, *rest = path
-    if not rest:
-        tree[head] = value
-        return
-    branch = tree.setdefault(head, {})
-    if isinstance(branch, dict):
-        _insert_nested(branch, rest, value)
-
-
-def _lists(value: Json) -> Json:
-    """Convert tables with the keys 0, 1, 2 ... back to lists, which dotted keys had replaced."""
-    if not isinstance(value, dict):
-        return value
-    inner = {key: _lists(child) for key, child in value.items()}
-    if inner and list(inner) == [str(number) for number in range(len(inner))]:
-        return list(inner.values())
-    return inner
-
-
 def _open(policy: Path, device: str) -> TokenPolicy:
     return open_policy(ModelSource(path=str(policy)), seed=0, device=device, temperature=1.0)
 
 
-def _evaluation_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
-    table = config_tree(run).get("evaluation")
-    if not isinstance(table, dict):
-        raise ConfigError(f"{run} was trained without [evaluation], so it cannot be evaluated")
-    try:
-        config = EvaluationConfig.model_validate(table)
-    except ValidationError as error:
-        raise DataError(f"{run / 'config.json'}: the evaluation table cannot be read: {error}") from None
-    task = config.task.model_copy(
-        update={"size": problems, "seed": config.task.seed + (FRESH_SEED_OFFSET + seed if seed else 0)}
-    )
-    return config.model_copy(update={"task": task})
-
-
 def _prepared(
     config: EvaluationConfig,
-    run: Path,
+    run: Path | None,
     tokenizer: Tokenizer,
     context: int,
     problems: int,
@@ -237,7 +174,8 @@ def _prepared(
     exam = prepare_evaluation(config, tokenizer, context=context, scorer=scorer)
     try:
         scorer.check(exam.examples.column_names(), exam.examples.rows)
-        scorer.write_protect(run)
+        if run is not None:
+            scorer.write_protect(run)
     except BaseException:
         exam.close()
         raise
@@ -248,18 +186,14 @@ def _prepared(
 
 
 def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hearer: StreamListener | None) -> list[str]:
-    table = {} if wanted.run is None else config_tree(wanted.run).get("evaluation") or {}
-    fields = table if isinstance(table, dict) else {}
-    limit = fields.get("max_tokens", DEFAULT_MAX_TOKENS)
-    task = fields.get("task")
-    template = TaskConfig.model_validate(task) if isinstance(task, dict) else None
+    template, limit = prompt_task(wanted.run)
     plain = template is not None and template.template.count("{") == template.template.count("{prompt}")
     text = template.fill_template(prompt, {}) if template is not None and plain else prompt
     tokens = policy.tokenizer.encode(str(text))
     room = policy.decoder.config.max_positions - len(tokens)
     if room < 1:
         raise DataError(f"the prompt has {len(tokens)} tokens; the model's context is {len(tokens) + room}")
-    most = min(int(limit) if isinstance(limit, int) else DEFAULT_MAX_TOKENS, room)
+    most = min(wanted.task.max_tokens or limit, room)
     engine = make_engine(
         policy, slots=min(wanted.count, 64), longest_prompt=len(tokens), max_tokens=most, seed=wanted.seed
     )

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hone.core.config import Config
 from hone.core.errors import DataError
-from hone.evaluate.checkpoint import config_tree
+from hone.evaluate.saved_config import config_tree
 from hone.evaluate.text.open_policy import ModelSource, policy_folder
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.init import new_model

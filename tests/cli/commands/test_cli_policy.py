@@ -86,7 +86,7 @@ def test_worse_worlds_are_a_table_and_a_section(place: Path, capsys: pytest.Capt
         (["lake", "--perturb", "sensor_noise=1"], "noise cannot be added"),
         (["pole", "--perturb", "physics.gravty=1"], "did you mean gravity?"),
         (["pole", "--perturb", "action_delay=1", "--server", "http://x"], "leave one of them out"),
-        (["pole", "--server", "http://127.0.0.1:1"], "--server needs the run of a language model"),
+        (["pole", "--server", "http://127.0.0.1:1"], "--server is for language models"),
     ],
 )
 def test_bad_words(words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from hone import recipes
 from hone.cli.commands import doctor
 from hone.cli.main import main
 from hone.evaluate import checkpoint
+from hone.evaluate.saved_config import EvaluationTask
 from hone.recipes.registry import recipe_families, recipe_names, recipes_by_family
 from hone.store.folder import create_run
 from hone.store.manifest import ConfigSetting, RunMetadata
@@ -103,7 +104,7 @@ def fake_judge(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked: Asked = []
 
     def examine(
-        policy: Path, *, run: Path | None, problems: int, seed: int, device: str
+        policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask
     ) -> checkpoint.PolicyEvaluation:
         asked.append((policy, run))
         return checkpoint.PolicyEvaluation(scores={"eval/score": 0.5, "problems": float(problems)})
@@ -137,7 +138,7 @@ def test_lost_episodes_are_named(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def examine(
-        policy: Path, *, run: Path | None, problems: int, seed: int, device: str
+        policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask
     ) -> checkpoint.PolicyEvaluation:
         return checkpoint.PolicyEvaluation(
             scores={"eval/score": 0.5}, notes=["2 of 7 episodes of an evaluation were lost"]

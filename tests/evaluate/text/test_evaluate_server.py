@@ -88,7 +88,7 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
         max_tokens=4,
     )
-    monkeypatch.setattr(checkpoint, "_evaluation_config", lambda run, *, problems, seed: config)
+    monkeypatch.setattr(checkpoint, "evaluation_config", lambda run, task, *, problems, seed: config)
     monkeypatch.setattr(checkpoint, "open_tokenizer", lambda source: (character_tokenizer(["0123456789+="]), 64))
     found = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
     assert found.scores["eval/score"] == 0.25 and found.scores["eval/tokens_mean"] == 7.0
@@ -99,5 +99,6 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
     config = config.model_copy(update={"rewards": model})
     with pytest.raises(ConfigError, match="scores token ids, and --server gets text"):
         checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
-    with pytest.raises(ConfigError, match="--server needs the run of a language model"):
+    (tmp_path / "policy.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--server is for language models"):
         checkpoint.evaluate_server(tmp_path, run=None, url=client.link.url, model="", problems=4, seed=0)

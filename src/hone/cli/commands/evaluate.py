@@ -19,6 +19,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
+from hone.evaluate.saved_config import OWN_TASK, EvaluationTask, config_tree
 from hone.recipes.registry import is_recipe, load_recipe
 from hone.report.run_page import write_report
 from hone.store.robustness import ROBUSTNESS, write_robustness
@@ -40,6 +41,8 @@ class PolicyTarget:
     """Run of the checkpoint, with the config of its task; None for a model folder outside a run."""
     seed: int
     device: str
+    task: EvaluationTask = OWN_TASK
+    """Problems and rewards in place of the run's own."""
 
 
 def run(call: CommandCall) -> int:
@@ -66,6 +69,7 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
             model=call.text("model"),
             problems=problems,
             seed=seed,
+            task=target.task,
         )
     else:
         evaluation = evaluate_policy(target, problems=problems)
@@ -85,7 +89,7 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
     from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
 
     if target.run is not None and checkpoint.is_control(target.policy):
-        config = checkpoint.config_tree(target.run)
+        config = config_tree(target.run)
         name = config.get("recipe")
         entry = load_recipe(name) if isinstance(name, str) and is_recipe(name) else None
         if entry is not None and entry.evaluate is not None:
@@ -94,7 +98,7 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
                 scores=entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
             )
     return checkpoint.evaluate_checkpoint(
-        target.policy, run=target.run, problems=problems, seed=target.seed, device=target.device
+        target.policy, run=target.run, problems=problems, seed=target.seed, device=target.device, task=target.task
     )
 
 
@@ -108,7 +112,6 @@ def parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: P
 
 def evaluate_perturbed(call: CommandCall, screen: TerminalScreen, *, problems: int, seed: int) -> int:
     """Evaluate the policy without and with perturbations; printed, saved with its run and added to its report."""
-    from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
     from hone.evaluate.control.robustness import evaluate_robustness  # noqa: PLC0415 - as above
 
     if call.text("server"):
@@ -117,7 +120,7 @@ def evaluate_perturbed(call: CommandCall, screen: TerminalScreen, *, problems: i
     changes = parse_perturbations(call.texts("perturb"))
     if target.run is None or not (target.policy / "policy.json").is_file():
         raise ConfigError(f"{target.policy}: --perturb needs a control policy inside its run folder")
-    config = checkpoint.config_tree(target.run)
+    config = config_tree(target.run)
     rows = evaluate_robustness(target.policy, changes, config=config, episodes=problems, seed=seed, warn=screen.line)
     show_robustness(screen, rows)
     write_robustness(target.run, rows)
@@ -138,6 +141,7 @@ def _sample(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
         temperature=temperature,
         seed=seed,
         device=asked.device,
+        task=asked.task,
     )
     if not sys.stdout.isatty():
         show_answers(screen, checkpoint.sample_answers(asked.policy, wanted))
@@ -155,7 +159,13 @@ def _sample(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
 
 def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
     policy, owner = find_policy(call.text("checkpoint"), Path(call.text("runs")))
-    return PolicyTarget(policy=policy, run=owner, seed=seed, device=call.text("device"))
+    limit = call.text("max_tokens")
+    task = EvaluationTask(
+        task=call.text("task"),
+        rewards=tuple(call.texts("rewards")),
+        max_tokens=int(parse_number(limit, "--max-tokens", least=1)) if limit else None,
+    )
+    return PolicyTarget(policy=policy, run=owner, seed=seed, device=call.text("device"), task=task)
 
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
