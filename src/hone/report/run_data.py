@@ -25,6 +25,7 @@ from hone.store.evaluations import (
     read_pipeline,
     read_side_by_side,
 )
+from hone.store.learning import read_learning_findings
 from hone.store.manifest import ConfigSetting, Manifest, read_config, read_manifest
 from hone.store.maps import PolicyMap, read_map
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
@@ -54,6 +55,8 @@ class RunData:
     """An episode of the policy, and its animation."""
     map: PolicyMap | None = None
     robustness: tuple[PerturbedScore, ...] = ()
+    findings: tuple[str, ...] = ()
+    """Sentences about steps that taught nothing."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -166,6 +169,7 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         episode=reader.read(lambda: read_episode(folder), None),
         map=reader.read(lambda: read_map(folder), None),
         robustness=tuple(reader.read(lambda: read_robustness(folder), [])),
+        findings=tuple(reader.read(lambda: read_learning_findings(folder), [])),
         problems=tuple(reader.problems),
     )
 

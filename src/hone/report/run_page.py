@@ -221,6 +221,7 @@ def _stage_title(stage: RunData, position: int) -> Html:
 def _stage_sections(stage: RunData, level: str) -> list[Html]:
     return [
         _problems(stage, level),
+        join([styled("p", "bad", text(f"{finding}.")) for finding in stage.findings]),
         policy_section(stage, level),
         _curves(stage, level),
         timing_section(stage, level),

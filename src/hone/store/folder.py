@@ -1,8 +1,8 @@
 """Folder of one run, `runs/<name>/`.
 
 Belongs here: making, finding, locking and naming the files of a run (`config.json`, `manifest.json`, `metrics.jsonl`,
-`samples/`, `checkpoints/`, `certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing
-whatever would overwrite another run.
+`samples/`, `checkpoints/`, `certificate.json`, `learning.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and
+refusing whatever would overwrite another run.
 """
 
 import os

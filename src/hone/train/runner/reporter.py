@@ -1,13 +1,13 @@
 """Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hone.core.clock import Clock
 from hone.core.credit import Credits, Metrics
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, substate
 from hone.store.answers import write_answers
@@ -15,6 +15,7 @@ from hone.store.checkpoints import CheckpointFolder, step_name
 from hone.store.durable import DiskFullError
 from hone.store.evaluations import EvaluationScore, read_evaluations, write_evaluations
 from hone.store.folder import RunFolder
+from hone.store.learning import LEARNING, write_learning_findings
 from hone.store.metrics import MetricsWriter
 from hone.store.samples import write_samples
 from hone.train.config import RunSettings
@@ -30,6 +31,7 @@ from hone.train.runner.callbacks import (
     wants_stop,
 )
 from hone.train.runner.display import ProgressDisplay
+from hone.train.runner.learning_watch import LearningWatch, StepSignals
 from hone.train.runner.signals import StopRequest
 from hone.train.runner.step_timing import Stopwatch
 
@@ -84,6 +86,7 @@ class RunReporter:
     clock: Clock
     callbacks: RunCallbacks = NO_CALLBACKS
     window: MetricsWindow = field(default_factory=MetricsWindow)
+    learning: LearningWatch = field(default_factory=LearningWatch)
     saved_step: int = 0
     last_step: int = 0
     """The last step whose metrics were taken in: it can be saved while the next one is under way."""
@@ -103,6 +106,7 @@ class RunReporter:
             told |= self._evaluate(step, self.job.evaluate)
             self.report_notices()
         self.selection_score = self._selection_score_of(told)
+        self._watch_learning(step, told, episodes, credits)
         now_s = self.clock.monotonic_s()
         self.window.add(told | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
@@ -151,6 +155,27 @@ class RunReporter:
                 exit_code=self.stop.exit_code,
             )
 
+    def report_learning(self) -> None:
+        """Show, log and save the steps of the run that taught nothing, if any."""
+        lines = self.learning.summary()
+        if (self.folder.path / LEARNING).exists():
+            write_learning_findings(self.folder.path, lines)  # those of steps that a resume did over are out of date
+        self._show_findings(lines)
+
+    def _watch_learning(self, step: int, metrics: Metrics, episodes: Episodes, credits: Credits) -> None:
+        signals = StepSignals(
+            advantage_is_zero=not credits.advantage.any(),
+            timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
+        )
+        self._show_findings(self.learning.see(step, metrics, signals))
+
+    def _show_findings(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.folder.log(line, level="WARNING")
+            self.progress.note(line)
+        if lines:
+            write_learning_findings(self.folder.path, self.learning.summary())
+
     def report_notices(self) -> None:
         """Show notices on the screen and write them to the log."""
         for note in self.job.pop_notices():
@@ -168,7 +193,11 @@ class RunReporter:
             "steps": self.steps,
             "source": recipe.source.state(),
             "learner": recipe.learner.state(),
-            "report": {"window": self.window.state(), "score": self.selection_score},
+            "report": {
+                "window": self.window.state(),
+                "score": self.selection_score,
+                "learning": self.learning.state(),
+            },
         }
         policy, score = self.job.save_policy, self.selection_score
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
@@ -201,6 +230,8 @@ class RunReporter:
     def restore(self, state: State) -> None:
         self.window.restore(substate(state, "window"))
         self.selection_score = None if state.get("score") is None else _number(state["score"])
+        if "learning" in state:  # a checkpoint from before hone 0.2 has none
+            self.learning.restore(substate(state, "learning"))
 
     def _selection_score_of(self, metrics: Metrics) -> float | None:
         """Evaluation scores are compared with evaluation scores only: where there is a judge, a training score is

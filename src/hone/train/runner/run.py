@@ -229,6 +229,7 @@ def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> s
     job, folder = reporter.job, reporter.folder
     try:
         train(timed(job.recipe, watch), steps=reporter.steps, callback=reporter, first_step=first_step)
+        reporter.report_learning()
     except StoppedByCallback as stopped:
         return str(stopped)
     except DivergedError as fault:
