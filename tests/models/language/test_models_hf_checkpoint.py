@@ -264,6 +264,14 @@ def test_an_index_that_names_a_missing_shard(folder):
     assert f"{folder / 'b.safetensors'} does not exist, but model.safetensors.index.json lists it" in told
 
 
+def test_a_tensor_that_its_shard_lacks_names_the_shard(folder):
+    files = split_in_two(folder)
+    name = min(files["b.safetensors"])
+    rest = {key: tensor for key, tensor in files["b.safetensors"].items() if key != name}
+    save_file(rest, folder / "b.safetensors")
+    assert f"{folder / 'b.safetensors'}: tensor {name} is missing" in faults_of(folder)
+
+
 def test_a_tensor_in_two_shards_is_refused(folder):
     """The later file would have won in silence."""
     files = split_in_two(folder)

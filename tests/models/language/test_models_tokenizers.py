@@ -203,3 +203,38 @@ def test_threads_may_encode_text_and_chats_at_the_same_time():
         chats = [pool.submit(tokenizer.apply_chat, chat) for _ in range(300)]
         assert all(one.result().tolist() == expected[0] for one in plain)
         assert all(one.result().tolist() == expected[1] for one in chats)
+
+
+def test_a_length_limit_in_the_file_cuts_no_text(tmp_path):
+    """Some folders carry the truncation and padding of an earlier use; transformers sets them by call."""
+    BYTES.save(tmp_path)
+    limited = json.loads((tmp_path / "tokenizer.json").read_text())
+    limited["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    limited["padding"] = {
+        "strategy": {"Fixed": 16}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(limited))
+    loaded = load_tokenizer(tmp_path)
+    for text in ("a", "more than four bytes, and more than sixteen"):
+        assert loaded.encode(text).tolist() == BYTES.encode(text).tolist()
+    chat = [{"role": "user", "content": "more than four bytes"}]
+    assert loaded.apply_chat(chat).tolist() == BYTES.apply_chat(chat).tolist()
+
+
+def test_an_end_of_text_that_no_token_has_is_named(tmp_path):
+    BYTES.save(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 999, -1, "2"]}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    with pytest.raises(DataError) as error:
+        load_tokenizer(tmp_path)
+    named = f"{tmp_path / 'generation_config.json'}: eos_token_id {{}} is not the id of a token of tokenizer.json"
+    assert error.value.messages == (
+        f"{tmp_path / 'tokenizer_config.json'}: eos_token '<end>' is not a token of tokenizer.json",
+        *(named.format(value) for value in ("999", "-1", "'2'")),
+    )
+
+
+def test_a_tokenizer_larger_than_its_model_names_folder_and_key():
+    with pytest.raises(DataError, match=r"some/model: the tokenizer's largest id is 257 .* \(vocab_size 100 in config"):
+        BYTES.check_fits(100, where="some/model")

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from hone.core.clock import SystemClock
 from hone.core.config import Config
-from hone.core.errors import ConfigError, DataError
+from hone.core.errors import ConfigError
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
 from hone.models.language.hf_checkpoint import load_model, read_config
@@ -108,7 +108,7 @@ def open_policy(
         decoder = load_model(
             folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
         )
-        tokenizer.check_fits(decoder.config.vocab_size)
+        tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
     decoder.set_compute_dtype(_compute(source, device))
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
@@ -145,10 +145,7 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     folder = policy_folder(Path(source.path))
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)
-    try:
-        tokenizer.check_fits(config.vocab_size)
-    except DataError as fault:
-        raise DataError(f"{folder}: {fault}") from None
+    tokenizer.check_fits(config.vocab_size, where=str(folder))
     return tokenizer, config.max_positions
 
 

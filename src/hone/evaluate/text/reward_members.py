@@ -59,7 +59,7 @@ def load_reward_model(path: str, weights: str, *, device: str, tokenizer: Tokeni
                 'model with the same tokenizer, or serve this one as kind = "server"'
             )
     else:
-        tokenizer.check_fits(model.decoder.config.vocab_size)
+        tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
     return model
 
 

@@ -73,7 +73,9 @@ def load_pieces(
     lost = [name for name in wanted if name not in found]
     surplus = [name for name in found if name not in wanted and not _is_redundant(name, config)]
     faults.extend(
-        _shortened_list(lost, lambda name: f"{folder}: tensor {name} is missing{did_you_mean(name, surplus)}")
+        _shortened_list(
+            lost, lambda name: f"{_missing_fault(folder, name)}: tensor {name} is missing{did_you_mean(name, surplus)}"
+        )
     )
     faults.extend(_shortened_list(surplus, lambda name: _surplus_fault(found[name], name, config)))
     faults.raise_if_any()
@@ -162,6 +164,13 @@ def _existing(folder: Path) -> Path:
             f"`hf download {name} --local-dir DIR` first, then give DIR"
         )
     raise DataError(f"model folder {name!r} does not exist (looked at {folder.absolute()}){hub}")
+
+
+def _missing_fault(folder: Path, name: str) -> str:
+    """Names the file that the index of a sharded folder gives for a tensor, else the folder."""
+    places = read_json(folder / INDEX_FILE, required=False).get("weight_map", {})
+    file = cast("dict[str, object]", places).get(name)
+    return f"{folder if file is None else folder / str(file)}: tensor {name} is missing"
 
 
 def _untied_head_faults(found: Mapping[str, Path]) -> Iterator[str]:

@@ -6,7 +6,7 @@ plain characters.
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
@@ -141,15 +141,15 @@ class Tokenizer:
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
 
-    def check_fits(self, vocab_size: int) -> None:
-        """Raise DataError when there are ids that the model has no row for. A larger model is fine: give `size` as
-        `vocab_size_used` to engine and outlook, so that the surplus is never drawn."""
+    def check_fits(self, vocab_size: int, *, where: str = "") -> None:
+        """Raise DataError, naming the folder `where`, when there are ids that the model has no row for. A larger model
+        is fine: give `size` as `vocab_size_used` to engine and outlook, so that the surplus is never drawn."""
         if self.size > vocab_size:
             largest = self.size - 1
             raise DataError(
-                f"the tokenizer's largest id is {largest} ({self.backend.id_to_token(largest)!r}), but the model knows "
-                f"ids 0 to {vocab_size - 1} (vocab_size {vocab_size} in config.json); tokenizer and model do not "
-                "belong together"
+                f"{where}{': ' if where else ''}the tokenizer's largest id is {largest} "
+                f"({self.backend.id_to_token(largest)!r}), but the model knows ids 0 to {vocab_size - 1} (vocab_size "
+                f"{vocab_size} in config.json); tokenizer and model do not belong together"
             )
 
     def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
@@ -288,6 +288,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         backend = hf.Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare Exception for a damaged file
         raise DataError(f"{file} is not a tokenizer that can be read: {error}") from error
+    backend.no_truncation()  # a length limit in the file would cut texts in silence
+    backend.no_padding()
     special = {
         name: text
         for name, value in read_json(folder / "tokenizer_config.json", required=False).items()
@@ -295,7 +297,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
     }
     generation = read_json(folder / "generation_config.json", required=False).get("eos_token_id")
     eos_ids = _ids(backend, special.get("eos_token"), generation)
-    if not eos_ids:
+    faults.extend(_end_faults(folder, backend, special.get("eos_token"), generation))
+    if not eos_ids and not faults.messages:
         faults.add(
             f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is "
             f"{special.get('eos_token')!r} now)"
@@ -339,9 +342,22 @@ def _token_text(value: object) -> str | None:
 def _ids(backend: hf.Tokenizer, eos: str | None, generation: object) -> tuple[int, ...]:
     """The tokenizer's own EOS first, then those that `generation_config.json` adds."""
     own = None if eos is None else backend.token_to_id(eos)
-    listed = cast("list[object]", generation) if isinstance(generation, list) else [generation]
-    result = [own, *listed]
+    result = [own, *_listed(generation)]
     return tuple(dict.fromkeys(token for token in result if isinstance(token, int)))
+
+
+def _listed(generation: object) -> list[object]:
+    return cast("list[object]", generation) if isinstance(generation, list) else [generation]
+
+
+def _end_faults(folder: Path, backend: hf.Tokenizer, eos: str | None, generation: object) -> Iterator[str]:
+    """Ends of text that no token has: generation would never stop there."""
+    if eos is not None and backend.token_to_id(eos) is None:
+        yield f"{folder / 'tokenizer_config.json'}: eos_token {eos!r} is not a token of tokenizer.json"
+    for token in _listed(generation):
+        if token is None or (isinstance(token, int) and token >= 0 and backend.id_to_token(token) is not None):
+            continue
+        yield f"{folder / 'generation_config.json'}: eos_token_id {token!r} is not the id of a token of tokenizer.json"
 
 
 def _chat_template(folder: Path) -> str | None:
