@@ -2,7 +2,9 @@
 
 import pytest
 from pages import DOCS
-from write_pages import FOLDERS, GENERATORS
+from write_pages import FOLDERS, GENERATORS, descriptions
+
+from hone.recipes.registry import DESCRIPTIONS
 
 
 @pytest.mark.parametrize("script", sorted(GENERATORS))
@@ -15,3 +17,7 @@ def test_generated_folders_hold_no_page_that_is_left_over() -> None:
     made = {path for pages in GENERATORS.values() for path in pages()}
     there = {path.relative_to(DOCS).as_posix() for folder in FOLDERS for path in (DOCS / folder).glob("*.md")}
     assert there <= made, "run `python tests/docs/write_pages.py`"
+
+
+def test_the_texts_of_recipes_are_those_of_the_code() -> None:
+    assert DESCRIPTIONS.read_text(encoding="utf-8") == descriptions(), "run `python tests/docs/write_pages.py`"

@@ -1,4 +1,10 @@
-"""Every generated page of docs/: `python tests/docs/write_pages.py` writes them all."""
+"""Every generated page of docs/: `python tests/docs/write_pages.py` writes them all.
+
+The texts of `hone list recipes` are written with them: a command that only lists imports no recipe.
+"""
+
+import json
+from dataclasses import asdict
 
 import algorithm_page
 import api_page
@@ -6,6 +12,9 @@ import commands_page
 import config_tables
 import metrics_page
 from pages import DOCS, write
+
+from hone.recipes.registry import DESCRIPTIONS, load_recipe, recipe_families
+from hone.train.job import RecipeDescription
 
 GENERATORS = {
     "commands_page.py": commands_page.pages,
@@ -18,10 +27,17 @@ FOLDERS = ("reference/configuration", "reference/algorithms")
 """Folders in which every page is generated."""
 
 
+def descriptions() -> str:
+    """Texts about each of hone's recipes, as JSON."""
+    texts = {name: asdict(RecipeDescription.of(load_recipe(name))) for name in recipe_families()}
+    return json.dumps(texts, indent=1, ensure_ascii=False) + "\n"
+
+
 def main() -> None:
     """Write the pages, and delete generated ones that no generator makes any more."""
     made = {path: text for pages in GENERATORS.values() for path, text in pages().items()}
     write(made)
+    DESCRIPTIONS.write_text(descriptions(), encoding="utf-8")
     for folder in FOLDERS:
         for path in (DOCS / folder).glob("*.md"):
             if path.relative_to(DOCS).as_posix() not in made:

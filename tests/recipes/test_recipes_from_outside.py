@@ -105,7 +105,7 @@ def test_a_package_that_cannot_be_imported_leaves_the_others_usable(
         load_recipe("unusable")
     assert main(["list", "recipes"]) == 0
     told = capsys.readouterr().out
-    assert "warning: recipe 'unusable' of broken 1.5" in told
+    assert "cannot be used: recipe 'unusable' of broken 1.5" in told
     assert "grpo" in told
 
 

@@ -194,8 +194,10 @@ COMMANDS: tuple[CommandSpec, ...] = (
         name="list",
         summary="list recipes by family, or one with its paper, parts and defaults; or runs",
         module="hone.cli.commands.show",
-        positionals=(("what", "recipes or runs"),),
-        optional=(("name", "a recipe or a family, for its details"),),
+        optional=(
+            ("what", "recipes or runs (default: both, in short)"),
+            ("name", "a recipe or a family, for its details"),
+        ),
         options=(RUNS,),
     ),
     CommandSpec(

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from hone.engine.protocol import ForwardFn, LinearFn, ModelShape, PagedAttentionFn
 from hone.engine.work import ForwardBatch
@@ -99,6 +98,9 @@ class FlashPagedAttention:
         values[places.page, places.slot] = value
         # One order of sums needs one kernel, which is chosen by the longest chunk.
         longest = places.longest if self._splits is None else len(places.tokens)
+        # Imported here: it imports the compiler of torch, seconds that every command would wait for.
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+
         mixed = varlen_attn(
             query, keys, values, places.starts, None, longest, places.pages.shape[1] * keys.shape[1],
             scale=shape.head_dim**-0.5, window_size=(-1, 0), enable_gqa=shape.heads > shape.kv_heads,

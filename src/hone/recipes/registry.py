@@ -6,6 +6,7 @@ Recipes from outside are entry points of the group `hone.recipes` of an installe
 """
 
 import importlib
+import json
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from hone import recipes
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 from hone.process import user_files
-from hone.train.job import RecipeSpec
+from hone.train.job import RecipeDescription, RecipeSpec
 
 TITLES: Mapping[str, str] = {
     "text": "language models",
@@ -31,6 +32,7 @@ TITLES: Mapping[str, str] = {
 """Families that have a title of their own, in the order in which they are listed."""
 ENTRY_POINT_GROUP = "hone.recipes"
 """Group under which a package declares its recipes: `name = "package.module:ENTRY"`."""
+DESCRIPTIONS = Path(__file__).with_name("descriptions.json")
 _ENTRY = "ENTRY"
 _KIND = "recipe"
 
@@ -128,11 +130,29 @@ def _package(point: EntryPoint) -> str:
     return "an unnamed package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
-def recipes_by_family() -> Mapping[str, Mapping[str, RecipeSpec]]:
-    """Each of hone's recipes by its name, by the title of its family."""
+def describe_recipe(name: str) -> RecipeDescription:
+    """The texts about a recipe. Those of hone's own are read from a file, as importing a recipe imports torch.
+
+    Raises as `load_recipe`.
+    """
+    known = _descriptions().get(name)
+    return RecipeDescription.of(load_recipe(name)) if known is None else known
+
+
+@cache
+def _descriptions() -> Mapping[str, RecipeDescription]:
+    """Texts about hone's recipes; `python tests/docs/write_pages.py` writes the file."""
+    texts = json.loads(DESCRIPTIONS.read_text(encoding="utf-8"))
+    return {name: RecipeDescription(**fields) for name, fields in texts.items()}
+
+
+def titles_by_family() -> Mapping[str, Sequence[str]]:
+    """Names of hone's recipes, by the title of their family; imports none."""
     family = recipe_families()
     order = [*(one for one in TITLES if one in family.values()), *sorted({*family.values()} - {*TITLES})]
-    return {
-        TITLES.get(one, one.replace("_", " ")): {name: load_recipe(name) for name in family if family[name] == one}
-        for one in order
-    }
+    return {TITLES.get(one, one.replace("_", " ")): [name for name in family if family[name] == one] for one in order}
+
+
+def recipes_by_family() -> Mapping[str, Mapping[str, RecipeSpec]]:
+    """Each of hone's recipes by its name, by the title of its family."""
+    return {title: {name: load_recipe(name) for name in names} for title, names in titles_by_family().items()}

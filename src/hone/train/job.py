@@ -175,6 +175,31 @@ class RecipeSpec:
         return self.open(config).build(config)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeDescription:
+    """Texts about a recipe, for `hone list recipes`."""
+
+    summary: str
+    paper: str
+    parts: str
+    """`LiveSource(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean`."""
+    defaults: str
+    """Keys of the `algorithm` table with their defaults."""
+    limitation: str
+
+    @classmethod
+    def of(cls, spec: RecipeSpec) -> "RecipeDescription":
+        """Describe a loaded recipe."""
+        defaults = ", ".join(f"{key} = {value}" for key, value in algorithm_defaults(spec.config).items())
+        return cls(
+            summary=spec.summary,
+            paper=spec.paper,
+            parts=spec.parts.describe(),
+            defaults=defaults,
+            limitation=spec.limitation,
+        )
+
+
 def algorithm_defaults(config: type[RunConfig]) -> dict[str, str]:
     """The keys of a recipe's `algorithm` table with their defaults, as they are written in a config."""
     table = config.model_fields.get("algorithm")

@@ -4,7 +4,6 @@ Belongs here: the layout. The content comes from `hone.store` and the recipes.
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from hone.store.folder import RunFolder, list_runs, open_run
 from hone.store.metrics import read_metrics
 
 if TYPE_CHECKING:
-    from hone.train.job import RecipeSpec
+    from hone.train.job import RecipeDescription
 
 METRICS_SHOWN = 40
 
@@ -38,6 +37,10 @@ def run(call: CommandCall) -> int:
         list_recipes(screen, call.text("name"))
     elif call.text("what") == "runs":
         show_runs(screen, runs)
+    elif not call.text("what"):
+        show_runs(screen, runs)
+        screen.line()
+        list_families(screen)
     else:
         raise ConfigError(
             f"hone list has no {call.text('what')!r}{did_you_mean(call.text('what'), ['recipes', 'runs'])}"
@@ -144,50 +147,50 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
 
     Raises ConfigError for a name that is neither.
     """
-    from hone.recipes.registry import is_file, load_recipe, recipes_by_family  # noqa: PLC0415 - torch: as above
+    from hone.recipes.registry import describe_recipe, installed_recipes, is_file, titles_by_family  # noqa: PLC0415
 
-    if is_file(wanted):
-        show_recipe(screen, wanted, load_recipe(wanted))
-        return
-    grouped = {**recipes_by_family(), "other packages": _installed(screen)}
-    known = {name: entry for members in grouped.values() for name, entry in members.items()}
+    grouped = {**titles_by_family(), "other packages": sorted(installed_recipes())}
+    known = [name for members in grouped.values() for name in members]
     if wanted:
-        members = grouped.get(wanted) or {name: entry for name, entry in known.items() if name == wanted}
+        members = [wanted] if is_file(wanted) else grouped.get(wanted) or [name for name in known if name == wanted]
         if not members:
             near = did_you_mean(wanted, [*known, *grouped])
             raise ConfigError(f"{wanted!r} is not a recipe or a family of recipes{near}")
-        for name, entry in members.items():
-            show_recipe(screen, name, entry)
+        for name in members:
+            show_recipe(screen, name, describe_recipe(name))
         return
     width = max(map(len, known))
     for family, members in grouped.items():
         if members:
             screen.title(f"{family} ({len(members)})")
-            for name, entry in members.items():
-                screen.line(f"  {name:{width}}  {entry.summary}")
+            for name in members:
+                screen.line(f"  {name:{width}}  {_summary(name)}")
             screen.line()
     screen.line("hone list recipes NAME shows its paper, parts and defaults; NAME may be a family or a file.py")
 
 
-def _installed(screen: TerminalScreen) -> "Mapping[str, RecipeSpec]":
-    """Recipes of installed packages; one that cannot be loaded is told of and left out."""
-    from hone.recipes.registry import installed_recipes, load_recipe  # noqa: PLC0415 - torch: as above
+def list_families(screen: TerminalScreen) -> None:
+    """Print the names of the recipes, one line per family."""
+    from hone.recipes.registry import installed_recipes, titles_by_family  # noqa: PLC0415 - as above
 
-    found: dict[str, RecipeSpec] = {}
-    for name in installed_recipes():
-        try:
-            found[name] = load_recipe(name)
-        except HoneError as fault:
-            screen.line(f"warning: {fault}")
-    return found
+    grouped = {**titles_by_family(), "other packages": sorted(installed_recipes())}
+    screen.rows([(f"{family} ({len(names)})", ", ".join(names)) for family, names in grouped.items() if names])
+    screen.line("hone list recipes describes them, hone list recipes NAME one of them")
 
 
-def show_recipe(screen: TerminalScreen, name: str, entry: "RecipeSpec") -> None:
+def _summary(name: str) -> str:
+    """Summary of a recipe, or the reason why a package's cannot be loaded."""
+    from hone.recipes.registry import describe_recipe  # noqa: PLC0415
+
+    try:
+        return describe_recipe(name).summary
+    except HoneError as fault:
+        return f"cannot be used: {fault.messages[0]}"
+
+
+def show_recipe(screen: TerminalScreen, name: str, entry: "RecipeDescription") -> None:
     """Print a recipe's summary, paper, parts, defaults and limitation."""
-    from hone.train.job import algorithm_defaults  # noqa: PLC0415 - torch: not needed to show a run
-
     screen.line(f"{name}  {entry.summary}")
-    defaults = ", ".join(f"{key} = {value}" for key, value in algorithm_defaults(entry.config).items())
     limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""
-    for line in filter(None, (entry.paper, entry.parts.describe(), defaults, limit)):
+    for line in filter(None, (entry.paper, entry.parts, entry.defaults, limit)):
         screen.line(f"{'':{len(name)}}  {line}")

@@ -1,0 +1,60 @@
+"""Commands that only show or list start at once: what they import is the measure."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from short_runs import SHORT
+
+from hone.cli.main import main
+
+HEAVY = ("torch", "transformers", "sympy", "scipy", "numba", "reasoning_gym")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("short.toml").write_text(SHORT)
+        assert main(["train", "short.toml", "steps=1"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["list"], ["list", "recipes"], ["list", "recipes", "grpo"], ["list", "runs"], ["show", "short"], ["--help"]],
+)
+def test_a_command_that_shows_imports_nothing_heavy(command: list[str], place: Path) -> None:
+    program = (
+        "import sys\nfrom hone.cli.main import main\n"
+        f"code = main({command!r})\n"
+        f"heavy = sorted(set(sys.modules) & set({HEAVY!r}))\n"
+        "print(code, heavy, file=sys.stderr)"
+    )
+    began_s = time.monotonic()
+    answer = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=False)
+    assert answer.stderr.splitlines()[-1] == "0 []", answer.stderr
+    assert time.monotonic() - began_s < 10  # a second on an idle machine; this one may be busy
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
+def test_a_recipe_does_not_import_the_compiler_of_torch(recipe: str) -> None:
+    program = f"import sys\nfrom hone.recipes.registry import load_recipe\nload_recipe({recipe!r})\n"
+    program += "print('torch._dynamo.symbolic_convert' in sys.modules, 'transformers' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout == "False False\n"
+
+
+def test_list_alone_lists_runs_and_recipes(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    assert main(["list"]) == 0
+    told = capsys.readouterr().out
+    assert "short" in told
+    assert "language models (" in told
+    assert "grpo" in told
+    assert len(told.splitlines()) < 60
