@@ -15,7 +15,7 @@ from manual_clock import ManualClock
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import InterruptedRun
-from hone.core.state import State
+from hone.core.state import State, substate
 from hone.credit.returns import reward_as_advantage
 from hone.envs.text.world import supervised_episodes
 from hone.estimators.means import Estimate
@@ -29,6 +29,7 @@ from hone.train.loop import Recipe
 from hone.train.runner.reporter import MetricsWindow, RunReporter
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch
+from hone.train.runner.summary import evaluation_lines
 from hone.train.text.samples import answer_rows
 
 EPISODES = supervised_episodes([np.array([1], np.int32)], [np.array([2, 3], np.int32)])
@@ -124,6 +125,48 @@ def test_the_best_checkpoint_is_the_best_judged_one(folder: RunFolder) -> None:
     for step in range(1, 7):
         reporter(step, EPISODES, CREDITS, {})
     assert folder.checkpoints().steps() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [([0.3, 0.9, 0.5], [4, 6]), ([0.9, 0.3, 0.5], [2, 6]), ([0.9, 0.9, 0.1], [4, 6]), ([0.1, 0.2, 0.3], [6])],
+)
+def test_the_best_evaluation_is_kept_though_no_checkpoint_is_due(
+    folder: RunFolder, scores: list[float], kept: list[int]
+) -> None:
+    """Of equal scores the latest. A policy that was good and falls is not lost between two checkpoints."""
+    settings = RunSettings(checkpoint_every=0, keep_last=1, keep_best=1)
+    reporter = reporter_of(folder, settings=settings, steps=6, scores=scores, every=2)
+    for step in range(1, 7):
+        reporter(step, EPISODES, CREDITS, {})
+    assert folder.checkpoints().steps() == kept
+    (line,) = evaluation_lines(folder)
+    best = max(scores)
+    assert f"best of 3 evaluations: {best} at step {kept[0]}" in line
+    if kept != [6]:
+        assert f"kept in {folder.checkpoints_folder / f'step_0000000{kept[0]}'}" in line
+        assert f"the last policy, of step 6, scores {scores[-1]}" in line
+
+
+def test_a_resumed_run_still_knows_its_best_evaluation(folder: RunFolder) -> None:
+    settings = RunSettings(checkpoint_every=0, keep_last=1, keep_best=1)
+    before = reporter_of(folder, settings=settings, steps=6, scores=[0.9], every=2)
+    for step in (1, 2):
+        before(step, EPISODES, CREDITS, {})
+    after = reporter_of(folder, settings=settings, steps=6, scores=[0.4, 0.5], every=2)
+    after.restore(substate(folder.checkpoints().at(2).state(), "report"))
+    for step in (3, 4):
+        after(step, EPISODES, CREDITS, {})
+    assert folder.checkpoints().steps() == [2], "0.4 is no best"
+
+
+def test_a_best_evaluation_that_was_not_kept_is_named_with_the_remedy(folder: RunFolder) -> None:
+    settings = RunSettings(checkpoint_every=0, keep_last=1, keep_best=0)
+    reporter = reporter_of(folder, settings=settings, steps=4, scores=[0.9, 0.1], every=2)
+    for step in range(1, 5):
+        reporter(step, EPISODES, CREDITS, {})
+    (line,) = evaluation_lines(folder)
+    assert "0.9 at step 2, not kept (run.keep_best = 1 keeps it); the last policy, of step 4, scores 0.1" in line
 
 
 def test_without_a_judge_the_training_score_decides(folder: RunFolder) -> None:

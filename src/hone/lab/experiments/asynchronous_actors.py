@@ -18,7 +18,7 @@ def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
     job = ENTRY.build(
         PpoConfig(
             recipe="ppo", name="lab", seed=seed, steps=turns, env=GymConfig(id="CartPole-v1", num_envs=ENVS),
-            algorithm=PpoAlgorithm(max_staleness=age),
+            algorithm=PpoAlgorithm(max_staleness=age, clip_decay="constant"),
         )
     )  # fmt: skip
     held = np.empty(turns)

@@ -34,8 +34,9 @@ class A2cAlgorithm(on_policy.ActorCriticAlgorithm):
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Largest age of the collected steps, in iterations of the policy that learns from them; above 0 a thread
     collects while the policy learns (asynchronous actors)."""
-    normalise: NormaliseConfig = NormaliseConfig()
-    """Running normalisation of observations and rewards."""
+    normalise: NormaliseConfig = NormaliseConfig(rewards=True)
+    """Running normalisation of observations and rewards. Values of tens and hundreds saturate a tanh critic: it then
+    gives all states one value, and at a time limit nothing but noise moves the policy."""
 
 
 class A2cConfig(on_policy.OnPolicyRunConfig):

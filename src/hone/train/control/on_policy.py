@@ -51,8 +51,9 @@ C = TypeVar("C", bound="OnPolicyRunConfig")
 class RolloutRunConfig(RunConfig):
     """A policy that acts in Gymnasium environments and learns from each rollout."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
+    run: RunSettings = RunSettings(threads=1, keep_best=1)
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network, and with
+    `evaluation.every` the best policy is kept beside the last ones."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)

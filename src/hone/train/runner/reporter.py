@@ -1,5 +1,6 @@
 """Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,8 @@ class RunReporter:
     """The last step whose metrics were taken in: it can be saved while the next one is under way."""
     selection_score: float | None = None
     """The figure of this step by which checkpoints are compared; None where there is none."""
+    best_evaluation: float | None = None
+    """Best score of the evaluations so far; None before the first."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
@@ -102,8 +105,10 @@ class RunReporter:
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         self.report_notices()
         told = self.job.recipe.source.metrics() | metrics
+        best = False
         if self._is_due(step, self.job.evaluate_every) and self.job.evaluate is not None:
             told |= self._evaluate(step, self.job.evaluate)
+            best = self._take_best(told.get("eval/score", math.nan))
             self.report_notices()
         self.selection_score = self._selection_score_of(told)
         self._watch_learning(step, told, episodes, credits)
@@ -124,7 +129,7 @@ class RunReporter:
             StepEvent(step=step, steps=self.steps, metrics=told, run=self.folder.path),
         )
         every = self.settings.checkpoint_every
-        if step == self.steps or (every and step % every == 0):
+        if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
             self.save(step)
         self._stop_as_asked(step)
 
@@ -197,6 +202,7 @@ class RunReporter:
                 "window": self.window.state(),
                 "score": self.selection_score,
                 "learning": self.learning.state(),
+                "best_evaluation": self.best_evaluation,
             },
         }
         policy, score = self.job.save_policy, self.selection_score
@@ -229,7 +235,8 @@ class RunReporter:
 
     def restore(self, state: State) -> None:
         self.window.restore(substate(state, "window"))
-        self.selection_score = None if state.get("score") is None else _number(state["score"])
+        self.selection_score = _number_or_none(state.get("score"))
+        self.best_evaluation = _number_or_none(state.get("best_evaluation"))
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
 
@@ -241,6 +248,13 @@ class RunReporter:
             if self.job.evaluate is not None
             else metrics.get("reward/mean", self.selection_score)
         )
+
+    def _take_best(self, score: float) -> bool:
+        """Whether no evaluation scored more; of equal ones the latest is the best, as in `CheckpointFolder`."""
+        if not (math.isfinite(score) and (self.best_evaluation is None or score >= self.best_evaluation)):
+            return False
+        self.best_evaluation = score
+        return True
 
     def _evaluate(self, step: int, evaluate: Callable[[], EvaluationResult]) -> Metrics:
         verdict = self.stopwatch.time("evaluate", evaluate)
@@ -270,6 +284,10 @@ class RunReporter:
 
     def _writes_samples(self, step: int) -> bool:
         return self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
+
+
+def _number_or_none(value: object) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _number(value: object) -> float:

@@ -50,7 +50,7 @@ from hone.train.runner.resume import (
 )
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch, timed
-from hone.train.runner.summary import closing_lines
+from hone.train.runner.summary import closing_lines, evaluation_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             job.write_protect(folder.path)
             _certify(request, job, folder, progress)
             folder.log(_train(request, job, facts, folder, progress, stop, clock))
-            for line in closing_lines(folder, job.measure_matmuls, clock):
+            for line in [*evaluation_lines(folder), *closing_lines(folder, job.measure_matmuls, clock)]:
                 folder.log(line)
                 progress.note(line)
             write_report(folder.path)

@@ -1,10 +1,13 @@
-"""What is said at the end of a run: where its time went, and what its updates reached of what the machine can do."""
+"""Closing lines of a run: its best evaluation, where its time went, and the share of the machine's speed it reached."""
 
+import math
 from collections.abc import Callable
 
 from hone.core.clock import Clock
 from hone.core.errors import HoneError
 from hone.report.timeline import step_timeline
+from hone.store.checkpoints import step_name
+from hone.store.evaluations import read_evaluations
 from hone.store.folder import RunFolder
 from hone.store.metrics import read_metrics
 from hone.store.speed import MatmulRate, speed_line, update_flops_per_s, write_matmul_rate
@@ -27,3 +30,26 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
         folder.log(f"no figures of speed: {fault}", level="WARNING")
         return []
     return lines
+
+
+def evaluation_lines(folder: RunFolder) -> list[str]:
+    """Line that names the best of a run's evaluations and its checkpoint beside the last one; none below two.
+
+    Of equal scores the latest is the best, as `run.keep_best` keeps it. A damaged file is logged.
+    """
+    try:
+        evaluations, _ = read_evaluations(folder.path)
+    except HoneError as fault:
+        folder.log(f"no best evaluation: {fault}", level="WARNING")
+        return []
+    marked = [one for one in evaluations if one.stage.startswith("step ")]
+    scores = {int(one.stage.removeprefix("step ")): one.mean for one in marked if math.isfinite(one.mean)}
+    if len(scores) < 2:
+        return []
+    last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
+    found = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
+    if best == last:
+        return [f"{found}, the last."]
+    place = folder.checkpoints_folder / step_name(best)
+    kept = f"kept in {place}" if place.is_dir() else "not kept (run.keep_best = 1 keeps it)"
+    return [f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
