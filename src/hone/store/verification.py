@@ -69,14 +69,21 @@ def checkpoint_of(path: Path) -> Path | None:
 def verify_policy(path: Path) -> None:
     """Verify the policy of the checkpoint that `path` is, or whose `policy/` it is. Nothing to do for other folders.
 
-    Raises DataError with every fault, for a missing or damaged manifest, and for a newer format.
+    Raises DataError as `verify_checkpoint`.
     """
     checkpoint = checkpoint_of(path)
-    if checkpoint is None:
-        return
+    if checkpoint is not None:
+        verify_checkpoint(checkpoint, inside=POLICY)
+
+
+def verify_checkpoint(checkpoint: Path, *, inside: str = "") -> None:
+    """Verify a checkpoint, or its subfolder `inside`.
+
+    Raises DataError with every fault, for a missing or damaged manifest, and for a newer format.
+    """
     manifest = read_json_object(checkpoint / MANIFEST)
     require_known_format(checkpoint, manifest)
-    faults = list(checkpoint_faults(checkpoint, manifest, inside=POLICY))
+    faults = list(checkpoint_faults(checkpoint, manifest, inside=inside))
     if faults:
         raise DataError(
             *faults,

@@ -61,6 +61,9 @@ class ModelSource(Config):
     """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
     new: NewModelConfig | None = None
     """Start from random weights."""
+    optimizer: bool = False
+    """Also start from the optimizer's state of the checkpoint `path`, saved by a recipe with the same optimizer; the
+    learning-rate schedule begins anew."""
     weights: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights. In bfloat16 an update at a usual learning rate rounds to zero for most of them."""
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -76,6 +79,8 @@ class ModelSource(Config):
     def _one_of_two(self) -> "ModelSource":
         if (self.path is None) == (self.new is None):
             raise ValueError("give exactly one of model.path and model.new")
+        if self.optimizer and self.path is None:
+            raise ValueError("model.optimizer = true needs model.path, a checkpoint or run of hone")
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
         low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]

@@ -19,6 +19,7 @@ from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs
 from hone.train.text.rows import TokenBatch, TokenRows
 from hone.train.text.samples import answer_rows
+from hone.train.text.saved_optimizer import restore_optimizer
 
 
 def evaluate_policy(evaluation: TextEvaluation, policy: TokenPolicy) -> EvaluationResult:
@@ -32,6 +33,8 @@ def language_job(
 ) -> TrainingJob[TokenPolicy]:
     """Job of a recipe on `inputs`: its policy is saved, shown and evaluated; `warnings` are the recipe's own."""
     exam, examples, (_, notes) = inputs.evaluation, inputs.examples, inputs.prepared
+    if inputs.config.model.optimizer:
+        restore_optimizer(recipe.learner, inputs.config.model)
     evaluation_warnings = [] if exam is None else exam.warnings
     return TrainingJob(
         recipe=recipe,

@@ -20,6 +20,7 @@ from hone.rewards.config import RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
+from hone.train.text.saved_optimizer import check_saved_optimizer
 
 STAGE_PREFIX = "stage:"
 """A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
@@ -140,6 +141,8 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     if known:
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
         checks["fits"] = lambda: inputs.prepared[1]
+    if known and inputs.config.model.optimizer:
+        checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
     if evaluation is not None:
         checks["evaluation"] = partial(_held_out_warnings, inputs)
         if known:
@@ -172,6 +175,12 @@ def opened_text_run(
 def _policy_warnings(path: str) -> list[str]:
     """None; raises DataError where the policy's folder cannot be read."""
     open_tokenizer(ModelSource(path=path))
+    return []
+
+
+def _optimizer_warnings(source: ModelSource) -> list[str]:
+    """None; raises DataError where the checkpoint has no intact optimizer state."""
+    check_saved_optimizer(source)
     return []
 
 
