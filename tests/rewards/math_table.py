@@ -6,6 +6,7 @@
      - wrong answer
      +? right answer that math_answer is known not to recognise (a false negative, counted in the docs)
      -? wrong answer that math_answer is known to accept (a false positive, counted in the docs)
+     -0 wrong answer without a score, because its reference cannot be read
 
 A line break inside a text is written as a pilcrow. The family `whole completions` holds completions; the other
 families hold answers, which a test puts into a completion.
@@ -26,8 +27,8 @@ class AnswerCase:
     reference: str
     answer: str
     right: bool
-    missed: bool
-    """Known not to be scored as it should be."""
+    score: float | None
+    """Expected score: 1.0 for a right answer and 0.0 for a wrong one, except where the table says otherwise."""
 
     @property
     def completions(self) -> list[str]:
@@ -48,13 +49,13 @@ def _cases(text: str) -> Iterator[AnswerCase]:
         marker, _, answer = line[1:].partition(" ")
         if line.startswith("= "):
             family = line[2:]
-        elif line.startswith(" ") and marker in ("+", "-", "+?", "-?"):
+        elif line.startswith(" ") and marker in ("+", "-", "+?", "-?", "-0"):
             yield AnswerCase(
                 family=family,
                 reference=reference.replace("¶", "\n"),
                 answer=answer.replace("¶", "\n"),
                 right=marker[0] == "+",
-                missed=marker.endswith("?"),
+                score=None if marker == "-0" else float((marker[0] == "+") != marker.endswith("?")),
             )
         else:
             reference = line

@@ -10,7 +10,8 @@ from math_table import AnswerCase, read_table
 
 from hone.rewards.math_answer import math_answer
 
-CASES = read_table("math_answers.txt")
+TABLES = ("math_answers.txt", "math_answers_held_out.txt", "math_answers_held_out_2.txt")
+CASES = [case for name in TABLES for case in read_table(name)]
 
 
 def score(answer: str, reference: object, **options: str | float) -> object:
@@ -23,7 +24,7 @@ def faults(cases: list[AnswerCase]) -> list[str]:
         f"[{case.family}] {text!r} for {case.reference!r}: {result['score']} ({result['reason']})"
         for case in cases
         for text in case.completions
-        if (result := math_answer(text, case.reference))["score"] != float(case.right != case.missed)
+        if (result := math_answer(text, case.reference))["score"] != case.score
     ]
 
 
@@ -178,7 +179,7 @@ def test_the_form_is_an_option() -> None:
     assert score("x^2+3x+2", factored, form="same") == score(factored, "x^2+3x+2", form="same") == 0.0
     assert score("(2+x)(1+x)", factored, form="same") == score("2+x*3+x^2", "x^2+3x+2", form="same") == 1.0
     assert score(r"\frac{x}{2}", r"\frac12 x", form="same") == 1.0
-    with pytest.raises(ValueError, match="form 'finall' is final, any or same"):
+    with pytest.raises(ValueError, match="form 'finall' is not final, any or same"):
         math_answer("1", "1", form="finall")  # pyright: ignore[reportArgumentType]
 
 

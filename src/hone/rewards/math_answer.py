@@ -10,6 +10,7 @@ hard problem. A *reference* that cannot be read is a missing value: the policy h
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from math_verify import parse, verify
@@ -22,7 +23,7 @@ from hone.rewards.mathematics.grammar import parse_answer
 from hone.rewards.mathematics.limits import MAX_CHARS, why_too_large
 from hone.rewards.mathematics.spelling import one_spelling
 from hone.rewards.mathematics.stated import has_box, last_boxed, stated_answer
-from hone.rewards.mathematics.tokens import read_number
+from hone.rewards.mathematics.tokens import read_number, tokens_of
 from hone.rewards.mathematics.tree import MathNode, MathSyntaxError
 from hone.rewards.mathematics.words import (
     choice_letter,
@@ -37,6 +38,7 @@ _ALARM_S = 3
 
 _PLAIN_NUMBER = re.compile(r"[+-]?\d{1,200}(?:\.\d{1,200})?", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_UNDONE = re.compile(r"\\(?:i*int|oint|sum|prod|lim|det|max|min|gcd|b?mod|pmod)(?![A-Za-z])")
 _COMMANDS = re.compile(r"\\[A-Za-z]+")
 _RIGHT: dict[str, object] = {"score": 1.0, "reason": ""}
 
@@ -61,11 +63,7 @@ def math_answer(
 
     Raises ValueError for an unknown option.
     """
-    if form not in ("final", "any", "same") or units not in ("kept", "ignored") or not 0 <= relative_tolerance < 1:
-        raise ValueError(
-            f"math_answer: form {form!r} is final, any or same; units {units!r} is kept or ignored; "
-            f"relative_tolerance {relative_tolerance!r} is at least 0 and below 1"
-        )
+    rules = _rules(form, units, relative_tolerance)
     text, gold = completion_text(completion), _reference_text(answer)
     if not gold:
         return _missing("the reference answer is empty")
@@ -78,11 +76,34 @@ def math_answer(
         readings = stated_answer(text)
     if not readings:
         return _wrong("no answer found")
-    rules = EqualityRules(
-        ignore_units=units == "ignored", relative_tolerance=relative_tolerance, same_form=form == "same"
-    )
-    results = [_compare(gold, one_spelling(reading), rules, any_form=form != "final") for reading in readings]
+    results = [_compare(gold, reading, rules) for reading in readings]
     return next((result for result in results if result["score"] == 1.0), results[-1])
+
+
+@lru_cache(maxsize=64)
+def _rules(form: str, units: str, relative_tolerance: float) -> EqualityRules:
+    """The options, checked. Raises ValueError with all faults."""
+    faults = [
+        fault
+        for fault, present in (
+            (f"form {form!r} is not final, any or same", form not in ("final", "any", "same")),
+            (f"units {units!r} is not kept or ignored", units not in ("kept", "ignored")),
+            (f"relative_tolerance {relative_tolerance!r} is no number in [0, 1)", not _is_share(relative_tolerance)),
+        )
+        if present
+    ]
+    if faults:
+        raise ValueError(f"options of math_answer: {'; '.join(faults)}")
+    return EqualityRules(
+        ignore_units=units == "ignored",
+        relative_tolerance=relative_tolerance,
+        same_form=form == "same",
+        any_form=form != "final",
+    )
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def _missing(reason: str) -> dict[str, object]:
@@ -98,15 +119,24 @@ def _reference_text(answer: object) -> str:
     if answer is None:
         return ""
     text = str(answer)
+    if _PLAIN_NUMBER.fullmatch(text) or len(text) > MAX_CHARS:
+        return text
+    return _spelled_reference(text)
+
+
+@lru_cache(maxsize=4096)
+def _spelled_reference(text: str) -> str:
     boxed = last_boxed(text)
     if boxed is None and "####" in text:
         boxed = text.rpartition("####")[2]
-    text = text if boxed is None else boxed
-    return one_spelling(text) if len(text) <= MAX_CHARS else text
+    return one_spelling(text if boxed is None else boxed)
 
 
-def _compare(gold: str, given: str, rules: EqualityRules, *, any_form: bool) -> dict[str, object]:
-    """Score of an answer, both in one spelling."""
+def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]:
+    """Score of a reading of the answer; the reference is in one spelling."""
+    if len(reading) > MAX_CHARS:
+        return _wrong(f"the answer is refused: {why_too_large(reading)}")
+    given = reading if _PLAIN_NUMBER.fullmatch(reading) else one_spelling(reading)
     if not given:
         return _wrong("no answer found")
     same = _same_text_or_number(gold, given)
@@ -116,16 +146,27 @@ def _compare(gold: str, given: str, rules: EqualityRules, *, any_form: bool) -> 
         return _RIGHT if same_choice(letter, given) else _wrong(f"not the choice {letter}")
     if reason := why_too_large(given):
         return _wrong(f"the answer is refused: {reason}")
-    given = without_label(given)
+    try:
+        return _compare_values(gold, without_label(given), rules)
+    except RecursionError:
+        return _wrong("the answer is refused: too deeply nested")
+
+
+def _compare_values(gold: str, given: str, rules: EqualityRules) -> dict[str, object]:
+    """Score of an answer within the limits that is not the reference's text."""
     wanted = _tree(gold)
     if isinstance(wanted, str):
         if is_words(gold):
             return _RIGHT if word_key(gold) == word_key(given) else _wrong("other words")
-        return _by_math_verify(gold, given)
+        if _UNDONE.search(gold):
+            return _by_math_verify(gold, given)
+        if _same_tokens(gold, given):
+            return _RIGHT
+        return _missing(f"the reference answer cannot be read: {gold[:80]}: {wanted}")
     answer = _tree(_with_decimal_point(given, gold))
     if isinstance(answer, str):
         return _wrong(f"not a value in final form: {answer}")
-    if not any_form and (undone := lacks(answer, wanted)):
+    if not rules.any_form and (undone := lacks(answer, wanted)):
         return _wrong(f"not in final form: it has a {min(undone)} that the reference lacks")
     return _RIGHT if same_answer(wanted, answer, rules) else _wrong("another value")
 
@@ -149,6 +190,7 @@ def _with_decimal_point(given: str, gold: str) -> str:
     return given
 
 
+@lru_cache(maxsize=4096)
 def _tree(text: str) -> MathNode | str:
     """The value of a text, or the reason why it has none."""
     if is_date_or_time(text):
@@ -157,6 +199,14 @@ def _tree(text: str) -> MathNode | str:
         return parse_answer(text)
     except MathSyntaxError as error:
         return str(error)
+
+
+def _same_tokens(gold: str, given: str) -> bool:
+    """Whether two texts differ in spaces only."""
+    try:
+        return [token.text for token in tokens_of(gold)] == [token.text for token in tokens_of(given)]
+    except MathSyntaxError:
+        return False
 
 
 def _by_math_verify(gold: str, given: str) -> dict[str, object]:

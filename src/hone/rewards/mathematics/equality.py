@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hone.rewards.mathematics.evaluation import real_value, same_value
+from hone.rewards.mathematics.monomials import rational
 from hone.rewards.mathematics.same_form import ordered
 from hone.rewards.mathematics.tree import (
     ComparisonChain,
@@ -37,10 +38,13 @@ class EqualityRules:
     relative_tolerance: float = 0.0
     same_form: bool = False
     """Expressions must be the same up to the order of terms and factors."""
+    any_form: bool = False
+    """Operations may be left undone."""
 
 
 def same_answer(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
     """Whether an answer is the reference's value."""
+    reference, answer = _as_membership(reference), _as_membership(answer)
     reference, answer = _without_name(reference, answer), _without_name(answer, reference)
     match reference, answer:
         case ComparisonChain(), ComparisonChain():
@@ -60,6 +64,27 @@ def same_answer(reference: MathNode, answer: MathNode, rules: EqualityRules) -> 
             return False
         case _:
             return same_number(reference, answer, rules)
+
+
+def _as_membership(node: MathNode) -> MathNode:
+    """`x = 1, x = 2` or `x = 1, 2` as `x in {1, 2}`, and `x < 1 or x > 2` as `x in` a union; anything else as it is."""
+    if not isinstance(node, ValueCollection) or node.kind != "list":
+        return node
+    solved = [_solved(item) for item in node.items]
+    first = solved[0]
+    if first is not None and isinstance(node.items[0], ComparisonChain) and node.items[0].relations == ("=",):
+        if all(one is None or one[0] == first[0] for one in solved) and not any(
+            one is None and isinstance(item, ComparisonChain) for one, item in zip(solved, node.items, strict=True)
+        ):
+            values = [item if one is None else one[1] for one, item in zip(solved, node.items, strict=True)]
+            return ComparisonChain(("in",), (first[0], ValueCollection("list", tuple(values))))
+        return node
+    intervals = [_as_interval(item) for item in node.items if isinstance(item, ComparisonChain)]
+    names = sorted(variables(node))
+    if len(intervals) == len(node.items) and None not in intervals and len(names) == 1:
+        union = ValueCollection("union", tuple(one for one in intervals if one is not None))
+        return ComparisonChain(("in",), (NamedSymbol(names[0]), union))
+    return node
 
 
 def _solved(node: MathNode) -> tuple[NamedSymbol, MathNode] | None:
@@ -88,7 +113,7 @@ def _without_name(node: MathNode, other: MathNode) -> MathNode:
 
 def _same_comparison(reference: ComparisonChain, answer: ComparisonChain, rules: EqualityRules) -> bool:
     one, other = _solved(reference), _solved(answer)
-    if one is not None and other is not None and one[0] == other[0]:
+    if one is not None and other is not None and _same_name(one[0], other[0]):
         return same_answer(one[1], other[1], rules)
     if reference.relations == answer.relations == ("=",):
         if rules.same_form or (one is not None and not variables(one[1])):
@@ -102,6 +127,11 @@ def _same_comparison(reference: ComparisonChain, answer: ComparisonChain, rules:
         and all(same_answer(*pair, rules) for pair in zip(reference.sides, turned.sides, strict=True))
         for turned in (answer, _turned(answer))
     )
+
+
+def _same_name(one: NamedSymbol, other: NamedSymbol) -> bool:
+    """Whether two names are the same: `y` and `f(x)` are."""
+    return one == other or (one.name == "y" and other.name.endswith("(x)")) or (one.name, other.name) == ("f(x)", "y")
 
 
 def _turned(chain: ComparisonChain) -> ComparisonChain:
@@ -237,6 +267,8 @@ def same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) -> 
         return _rounds_to(reference, answer, rules.relative_tolerance)
     if rules.relative_tolerance and not names:
         return _within(reference, answer, rules.relative_tolerance)
+    if not rules.any_form and rational(reference) is not None and rational(answer) is None:
+        return False  # a root or constant that cancels is work left undone
     return same_value(reference, answer, names) is True
 
 

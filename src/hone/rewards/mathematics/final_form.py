@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
+from hone.rewards.mathematics.limits import MAX_EXPONENT
+from hone.rewards.mathematics.monomials import coefficient, factors_of, monomials, rational, root_of_number
 from hone.rewards.mathematics.tree import (
     CONSTANTS,
     MathNode,
@@ -41,21 +43,6 @@ def lacks(answer: MathNode, reference: MathNode) -> frozenset[str]:
     return missing - {UNREDUCED} if _has_fraction(reference) else missing
 
 
-def rational(node: MathNode) -> Fraction | None:
-    """The value of a number or of a fraction of two numbers; None for anything else."""
-    match node:
-        case NumberLiteral(value=value):
-            return value
-        case MathOperation(name="negation", operands=(inner,)):
-            value = rational(inner)
-            return None if value is None else -value
-        case MathOperation(name="quotient", operands=(over, under)):
-            above, below = rational(over), rational(under)
-            return above / below if above is not None and below else None
-        case _:
-            return None
-
-
 def _has_fraction(node: MathNode) -> bool:
     return any(
         (isinstance(one, MathOperation) and one.name == "quotient")
@@ -67,9 +54,7 @@ def _has_fraction(node: MathNode) -> bool:
 def _undone(node: MathOperation) -> Iterator[str]:
     match node:
         case MathOperation(name="sum", operands=terms):
-            keys = Counter(_like(term) for term in terms)
-            if max(keys.values(), default=0) > 1:
-                yield "sum"
+            yield from _undone_sum(terms)
         case MathOperation(name="product"):
             yield from _undone_product(node)
         case MathOperation(name="negation", operands=(inner,)):
@@ -87,64 +72,34 @@ def _undone(node: MathOperation) -> Iterator[str]:
             yield _ONE_DEGREE.get(name, name)
 
 
-def _like(term: MathNode) -> str:
-    """A key that like terms share: the term without its rational factor."""
-    above, below = _factors(term)
-    kept = sorted(repr(one) for one in above if rational(one) is None)
-    under = sorted(repr(one) for one in below if rational(one) is None)
-    return "*".join(kept) + ("/" + "*".join(under) if under else "")
+def _undone_sum(terms: tuple[MathNode, ...]) -> Iterator[str]:
+    """Like terms, also behind brackets (`x + x`, `3(x+2) + 4(x-1)`, `\\sqrt{18} - \\sqrt{2}`), and two fractions."""
+    keys = Counter(key for term in terms for key in set(monomials(term)))
+    if max(keys.values(), default=0) > 1:
+        yield "sum"
+    if sum(any(variables(one) for one in factors_of(term)[1]) for term in terms) > 1:
+        yield "sum of fractions"
+    if sum(_is_logarithm(term) for term in terms) > 1:
+        yield "sum of logarithms"
 
 
-def _factors(node: MathNode) -> tuple[list[MathNode], list[MathNode]]:
-    """Factors of a term: above and below the line. A rational number is one factor."""
-    if rational(node) is not None or not isinstance(node, MathOperation):
-        return [node], []
-    if node.name == "negation":
-        return _factors(node.operands[0])
-    if node.name == "product":
-        parts = [_factors(one) for one in node.operands]
-        return [one for part in parts for one in part[0]], [one for part in parts for one in part[1]]
-    if node.name == "quotient":
-        (above, below), (under, over) = _factors(node.operands[0]), _factors(node.operands[1])
-        return above + over, below + under
-    return [node], []
+def _is_logarithm(term: MathNode) -> bool:
+    """A logarithm of a number, without a factor."""
+    if isinstance(term, MathOperation) and term.name == "negation":
+        return _is_logarithm(term.operands[0])
+    return isinstance(term, MathOperation) and term.name in ("log", "ln") and rational(term.operands[0]) is not None
 
 
 def _undone_product(node: MathOperation) -> Iterator[str]:
-    above, below = _factors(node)
+    above, below = factors_of(node)
     if rational(node) is not None:
         return
-    numbers = [one for one in above if _is_numeric(one)]
-    under = [one for one in below if _is_numeric(one)]
-    if len(numbers) > 1 or len(under) > 1:
-        yield "product"
-    roots = [one for one in above + below if _is_root(one)]
+    numbers = [sum(rational(one) is not None for one in side) for side in (above, below)]
+    roots = [one for one in above + below if root_of_number(one)[0]]
     sums = [one for one in above + below if isinstance(one, MathOperation) and one.name == "sum" and not variables(one)]
     symbols = Counter(name for one in above + below for name in _symbol_base(one))
-    if len(roots) > 1 or len(sums) > 1 or max(symbols.values(), default=0) > 1:
+    if max(*numbers, len(roots), len(sums), *symbols.values()) > 1:
         yield "product"
-
-
-def _is_numeric(node: MathNode) -> bool:
-    return rational(node) is not None or _ten_power(node)
-
-
-def _ten_power(node: MathNode) -> bool:
-    return (
-        isinstance(node, MathOperation)
-        and node.name == "power"
-        and node.operands[0] == NumberLiteral(Fraction(10))
-        and isinstance(node.operands[1], NumberLiteral)
-        and node.operands[1].value.denominator == 1
-    )
-
-
-def _is_root(node: MathNode) -> bool:
-    """A root of a number."""
-    if not isinstance(node, MathOperation) or variables(node):
-        return False
-    exponent = rational(node.operands[1]) if node.name == "power" else None
-    return node.name == "root" or (exponent is not None and exponent.denominator != 1)
 
 
 def _symbol_base(node: MathNode) -> list[str]:
@@ -156,35 +111,52 @@ def _symbol_base(node: MathNode) -> list[str]:
 
 
 def _undone_quotient(over: MathNode, under: MathNode) -> Iterator[str]:
-    above, below = rational(over), rational(under)
-    if below is not None and above is not None:
-        if not below or above.denominator != 1 or below.denominator != 1 or above % below == 0:
-            yield "division"
-        elif math.gcd(above.numerator, below.numerator) != 1:
-            yield UNREDUCED
-    elif variables(under):
+    if variables(under):
         yield "division by an expression"
+        return
+    above, below = rational(over), rational(under)
+    if below is None:
+        if isinstance(under, MathOperation) and under.name == "sum":
+            yield "division by a sum"
+        return
+    if below == 0 or (above is not None and (above.denominator != 1 or below.denominator != 1)):
+        yield "division"
+        return
+    terms = over.operands if isinstance(over, MathOperation) and over.name == "sum" else (over,)
+    factors = [abs(above)] if above is not None else [coefficient(term) for term in terms]
+    if below.denominator == 1 and all(one.denominator == 1 for one in factors):
+        common = math.gcd(int(below), *(int(one) for one in factors))
+        if common == abs(below):
+            yield "division"
+        elif common != 1:
+            yield UNREDUCED
 
 
 def _undone_power(base: MathNode, exponent: MathNode) -> Iterator[str]:
     known, raised = rational(base), rational(exponent)
     if variables(exponent) or variables(base):
-        if raised in (0, 1):
-            yield "power"
-        elif raised is not None and raised.denominator != 1:
-            yield "root of an expression"
-        if (raised is not None and raised < 0) or (isinstance(exponent, MathOperation) and exponent.name == "negation"):
-            yield "division by an expression"
-        return
-    if known is not None and raised is not None:
+        yield from _undone_power_of_variables(base, exponent)
+    elif known is not None and raised is not None:
         if raised.denominator != 1:
             yield from _undone_root(base, Fraction(raised.denominator))
         elif known != 10:
             yield "power"
-    elif isinstance(base, NamedSymbol) and base.name in CONSTANTS - {"i"} and raised not in (None, 0, 1):
-        return
-    else:
+    elif not (isinstance(base, NamedSymbol) and base.name in CONSTANTS - {"i"} and raised not in (None, 0, 1)):
         yield "power"
+
+
+def _undone_power_of_variables(base: MathNode, exponent: MathNode) -> Iterator[str]:
+    raised = rational(exponent)
+    if raised is not None and raised.denominator != 1:
+        yield "root of an expression"
+    elif raised is not None and isinstance(base, MathOperation):
+        scaled = base.name in ("product", "quotient") and coefficient(base) != 1
+        if base.name in ("power", "negation") or scaled:
+            yield "power"
+    if raised in (0, 1):
+        yield "power"
+    if (raised is not None and raised < 0) or (isinstance(exponent, MathOperation) and exponent.name == "negation"):
+        yield "division by an expression"
 
 
 def _undone_root(radicand: MathNode, degree: Fraction | None) -> Iterator[str]:
@@ -195,7 +167,11 @@ def _undone_root(radicand: MathNode, degree: Fraction | None) -> Iterator[str]:
     if known is None or degree is None or degree.denominator != 1:
         return
     number = int(degree)
-    if known < 0 or (_perfect(known.numerator, number) and _perfect(known.denominator, number)):
+    if (
+        not 2 <= number <= MAX_EXPONENT
+        or known < 0
+        or (_perfect(known.numerator, number) and _perfect(known.denominator, number))
+    ):
         yield "root"
 
 

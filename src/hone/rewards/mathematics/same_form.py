@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from hone.rewards.mathematics.final_form import rational
+from hone.rewards.mathematics.monomials import rational
 from hone.rewards.mathematics.tree import MathNode, MathOperation, NamedSymbol, NumberLiteral
 
 

@@ -18,7 +18,16 @@ _SIGNS: dict[str, str] = {
     **{"×": "\\times ", "÷": "\\div ", "√": "\\sqrt ", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "∞": "\\infty "},
     **{"≤": "\\le ", "≥": "\\ge ", "≠": "\\neq ", "≈": "\\approx ", "±": "\\pm ", "∓": "\\mp ", "¬": "\\lnot "},
     **{"∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "°": "^\\circ ", "ℝ": "\\mathbb{R}"},
-    **{"⁄": "/", "…": "\\ldots ", "⟨": "\\langle ", "⟩": "\\rangle ", "∨": "\\lor ", "∧": "\\land ", "’": "'"},
+    **{
+        "⁄": "/",
+        "∕": "/",
+        "…": "\\ldots ",
+        "⟨": "\\langle ",
+        "⟩": "\\rangle ",
+        "∨": "\\lor ",
+        "∧": "\\land ",
+        "’": "'",
+    },
 }
 _SUPERSCRIPTS: dict[str, str] = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ", "0123456789+-nx", strict=True))
 _SUBSCRIPTS: dict[str, str] = dict(zip("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n", strict=True))
@@ -33,6 +42,7 @@ _LAYOUT = re.compile(
     r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|large|Large"
     r"|LARGE|huge|small|normalsize|bf|rm|it|tt|sf|middle)(?![A-Za-z])|\\!"
 )
+_ROW_GAP = re.compile(r"\\\\\[[-.\d]+\s*(?:pt|em|ex|mm|cm)\]")
 _SPACE = re.compile(r"(?<!\\)\\[,;: >]|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])|(?<=\S)~|[\u00a0\t\n\r]")
 _THOUSANDS_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|,\\!|')(?=\d{3}(?!\d))")
 _SYNONYMS = [
@@ -69,7 +79,7 @@ def one_spelling(text: str) -> str:
     """The text with one spelling for each sign, and without layout that has no meaning."""
     text = unwrap(_ascii_signs(text))
     text = _THOUSANDS_GAP.sub("", text)
-    text = _LAYOUT.sub(" ", text)
+    text = _LAYOUT.sub(" ", _ROW_GAP.sub(r"\\\\", text))
     while (plain := _TEXT.sub(r" \1 ", text)) != text:
         text = plain
     text = _SPACE.sub(" ", _FONT.sub("", text))

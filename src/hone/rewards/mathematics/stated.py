@@ -2,8 +2,9 @@
 
 import re
 
+from hone.rewards.mathematics.limits import MAX_CHARS
+
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
-_TAGGED = re.compile(r"(?is)<answer>(.*?)</answer>\s*$")
 _LEAD_IN = re.compile(
     r"""(?ix) ^ (?: \s* (?:
         [#]{2,} | [*:,]+
@@ -42,18 +43,30 @@ def has_box(text: str) -> bool:
     return _BOX.search(text) is not None
 
 
+def _tagged(text: str) -> str:
+    """The content of `<answer>...</answer>` at the end; empty where there is none."""
+    text = text.rstrip()
+    if not text.lower().endswith("</answer>"):
+        return ""
+    begin = text.lower().rfind("<answer>")
+    return text[begin + len("<answer>") : -len("</answer>")].strip() if begin >= 0 else ""
+
+
 def stated_answer(text: str) -> list[str]:
     """Readings of the stated answer, the literal one first; empty for a completion that states nothing.
 
     An unclosed last box states nothing: the completion was cut off.
     """
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return [boxed.strip()] if boxed.strip() else []
     if has_box(text):
-        boxed = (last_boxed(text) or "").strip()
-        return [boxed] if boxed else []
-    tagged = _TAGGED.search(text)
-    line = tagged.group(1).strip() if tagged else text.strip().rpartition("\n")[2].strip()
+        return []
+    line = _tagged(text) or text.strip().rpartition("\n")[2].strip()
     if not line:
         return []
+    if len(line) > MAX_CHARS:
+        return [line]
     rest = _EMPHASIS.sub("", line)
     while (shorter := _LEAD_IN.sub("", rest, count=1).strip()) != rest and shorter:
         rest = shorter

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from hone.rewards.mathematics.tokens import MathToken
-from hone.rewards.mathematics.tree import MeasuredQuantity, NumberLiteral
 
 _SI_PREFIXES = {"": 0, "k": 3, "c": -2, "d": -1, "m": -3, "μ": -6, "u": -6, "n": -9, "M": 6, "G": 9}
 _LONG_PREFIXES = {"": 0, "kilo": 3, "centi": -2, "deci": -1, "milli": -3, "micro": -6, "nano": -9, "mega": 6, "giga": 9}
@@ -27,6 +26,7 @@ _OTHERS = {  # names -> base, factor
     "rad radian radians": ("radian", "1"), "tonne tonnes": ("g", "1000000"), "rupee rupees": ("rupee", "1"),
     "yen": ("yen", "1"), "yuan": ("yuan", "1"),
 }  # fmt: skip
+_SPEEDS = {"mph": "mi", "kph": "km", "kmh": "km"}
 _POWER_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 
@@ -45,7 +45,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
         for name in names.split():
             table[name] = (base, Fraction(factor))
     del table["min"]
-    return {**table, "min": ("s", Fraction(60)), "mph": ("mph", Fraction(1))}
+    return {**table, "min": ("s", Fraction(60))}
 
 
 _UNITS = _table()
@@ -53,7 +53,7 @@ _UNITS = _table()
 
 def unit_factor(tokens: Sequence[MathToken]) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
     """Factor and dimensions of a unit such as `km/h`; None when the tokens are no unit."""
-    tokens = _without_fraction(tokens)
+    tokens = _spelled_out(_without_fraction(tokens))
     factor, dimensions = Fraction(1), Counter[str]()
     place, sign, raised = 0, 1, 1
     while place < len(tokens):
@@ -76,6 +76,13 @@ def unit_factor(tokens: Sequence[MathToken]) -> tuple[Fraction, tuple[tuple[str,
         factor *= known[1] ** power
         raised = 1
     return (factor, tuple(sorted(dimensions.items()))) if dimensions and raised == 1 else None
+
+
+def _spelled_out(tokens: Sequence[MathToken]) -> Sequence[MathToken]:
+    """Tokens of `mph` as those of `mi/h`."""
+    if len(tokens) != 1 or tokens[0].text not in _SPEEDS:
+        return tokens
+    return [MathToken("word", _SPEEDS[tokens[0].text]), MathToken("sign", "/"), MathToken("letter", "h")]
 
 
 def _exponent(tokens: Sequence[MathToken], place: int) -> tuple[int, int]:
@@ -111,9 +118,9 @@ def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fracti
         if known is not None and unit_factor(tokens[-1:]) is None:
             return [*tokens[:signs], *tokens[signs + 1 :]], *known
     for place in range(max(1, len(tokens) - 12), len(tokens)):
-        if tokens[place].kind == "letter" and not (place == signs + 1 and tokens[signs].kind == "number"):
+        if tokens[place].kind == "letter" and not _plain_number(tokens[signs:place]):
             continue
-        if tokens[place].kind in ("number",) or tokens[place].text in ("*", "/", "\\cdot", "^", "{", "}"):
+        if tokens[place].kind == "number" or tokens[place].text in ("*", "/", "\\cdot", "^", "{", "}"):
             continue
         known = unit_factor(tokens[place:])
         if known is not None:
@@ -121,8 +128,10 @@ def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fracti
     return tokens, Fraction(1), ()
 
 
-def in_base_units(quantity: MeasuredQuantity) -> NumberLiteral | None:
-    """The value in base units, where the number is plain."""
-    if not isinstance(quantity.number, NumberLiteral):
-        return None
-    return NumberLiteral(quantity.number.value * quantity.factor, quantity.number.digits)
+def _plain_number(tokens: Sequence[MathToken]) -> bool:
+    """Whether the tokens are a number, also in scientific notation or mixed."""
+    numbers = [token.kind == "number" for token in tokens]
+    others = {token.text for token in tokens if token.kind != "number"}
+    scientific = others <= {"*", "\\times", "\\cdot", "^", "{", "}", "-"} and numbers[:1] == [True]
+    mixed = numbers == [True, True, False, True] and others == {"/"}
+    return numbers == [True] or mixed or (scientific and len(numbers) > 3 and tokens[2].text == "10")

@@ -5,7 +5,6 @@ import re
 _DATE_OR_TIME = re.compile(
     r"(?i)\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\d{1,2}\.\d{1,2}\.\d{4}|\d{1,2}:\d{2}(?::\d{2})?(?:\s*[ap]\.?\s?m\.?)?"
 )
-_MATHEMATICAL = re.compile(r"[\\^_={}<>|+*$%]")
 _CHOICE = re.compile(r"[A-J]|\(\s*[A-Ja-j]\s*\)")
 _CHOSEN = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])[).:]|([A-Za-z]))(?:\s+(\S.*))?")
 _LABEL = re.compile(r"\(\s*[A-J]\s*\)\s+(?=\S)")
@@ -24,8 +23,8 @@ def word_key(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Whether a text without a mathematical value is words, numbers and punctuation, and so has a meaning as text."""
-    return _MATHEMATICAL.search(text) is None and any(letter.isalnum() for letter in text)
+    """Whether a text without a mathematical value has no LaTeX, and so is compared as text."""
+    return "\\" not in text and any(letter.isalnum() for letter in text)
 
 
 def is_date_or_time(text: str) -> bool:
