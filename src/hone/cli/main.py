@@ -19,7 +19,8 @@ from typing import TextIO, cast
 import hone
 from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, command_names, overview
 from hone.config.overrides import split_overrides
-from hone.core.errors import CheckpointWarning, ConfigError, HoneError, InterruptedRun, did_you_mean
+from hone.core.errors import CheckpointWarning, ConfigError, HoneError, InterruptedRun, ResourceError, did_you_mean
+from hone.core.out_of_memory import out_of_memory
 
 # Threads of the tensor library spin for a long time by default while they wait for each other, which made rollouts with
 # reward workers on the same cores many times slower. A short spin costs nothing on an idle machine. Torch reads it.
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:  # noqa: BLE001 - the outermost frame: report any other error as a bug
+        if what := out_of_memory(error):
+            _print_error(f"error: {what}; see the memory that `hone plan` prints")
+            return ResourceError.exit_code
         _print_error("".join(traceback.format_exception(error)).rstrip())
         _print_error(
             f"error: this is a bug in hone {hone.__version__}, not in your config: {type(error).__name__}: {error}"

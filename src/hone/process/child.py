@@ -210,6 +210,7 @@ class ChildProcess(Generic[Reply]):
             how = "its process closed its channel"
         elif code < 0:
             how = f"its process was killed by {signal.Signals(-code).name}"
+            how += " (as the system does when memory runs out)" if code == -signal.SIGKILL else ""
         else:
             how = f"its process exited with code {code}"
         return how + self.last_output()

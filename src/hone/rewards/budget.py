@@ -5,8 +5,9 @@ from collections import deque
 import numpy as np
 
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import DataError, UserCodeError
+from hone.core.errors import DataError
 from hone.core.state import State
+from hone.rewards.faults import reward_fault
 from hone.rewards.scores import RewardScores
 
 _EXAMPLES = 3
@@ -27,7 +28,8 @@ class UnscoredBudget:
         """Take a batch into account.
 
         Raises UserCodeError with three examples when more than `allowed` of the last `window` answers are missing
-        (checked once the window is full), or when `barren_batches` batches in a row hold no score at all.
+        (checked once the window is full), or when `barren_batches` batches in a row hold no score at all; ResourceError
+        where these examples tell of memory that ran out.
         """
         missing = scores.status != ScoreStatus.SCORED
         for index in np.flatnonzero(missing):
@@ -37,12 +39,12 @@ class UnscoredBudget:
         self._unscored_batches = self._unscored_batches + 1 if len(scores) and missing.all() else 0
         count = sum(self._missing)
         if self._unscored_batches >= self.max_unscored_batches:
-            raise UserCodeError(
+            raise reward_fault(
                 f"no answer in {self._unscored_batches} batches in a row has a score: there is nothing to learn from",
                 *self._example_lines(),
             )
         if len(self._missing) == self.window and count > self.allowed * self.window:
-            raise UserCodeError(
+            raise reward_fault(
                 f"{count} of the last {self.window} answers have no score ({count / self.window:.1%}, allowed "
                 f"{self.allowed:.1%}); fix the reward function, or raise rewards.missing_allowed",
                 *self._example_lines(),

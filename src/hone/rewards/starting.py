@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 from hone.core.clock import Clock
-from hone.core.errors import UserCodeError
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.rewards.config import RewardsConfig
+from hone.rewards.faults import reward_fault
 from hone.rewards.jobs import FunctionSignature, parse_message, parse_signature
 from hone.rewards.wire import encode
 
@@ -31,12 +31,12 @@ def start_worker(
     except ChildLostError as lost:
         process.kill()
         slow = f"took longer than rewards.start_deadline_s = {config.start_deadline_s:g} s"
-        raise UserCodeError(
+        raise reward_fault(
             f"importing the reward functions ({', '.join(names)}): {slow if lost.timeout else lost}"
         ) from None
     if "ready" not in reply:
         process.kill()
-        raise UserCodeError(*cast("list[str]", reply.get("refused", ["the worker did not start"])))
+        raise reward_fault(*cast("list[str]", reply.get("refused", ["the worker did not start"])))
     signatures = [parse_signature(signature) for signature in cast("list[dict[str, object]]", reply["ready"])]
     gaps = [
         f"reward functions are not fully confined: {gap}; rewards.confined = false silences this"

@@ -21,6 +21,7 @@ from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError
 from hone.core.judging import DatasetRow
 from hone.process.child import ChildLostError
 from hone.rewards.config import RewardsConfig, unique_names
+from hone.rewards.faults import reward_fault
 from hone.rewards.functions import check_reference
 from hone.rewards.jobs import (
     FunctionSignature,
@@ -48,7 +49,7 @@ class RewardWorkerPool:
     """Scores batches with the functions of a config, in `config.workers` processes.
 
     Processes start with the first `check` or `submit`. Use it as a context manager, or call `close`: nothing that a
-    function started survives it.
+    function started survives it. `warnings` are limits that the system lacks, `notices` those that failed later.
     """
 
     def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
@@ -64,9 +65,7 @@ class RewardWorkerPool:
         self._closing = False
         self._read_only: tuple[str, ...] = ()
         self._told: set[str] = set()
-        self.warnings: list[str] = []
-        """Limits that the system does not hold for the workers; the notices are of one that failed later."""
-        self.notices: list[str] = []
+        self.warnings, self.notices = list[str](), list[str]()
 
     def __enter__(self) -> "RewardWorkerPool":
         return self
@@ -175,8 +174,9 @@ class RewardWorkerPool:
                     check_reference(function.use)
                 for number in range(self._config.workers):
                     name = f"reward-worker-{number}"
-                    self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-                    self._threads[-1].start()
+                    thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
             self._changed.wait_for(lambda: self._signatures or self._fatal)
             if self._fatal:
                 raise self._fatal
@@ -192,7 +192,7 @@ class RewardWorkerPool:
         for name, record, column in zip(self._names, self._stats, columns, strict=True):
             if not record.has_succeeded and any(result.status is not ScoreStatus.UNSCORABLE for result in column):
                 reasons = dict.fromkeys(result.reason for result in column)
-                raise UserCodeError(
+                raise reward_fault(
                     f"reward function {name!r} failed on all {len(column)} answers of its first batch:",
                     *list(reasons)[:3],
                     *ticket.tracebacks[:1],
@@ -394,7 +394,7 @@ class RewardWorkerPool:
     def _abort_ticket(self, job: RewardJob, message: str) -> None:
         """The ticket cannot be finished: its queued jobs are dropped, and `results` raises."""
         with self._changed:
-            job.ticket.fatal = job.ticket.fatal or UserCodeError(
+            job.ticket.fatal = job.ticket.fatal or reward_fault(
                 f"reward function {self._names[job.function]!r} {message}"
             )
             self._changed.notify_all()

@@ -37,6 +37,7 @@ from hone.config.resolve import ResolvedConfig, read_document, require_consent, 
 from hone.config.toml import KeyPath
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, did_you_mean, run_all_checks
+from hone.core.out_of_memory import memory_errors
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
@@ -171,9 +172,10 @@ def opened_warnings(stages: Sequence[PlannedRun]) -> list[str]:
 
 @contextlib.contextmanager
 def _locating_errors(stage: PlannedRun) -> Iterator[None]:
-    """Prefix a recipe's errors with the line of the config that they concern."""
+    """Prefix a recipe's errors with the line of the config that they concern; memory that runs out is one of them."""
     try:
-        yield
+        with memory_errors({key: setting.value for key, setting in stage.resolved.settings().items()}):
+            yield
     except HoneError as fault:
         raise type(fault)(*map(stage.with_location, fault.messages)) from fault
 

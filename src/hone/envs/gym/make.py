@@ -19,6 +19,7 @@ from pydantic import Field, JsonValue
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.core.out_of_memory import out_of_memory
 from hone.core.random import key
 from hone.envs.gym.boundary import EnvBoundary
 from hone.envs.gym.goals import has_goals
@@ -302,6 +303,8 @@ def call_user_code(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 -
     except HoneError:
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise UserCodeError(f"{name}: the environment cannot be made: {describe_exception(error)}") from error
 
 

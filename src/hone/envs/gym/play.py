@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError, UserCodeError
+from hone.core.out_of_memory import out_of_memory
 from hone.envs.gym.make import (
     DEFAULT_STEP_LIMIT,
     GymConfig,
@@ -57,6 +58,8 @@ def play_episodes(
     except HoneError:
         raise
     except Exception as fault:
+        if out_of_memory(fault):
+            raise
         raise UserCodeError(
             f"the environment failed while a policy was evaluated: {describe_exception(fault)}"
         ) from fault

@@ -46,7 +46,9 @@ StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
 LOST_KEY = "hone.envs.gym/lost"
 """Name in `info` that no environment of a user's writes."""
 _PATIENCE_S = 2.0
-_FAULTS: dict[str, type[HoneError]] = {kind.__name__: kind for kind in (ConfigError, DataError, UserCodeError)}
+_FAULTS: dict[str, type[HoneError]] = {
+    kind.__name__: kind for kind in (ConfigError, DataError, ResourceError, UserCodeError)
+}
 
 
 class ProcessVectorEnv(VectorEnv[Any, Any, Any]):

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 import gymnasium
 import numpy as np
 
-from hone.core.errors import HoneError, UserCodeError
+from hone.core.errors import HoneError, ResourceError, UserCodeError
+from hone.core.out_of_memory import out_of_memory
 from hone.envs.gym.check import check_env, check_spaces
 from hone.envs.gym.make import (
     EnvFactory,
@@ -96,6 +97,9 @@ class EnvWorker:
         except HoneError as fault:
             return encode({"fault": type(fault).__name__, "messages": fault.messages})
         except Exception as fault:  # noqa: BLE001 - the user's
+            if what := out_of_memory(fault):
+                where = f"{self._running_env()}: {what}; lower env.num_envs or env.workers"
+                return encode({"fault": ResourceError.__name__, "messages": [where]})
             where = f"{self._running_env()} failed: {describe_exception(fault)}"
             return encode({"fault": UserCodeError.__name__, "messages": [where]})
 

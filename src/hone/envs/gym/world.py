@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import ConfigError, DivergedError, HoneError, ResourceError, UserCodeError
+from hone.core.out_of_memory import out_of_memory
 from hone.core.ragged import Ints, offsets_of, owner_of, row_sums
 from hone.core.random import generator, key
 from hone.core.state import State, array, integer, substate
@@ -171,6 +172,8 @@ class GymWorld:
                 checker.require_finite(steps, observations=t + 1, rewards=t)
                 raise
             except Exception as fault:
+                if out_of_memory(fault):
+                    raise
                 checker.require_finite(steps, observations=t + 1, rewards=t)
                 reason = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
                 raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {reason}") from fault

@@ -25,6 +25,7 @@ from hone.core.errors import (
     ResourceError,
     UserCodeError,
 )
+from hone.core.out_of_memory import memory_errors
 from hone.core.state import State, integer, substate
 from hone.native.memory import keep_freed_memory
 from hone.report.run_page import write_report
@@ -87,7 +88,9 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
     if request.resume:
         checkpoints = CheckpointFolder(folder=request.root / config.name / "checkpoints")
         refuse_fewer_steps(checkpoints, config.steps, config.name)
-    job = request.build(config)
+    settings = {key: setting.value for key, setting in request.settings.items()}
+    with memory_errors(settings):
+        job = request.build(config)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
         facts = RunMetadata(
@@ -101,6 +104,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
         with (
             _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
             stop_on_signals(progress.note) as stop,
+            memory_errors(settings),
         ):
             job.write_protect(folder.path)
             _certify(request, job, folder, progress)
