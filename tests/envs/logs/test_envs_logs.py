@@ -89,7 +89,7 @@ def test_faults_name_the_file_and_the_row(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a complete parquet file"):
         read_log(path)
     pq.write_table(pa.table({"episode": [0], "reward": [1.0]}), path)
-    with pytest.raises(DataError, match="no column group, version, observation"):
+    with pytest.raises(DataError, match="no column observation, action, terminated"):
         read_log(path)
     written = log(box=True)
     written.episodes.chosen[5] = 3.0

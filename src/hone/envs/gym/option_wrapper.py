@@ -38,7 +38,8 @@ class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
             self.observation_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
         else:
             raise ConfigError(
-                f"options read a flat box or a finite set of states, not {seen}; wrap the environment in gymnasium.wrappers.FlattenObservation"
+                f"options read a flat box or a finite set of states, not {seen}; wrap the environment in "
+                "gymnasium.wrappers.FlattenObservation"
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

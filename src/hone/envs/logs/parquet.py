@@ -1,16 +1,16 @@
 """Logs of decisions on disk: hone's parquet, one row per decision, and Minari's HDF5, read and written as episodes.
 
 Belongs here: the parquet format and its validation. Columns: `episode` (rows of one piece of an episode are
-consecutive), `group`, `version`, `observation`, `action`, `logp` (nats; NaN if unknown), `reward`, `terminated`,
-`truncated` and `final` (final observation; null except in the last row of a piece), `score`. The spaces are in the
-file's metadata under `hone`, as JSON in Minari's notation.
+consecutive), `observation`, `action`, `reward`, `terminated`; and optionally `truncated` (absent: each episode that did
+not terminate), `final` (observation after the last row of a piece; null in the others), `logp` (nats; NaN if unknown),
+`group`, `version`, `score` (absent: the sum of rewards). Arrays are lists of any kind. The spaces are in the file's
+metadata under `hone`, as JSON in Minari's notation.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,16 @@ from numpy.typing import NDArray
 
 from hone.core.episodes import Episodes, column_table
 from hone.core.errors import DataError
-from hone.core.ragged import Ints, offsets_of
+from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.envs.logs.minari import read_minari, write_minari
+from hone.envs.logs.parquet_columns import LogColumns
 
-COLUMNS = ("episode", "group", "version", "observation", "action", "logp", "reward")
-ENDS = ("terminated", "truncated", "final", "score")
+REQUIRED = ("episode", "observation", "action", "reward", "terminated")
+OPTIONAL: dict[str, type[np.generic]] = {
+    "group": np.int64, "version": np.int32, "logp": np.float32, "score": np.float64
+}  # fmt: skip
+"""Columns that a file need not have, besides `truncated` and `final`, and their types."""
+SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
 """Columns that are written under their own names where they are there; the metadata holds their shapes."""
 Array = NDArray[np.generic]
@@ -37,6 +42,8 @@ class DecisionLog:
     episodes: Episodes
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
+    notes: tuple[str, ...] = ()
+    """What a reader should know: decisions that were left out."""
 
 
 def write_log(path: Path, log: DecisionLog) -> None:
@@ -93,8 +100,9 @@ def _actions_taken(chosen: Array, space: spaces.Space[Any]) -> Array:
     return chosen
 
 
-def read_log(path: Path) -> DecisionLog:
-    """Read parquet, or Minari's folder or `.hdf5` file. Raises DataError that names file, row and value."""
+def read_log(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
+    """Read parquet, or Minari's folder or `.hdf5` file. `spaces` of observations and actions are taken where a parquet
+    file does not name its own. Raises DataError that names file, row and value."""
     if path.is_dir() or path.suffix in {".hdf5", ".h5"}:
         episodes, observation, action = read_minari(path)
         log = DecisionLog(
@@ -103,52 +111,120 @@ def read_log(path: Path) -> DecisionLog:
             action_space=space_from_minari(action, path),
         )
     else:
-        log = _read_parquet(path)
+        log = _read_parquet(path, spaces)
     _require_sound(log, path)
-    return log
+    return _without_unusable_ends(log)
 
 
-def _read_parquet(path: Path) -> DecisionLog:
+def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
+    columns = LogColumns(table=_table(path), path=path)
+    observation, action, shapes = _described(columns, spaces)
+    ends = columns.last_rows()
+    offsets = offsets_of(np.diff(ends, prepend=-1))
+    flags = {name: columns.values(name, np.bool_) for name in ("terminated", "truncated") if columns.has(name)}
+    terminated = flags["terminated"]
+    early = np.setdiff1d(np.flatnonzero(np.logical_or.reduce(list(flags.values()))), ends)
+    if len(early):
+        raise DataError(f"{path}: row {early[0]} ends its episode, and is not the last row of it")
+    reward = columns.values("reward", np.float32)
+    given = {name: columns.values(name, dtype) for name, dtype in OPTIONAL.items() if columns.has(name)}
+    seen = columns.values("observation", observation.dtype, observation.shape or ())
+    read = Episodes(
+        offsets=offsets,
+        seen=seen,
+        chosen=columns.values("action", action.dtype, action.shape or ()),
+        logp=given.get("logp", np.full(len(reward), np.nan, np.float32)),
+        version=given.get("version", np.full(len(reward), -1, np.int32)),
+        reward=reward,
+        group=given["group"][ends] if "group" in given else np.arange(len(ends)),
+        terminated=terminated[ends],
+        truncated=flags["truncated"][ends] if "truncated" in flags else ~terminated[ends],
+        final=seen[ends].copy(),
+        score=given["score"][ends] if "score" in given else row_sums(reward, offsets).astype(np.float64),
+        **_extra_columns(columns, shapes, ends),
+    )
+    _require_finals(columns, ends[~read.terminated])
+    log = DecisionLog(episodes=read, observation_space=observation, action_space=action)
+    _require_sound(log, path)  # before any row is left out: its messages name rows of the file
+    return _with_finals(log, columns, ends)
+
+
+def _table(path: Path) -> pa.Table:
+    """The table of a file with the columns that must be there. Raises DataError."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; paths are relative to the working directory, {Path.cwd()}")
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: not a complete parquet file: {error}") from error
-    missing = [name for name in (*COLUMNS, *ENDS) if name not in table.column_names]
+    missing = [name for name in REQUIRED if name not in table.column_names]
     if missing:
-        raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}")
+        raise DataError(
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}. A log has a row for each "
+            "decision; write_log of hone.envs.logs.parquet writes one"
+        )
     if table.num_rows == 0:
         raise DataError(f"{path}: no decisions")
-    notes = json.loads((table.schema.metadata or {}).get(b"hone", b"null"))
-    if notes is None:
-        raise DataError(f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log")
-    observation, action = (
-        space_from_minari(notes["observation_space"], path),
-        space_from_minari(notes["action_space"], path),
+    return table
+
+
+def _described(
+    columns: LogColumns, given: SpacePair | None
+) -> tuple[spaces.Space[Any], spaces.Space[Any], dict[str, list[int]]]:
+    """Spaces of the decisions, and shapes of the optional columns, from the file's metadata; or the spaces `given`."""
+    path = columns.path
+    try:
+        notes = json.loads((columns.table.schema.metadata or {}).get(b"hone", b"null"))
+        if notes is None and given is not None:
+            return *given, {}
+        if notes is None:
+            raise DataError(
+                f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log of "
+                "hone.envs.logs.parquet. Write it so, or name the environment in [env]: its spaces are taken"
+            )
+        pair = [space_from_minari(notes[name], path) for name in ("observation_space", "action_space")]
+        return pair[0], pair[1], notes.get("columns", {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: the file's metadata (key `hone`) do not describe its spaces: {error!r}") from error
+
+
+def _require_finals(columns: LogColumns, ends: Ints) -> None:
+    """Raises DataError for an episode that did not terminate, whose last row of `ends` holds no `final`."""
+    missing = np.flatnonzero(columns.nulls("final", ends)) if columns.has("final") else ends[:0]
+    if len(missing):
+        raise DataError(
+            f"{columns.path}: row {ends[missing[0]]} is the last of its episode and has no `final` observation; only a "
+            "terminated episode needs none"
+        )
+
+
+def _with_finals(log: DecisionLog, columns: LogColumns, ends: Ints) -> DecisionLog:
+    """The log with the observation after each episode. A termination needs none. Where the file has no column `final`,
+    the last decision of every other episode is left out: the observation before it is the last that is known."""
+    episodes, path, space = log.episodes, columns.path, log.observation_space
+    assert episodes.final is not None
+    if columns.has("final"):
+        known = ~columns.nulls("final", ends)
+        if known.any():
+            episodes.final[known] = columns.values("final", space.dtype, space.shape or (), rows=ends[known])
+        return log
+    cut = ~episodes.terminated
+    if not cut.any():
+        return log
+    kept = np.setdiff1d(np.arange(episodes.decisions), ends[cut])
+    whole = episodes.lengths - cut
+    if not len(kept):
+        raise DataError(f"{path}: no column final, and no episode of two decisions or with an end: nothing to learn")
+    columns_kept = {
+        name: values[kept] if column.unit == "decision" else values[whole > 0]
+        for name, values in episodes.columns().items()
+        for column in (column_table()[name],)
+    }
+    note = (
+        f"{path}: no column final: the last decision of {int(cut.sum())} episodes that did not terminate is left out, "
+        "as the observation after it is not known"
     )
-    owner = table["episode"].to_numpy()
-    ends = np.append(np.flatnonzero(np.diff(owner)), len(owner) - 1)
-    offsets = offsets_of(np.diff(ends, prepend=-1))
-    final = table["final"].take(pa.array(ends))
-    if final.null_count:
-        row = int(ends[np.flatnonzero(final.is_null().to_numpy())[0]])
-        raise DataError(f"{path}: row {row} is the last of its episode and has no `final` observation")
-    episodes = Episodes(
-        offsets=offsets,
-        seen=_values(table["observation"], observation.dtype, observation.shape),
-        chosen=_values(table["action"], action.dtype, action.shape),
-        logp=table["logp"].to_numpy().astype(np.float32),
-        version=table["version"].to_numpy().astype(np.int32),
-        reward=table["reward"].to_numpy().astype(np.float32),
-        group=table["group"].to_numpy()[ends].astype(np.int64),
-        terminated=table["terminated"].to_numpy()[ends].astype(np.bool_),
-        truncated=table["truncated"].to_numpy()[ends].astype(np.bool_),
-        final=_values(final, observation.dtype, observation.shape),
-        score=table["score"].to_numpy()[ends].astype(np.float64),
-        **_extra_columns(table, notes.get("columns", {}), ends),
-    )
-    return DecisionLog(episodes=episodes, observation_space=observation, action_space=action)
+    return replace(log, episodes=Episodes.from_columns(offsets_of(whole[whole > 0]), columns_kept), notes=(note,))
 
 
 def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -187,18 +263,11 @@ def _list_column(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
 
 
-def _values(column: pa.ChunkedArray, dtype: Any, shape: Sequence[int] | None) -> Array:  # noqa: ANN401 - numpy's own
-    flat = column.combine_chunks()
-    if isinstance(flat.type, pa.FixedSizeListType):
-        flat = flat.flatten()
-    return flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(-1, *(shape or ()))
-
-
-def _extra_columns(table: pa.Table, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
+def _extra_columns(columns: LogColumns, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
     """Optional columns that the file holds: by decision, or the rows `ends` where they are by episode."""
     read: dict[str, Array] = {}
     for name, shape in shapes.items():
-        values = _values(table[name], EXTRA[name].dtype, shape)
+        values = columns.values(name, EXTRA[name].dtype, shape)
         read[name] = values[ends] if EXTRA[name].unit == "episode" else values
     return read
 
@@ -211,6 +280,10 @@ def _require_sound(log: DecisionLog, path: Path) -> None:
         wrong = _rows(~np.isfinite(values)) if values.dtype.kind == "f" else np.zeros(0, np.int64)
         if len(wrong):
             faults.append(f"{path}: {len(wrong)} rows with {name} not finite; the first is row {wrong[0]}")
+    wrong_ends = np.flatnonzero(_not_finite_ends(episodes) & ~episodes.terminated)
+    if len(wrong_ends):
+        row = int(episodes.offsets[wrong_ends[0] + 1]) - 1
+        faults.append(f"{path}: {len(wrong_ends)} final observations not finite; the first is after row {row}")
     low, high = _bounds(log.action_space)
     outside = _rows(~((episodes.chosen >= low) & (episodes.chosen <= high)))
     if len(outside):
@@ -221,6 +294,26 @@ def _require_sound(log: DecisionLog, path: Path) -> None:
         )
     if faults:
         raise DataError(*faults)
+
+
+def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:
+    """`[E]` flags of final observations that are not finite."""
+    final = episodes.final
+    if final is None or final.dtype.kind != "f":
+        return np.zeros(len(episodes), np.bool_)
+    return ~np.isfinite(final).reshape(len(final), -1).all(axis=1)
+
+
+def _without_unusable_ends(log: DecisionLog) -> DecisionLog:
+    """The log in which the last observation stands for a final one that is not finite: nothing follows a termination,
+    so that no value of it is needed."""
+    episodes, wrong = log.episodes, np.flatnonzero(_not_finite_ends(log.episodes))
+    if not len(wrong):
+        return log
+    assert episodes.final is not None
+    final = episodes.final.copy()
+    final[wrong] = episodes.observations[episodes.offsets[1:][wrong] - 1]
+    return replace(log, episodes=replace(episodes, final=final))
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:

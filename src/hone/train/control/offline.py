@@ -19,19 +19,21 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hone.core.episodes import Episodes
+from hone.core.errors import run_all_checks
 from hone.credit.returns import one_step_target
-from hone.envs.gym.world import GymConfig, inspect_world
+from hone.envs.gym.world import GymConfig, GymSpaces, inspect_world
 from hone.envs.logs.parquet import DecisionLog, read_log
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
+from hone.train.control.experts import require_same_spaces
 from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
 from hone.train.control.off_policy import rows_with_noise
 from hone.train.control.phases import LearningMethod, method_learner
 from hone.train.control.rows import TransitionRows, split_decision_rows
-from hone.train.control.spaces import log_spaces
+from hone.train.control.spaces import log_spaces, network_spaces
 from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.learner.gradient import OptimizerPhase
@@ -155,9 +157,24 @@ def offline_job(
 
 def open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMethod[Any]]) -> OpenedRun:
     """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
-    log = read_log(Path(config.log))
-    warnings = [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
-    return opened_run(log, partial(offline_job, method=method), warnings=warnings)
+    known: list[GymSpaces] = []
+    warnings: list[str] = []
+
+    def environment() -> None:
+        if config.env is not None:
+            spaces, notes = inspect_world(config.env, seed=config.seed)
+            known.append(spaces)
+            warnings.extend(notes)
+
+    def decisions() -> DecisionLog:
+        return read_log(Path(config.log), spaces=known[0] if known else None)
+
+    checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
+    log: DecisionLog = run_all_checks(checks)["log"]
+    theirs = network_spaces(log.observation_space, log.action_space)
+    if known:
+        require_same_spaces("log", config.log, theirs, network_spaces(*known[0]))
+    return opened_run(log, partial(offline_job, method=method), warnings=[*warnings, *log.notes])
 
 
 def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
