@@ -146,6 +146,8 @@ REFUSED = [
     ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
       "original_max_position_embeddings": 8}, "low_freq_factor 4.0 must be below high_freq_factor 4.0"),
     ([4.0], "must be an object, got [4.0]"),
+    ({"rope_type": ["yarn"]}, "rope type ['yarn'] is not supported"),
+    ({**YARN, "factor": 10**400}, "factor must be a number > 0 for rope type 'yarn', got 1000"),
 ]  # fmt: skip
 
 
@@ -166,6 +168,13 @@ def test_two_spellings_that_disagree_are_refused():
         model_config_from_hf({**BASE, "rope_parameters": YARN, "rope_scaling": {**YARN, "factor": 2.0}})
     together = model_config_from_hf({**BASE, "rope_parameters": new, "rope_scaling": {**YARN, "rope_theta": 1e6}})
     assert (together.rope.kind, together.rope.theta) == ("yarn", 1e6)
+
+
+def test_a_fault_in_one_spelling_is_told_once_and_alone():
+    with pytest.raises(DataError) as error:
+        model_config_from_hf({**BASE, "rope_parameters": {**YARN, "factor": 0}, "rope_scaling": YARN})
+    assert len(error.value.messages) == 1
+    assert "rope_parameters: factor must be a number > 0" in error.value.messages[0]
 
 
 def test_all_faults_of_the_settings_are_told_at_once():

@@ -41,8 +41,11 @@ _OUTPUTS: Final = """
     output_attentions output_hidden_states output_logits output_scores return_dict return_dict_in_generate
     tie_last_hidden_states torchscript use_cache
 """
-_EXECUTION: Final = "chunk_size_feed_forward pretraining_tp use_bfloat16"
-_TRAINING: Final = "attention_dropout embd_pdrop finetuning_task hidden_dropout neftune_noise_alpha resid_pdrop"
+_EXECUTION: Final = "chunk_size_feed_forward pretraining_tp tf_legacy_loss use_bfloat16 use_flash_attn"
+_TRAINING: Final = """
+    attention_dropout classifier_dropout embd_pdrop finetuning_task gradient_checkpointing hidden_dropout
+    neftune_noise_alpha resid_pdrop
+"""
 _SAMPLING: Final = """
     bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
     exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length no_repeat_ngram_size

@@ -5,6 +5,7 @@ transformers 5 writes them as `rope_parameters`, transformers 4 as `rope_theta` 
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, cast
@@ -97,9 +98,11 @@ def rope_from_hf(config: Mapping[str, object], *, where: str, faults: ErrorColle
     given = [key for key in ("rope_scaling", "rope_parameters") if config.get(key)]
     if not given:
         return RopeConfig(theta=_theta({}, config, where, faults))
-    read = [_RopeReader(config, key, where, faults).read() for key in given]
+    own = ErrorCollector(DataError)
+    read = [_RopeReader(config, key, where, own).read() for key in given]
+    faults.extend(own.messages)
     first, other = read[0], read[-1]
-    if other not in (first, RopeConfig(theta=first.theta)):
+    if not own.messages and other not in (first, RopeConfig(theta=first.theta)):
         faults.add(
             f"{where}: rope_scaling {config['rope_scaling']!r} and rope_parameters {config['rope_parameters']!r} "
             "disagree (each has rope_theta from itself, else from the key beside it, else 10000); keep the right one"
@@ -109,7 +112,7 @@ def rope_from_hf(config: Mapping[str, object], *, where: str, faults: ErrorColle
 
 def is_number(value: object) -> bool:
     """True for a finite number that is not a boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _theta(settings: Mapping[str, object], config: Mapping[str, object], where: str, faults: ErrorCollector) -> float:
@@ -135,12 +138,12 @@ class _RopeReader:
         kind = settings.get("rope_type", settings.get("type", "default"))
         if settings.get("type", kind) != kind:
             self._refuse(f"has rope_type {kind!r} and type {settings['type']!r}; keep the right one")
-        if kind not in _READ:
+        if not isinstance(kind, str) or kind not in _READ:
             why = ": it rotates a token by the length of its whole text, which grows as text is generated"
             why = why if kind in _BY_LENGTH else ""
             self._refuse(f"rope type {kind!r} is not supported{why}; known: {', '.join(_READ)}")
             return RopeConfig()
-        self._check_names(settings, cast(str, kind))
+        self._check_names(settings, kind)
         return self._of_kind(settings, cast(RopeKind, kind))
 
     def _of_kind(self, settings: Mapping[str, object], kind: RopeKind) -> RopeConfig:
