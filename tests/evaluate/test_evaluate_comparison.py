@@ -2,11 +2,13 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from manual_clock import ManualClock
 
+from hone.cli.main import main
 from hone.core.errors import DataError
 from hone.evaluate.comparison import compare, registered_threshold
 from hone.evaluate.run_curves import read_runs, score_curves
@@ -156,3 +158,25 @@ def test_the_page_and_the_json_hold_what_was_found(tmp_path):
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert [group["name"] for group in document["groups"]] == ["fast", "slow"]
     assert document["groups"][0]["iqm"]["value"] == 5.0 and len(document["groups"][0]["curves"]["CartPole-v1"]["x"]) > 9
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 160, 300])
+def test_a_comparison_fits_any_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = [f"token_{number}" for number in range(60)]
+    kinds = {
+        "first": {"lr": 0.1, "stop": long, "rewards.functions.0.use": "a.py:f"},
+        "second": {"lr": 1e-5, "stop": [], "rewards.functions.0.use": "b" * 200 + ".py:g"},
+        "third": {"recipe": "other", "only_here": 1},
+    }
+    for name, settings in kinds.items():
+        make_run(tmp_path / "runs", name, score=1.0, rewards=[0.1, 0.5], **settings)
+    for asked in (["first", "second"], ["first", "third"], ["first", "second", "third"]):
+        assert main(["compare", *asked]) == 0
+        told = capsys.readouterr().out.splitlines()
+        tables = [line for line in told if not line.startswith(("note:", "score:", "curves"))]
+        assert [line for line in tables if len(line) > columns and " scores higher " not in line] == []
+        assert all(any(name in line for line in told) for name in asked)

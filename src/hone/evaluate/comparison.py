@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gymnasium
@@ -27,6 +27,7 @@ from hone.estimators.across_runs import (
     time_to_threshold,
 )
 from hone.estimators.means import Estimate, paired_difference
+from hone.evaluate.differing_settings import differing_settings, shorten
 from hone.evaluate.run_curves import LoadedRun, ScoreCurve, read_runs, score_curves
 from hone.store.comparison import (
     Comparison,
@@ -45,6 +46,8 @@ CURVE_POINTS = 100
 """Points of a curve or a profile."""
 EXTENSION_SHARE = 0.03
 """Fraction of its length by which a curve is extended at its last value."""
+MAX_NAME_CHARACTERS = 60
+"""Longest name of a group that is made of its settings."""
 MIN_RUNS = 5
 """Fewest runs for a reliable interval."""
 IGNORED_KEYS = re.compile(
@@ -87,7 +90,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     scale = _extremes(runs, tasks) if len(tasks) > 1 else {}
     curves = dict(zip((run.path for run in runs), score_curves(runs, metric), strict=False))
     some = next(iter(curves.values()), None)
-    differing = _differing(groups)
+    settings = _settings(groups)
     span = _profile_thresholds(groups, tasks, scale)
     return Comparison(
         metric=" / ".join(dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))),
@@ -99,7 +102,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
             GroupSummary(
                 name=group.name,
                 recipe=group.runs[0].recipe,
-                settings={key: _setting_text(group.runs[0], key) for key in differing},
+                settings=texts,
                 runs=tuple(
                     RunScore(name=run.name, task=run.task, score=run.score, seconds=run.seconds) for run in group.runs
                 ),
@@ -108,7 +111,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
                 profile=_profile(group.strata(tasks, scale), span),
                 reached=_times_to_threshold(group, tasks, curves, threshold),
             )
-            for group in groups
+            for group, texts in zip(groups, settings, strict=True)
         ),
         improvements=tuple(_improvements(groups, tasks)),
         paired=tuple(_paired(groups)),
@@ -129,10 +132,9 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
     groups = [RunGroup(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
     if not twice:
         return groups
-    differing = _differing(groups)
     return [
-        RunGroup(name=_distinct_name(group, differing) if group.name in twice else group.name, runs=group.runs)
-        for group in groups
+        replace(group, name=_distinct_name(group.name, texts, number) if group.name in twice else group.name)
+        for number, (group, texts) in enumerate(zip(groups, _settings(groups), strict=True), start=1)
     ]
 
 
@@ -152,21 +154,22 @@ def _name(runs: Sequence[LoadedRun]) -> str:
     return parents.pop().name if len(parents) == 1 else runs[0].recipe
 
 
-def _distinct_name(group: RunGroup, differing: Sequence[str]) -> str:
-    return " ".join([group.name, *(f"{key}={_setting_text(group.runs[0], key)}" for key in differing)])
+def _distinct_name(name: str, settings: Mapping[str, str], number: int) -> str:
+    """`name lr=0.1`, with the group's number where more settings differ than a name can hold."""
+    texts = [f"{key}={text}" for key, text in settings.items()]
+    told = " ".join([name, *texts])
+    return told if len(told) <= MAX_NAME_CHARACTERS else shorten(f"{name} #{number} {texts[0]}")
 
 
-def _differing(groups: Sequence[RunGroup]) -> list[str]:
-    """Keys with different values in the groups; without the recipes' own tables if the recipes differ."""
-    heads = [group.runs[0].settings for group in groups]
-    keys = [key for key in heads[0] if not IGNORED_KEYS.match(key) and all(key in head for head in heads)]
-    if len({group.runs[0].recipe for group in groups}) == 1:
-        keys = [key for key in dict.fromkeys(key for head in heads for key in head) if not IGNORED_KEYS.match(key)]
-    return [key for key in keys if len({json.dumps(head.get(key)) for head in heads}) > 1]
-
-
-def _setting_text(run: LoadedRun, key: str) -> str:
-    return json.dumps(run.settings[key]) if key in run.settings else "-"
+def _settings(groups: Sequence[RunGroup]) -> list[dict[str, str]]:
+    """Texts of the settings in which groups differ, for each group: those that all have if the recipes differ."""
+    heads = [
+        {key: value for key, value in group.runs[0].settings.items() if not IGNORED_KEYS.match(key)} for group in groups
+    ]
+    recipes = [group.runs[0].recipe for group in groups]
+    several = len(set(recipes)) > 1
+    texts = differing_settings(heads, shared_only=several)
+    return [{"recipe": recipe, **text} if several else text for recipe, text in zip(recipes, texts, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------ statistics

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH_WITHOUT_TERMINAL = 160
+WIDEST_WORD = 30
+"""Characters of a word beyond which a cell of a table is folded within it."""
 
 
 def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
@@ -68,13 +70,24 @@ class TerminalScreen:
         self.console.print(table)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print columns under a header."""
+        """Print columns under a header; on a screen that is too narrow for them, a block of lines for each row."""
+        cells = [[printable(cell) for cell in row] for row in (header, *rows)]
+        least = [min(max(map(_longest_word, column)), WIDEST_WORD) for column in zip(*cells, strict=True)]
+        if len(header) > 2 and sum(least) + 2 * (len(least) - 1) > self.console.width:
+            self._blocks(header, rows)
+            return
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        for name in header:
-            table.add_column(name, overflow="fold")
+        for name, width in zip(header, least, strict=True):
+            table.add_column(name, overflow="fold", min_width=width)
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         self.console.print(table)
+
+    def _blocks(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print each row as lines of name and value, under its first cell."""
+        for first, *others in rows:
+            self.title(f"{header[0]} {first}".strip())
+            self.rows([(f"  {name}", value) for name, value in zip(header[1:], others, strict=True) if value])
 
     def shaded_grid(self, rows: Sequence[Sequence[str]], shares: Sequence[float | None]) -> None:
         """Print a grid of symbols; with colour, a cell's background is bluer for a larger share (0 to 1)."""
@@ -85,6 +98,10 @@ class TerminalScreen:
                 share = next(places)
                 line.append(f" {printable(sign)} ", style="" if share is None else _shade(share))
             self.console.print(line, soft_wrap=True)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def _shade(share: float) -> str:
