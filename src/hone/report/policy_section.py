@@ -29,6 +29,7 @@ def _episode_animation(about: EpisodeRecording, png: bytes | None) -> Html:
         return styled("p", "note", text(f"No animation of an episode: {about.note or 'it would be too large'}."))
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     words = f"An episode of step {about.step:,}: {about.steps:,} steps, return {format_number(about.score)}"
+    words += f"; {about.note}" if about.note else ""
     image = Html(
         f'<img alt="{words}" src="{source}">'
     )  # the only picture that is not SVG; encoded here, so it is valid

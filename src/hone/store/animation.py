@@ -38,7 +38,7 @@ class EpisodeRecording:
     steps: int
     """Length of the episode."""
     note: str = ""
-    """Reason for missing frames; empty otherwise."""
+    """Reason for missing frames, or that the episode goes on after the last one; empty otherwise."""
 
 
 def animated_png(frames: Frames, *, frame_s: float) -> bytes:

@@ -58,6 +58,10 @@ def not_finite(values: Array) -> NDArray[np.bool_]:
     return ~np.isfinite(values)
 
 
+class StepFaultError(UserCodeError):
+    """An environment gave numbers that are not finite; the message names environment, step and actions."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChecker:
     """Checks of the steps of one rollout; its errors name environment, step and actions."""
@@ -68,7 +72,7 @@ class StepChecker:
     """Number of the rollout."""
 
     def require_finite(self, steps: RolloutBuffer, *, observations: int, rewards: int) -> None:
-        """Check the first `observations` and `rewards` rows `[T, B, ...]`. Raises UserCodeError."""
+        """Check the first `observations` and `rewards` rows `[T, B, ...]`. Raises StepFaultError."""
         for name, values in (("observation", steps.seen[:observations]), ("reward", steps.reward[:rewards])):
             wrong = not_finite(values)
             if wrong.any():
@@ -84,7 +88,7 @@ class StepChecker:
         """Last observations `[*, *observation]` of the episodes of environments `which` that ended in step `t`.
 
         No value is asked of an end that is terminal: one that is not finite is replaced by the observation before it,
-        with a note. Raises UserCodeError where the episode was truncated, as its value is needed.
+        with a note. Raises StepFaultError where the episode was truncated, as its value is needed.
         """
         wrong = not_finite(last).reshape(len(which), -1).any(axis=1)
         if not wrong.any():
@@ -114,9 +118,9 @@ class StepChecker:
         env: int,
         *,
         fault: str = "is not finite",
-    ) -> UserCodeError:
+    ) -> StepFaultError:
         history = steps.chosen[max(0, time - HISTORY_STEPS) : time + 1, env].tolist()
-        return UserCodeError(
+        return StepFaultError(
             f"{self._place(name, time, env)} {fault}: {_shown(value)}; run seed {self.seed}, its last actions {history}"
         )
 

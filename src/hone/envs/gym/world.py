@@ -41,7 +41,7 @@ from hone.envs.gym.snapshot import (
     why_inexact_resume,
 )
 from hone.envs.gym.space_advice import space_warnings
-from hone.envs.gym.step_checks import StepChecker, env_actions
+from hone.envs.gym.step_checks import StepChecker, StepFaultError, env_actions
 from hone.envs.gym.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 
 GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -166,7 +166,7 @@ class GymWorld:
                 now, reward, steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
                 steps.set_reward(t, reward)
                 now = self._record_step_ends(steps, t, now, info, checker)
-            except ResourceError:
+            except (ResourceError, StepFaultError):
                 raise
             except (ConfigError, DivergedError):
                 checker.require_finite(steps, observations=t + 1, rewards=t)

@@ -12,7 +12,15 @@ import numpy as np
 
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key
-from hone.envs.gym.make import RECORDED_STEPS, GymConfig, GymEnv, describe_exception, env_factory, runs_isolated
+from hone.envs.gym.make import (
+    RECORDED_STEPS,
+    GymConfig,
+    GymEnv,
+    describe_exception,
+    env_factory,
+    evaluation_limit,
+    runs_isolated,
+)
 from hone.envs.gym.step_checks import env_actions, not_finite
 from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
@@ -69,7 +77,8 @@ def record_episode(
         return _without_frames(step, f"it cannot be created with a renderer ({fault.messages[0].splitlines()[0]})")
     try:
         film = FrameRecorder(env.render)
-        score, steps = _play_episode(env, policy, film, key(seed, "watch") & 0xFFFFFFFF)
+        limit = min(RECORDED_STEPS, evaluation_limit(config))
+        score, steps, ended = _play_episode(env, policy, film, seed=key(seed, "watch") & 0xFFFFFFFF, limit=limit)
     except gymnasium.error.DependencyNotInstalled as missing:
         return _without_frames(step, f"its renderer is not installed ({missing})")
     except HoneError as fault:
@@ -78,7 +87,8 @@ def record_episode(
         return _without_frames(step, describe_exception(fault).splitlines()[0])
     finally:
         env.close()
-    return EpisodeRecording(step=step, score=score, steps=steps), _encoded(film.frames)
+    note = "" if ended else "the recording stops there, before the episode ended"
+    return EpisodeRecording(step=step, score=score, steps=steps, note=note), _encoded(film.frames)
 
 
 def can_render(config: GymConfig) -> bool:
@@ -94,13 +104,15 @@ def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
     return EpisodeRecording(step=step, score=float("nan"), steps=0, note=why), None
 
 
-def _play_episode(env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, seed: int) -> tuple[float, int]:
-    """Play the episode; returns its return and length."""
+def _play_episode(
+    env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, *, seed: int, limit: int
+) -> tuple[float, int, bool]:
+    """Play the episode for at most `limit` steps; its return, its length, and whether it ended."""
     best = policy.numpy_policy().best
     seen, _ = env.reset(seed=seed)
     score = 0.0
     film.observe(0)
-    for step in range(1, RECORDED_STEPS + 1):
+    for step in range(1, limit + 1):
         action = env_actions(best(np.asarray(seen)[None]), env.action_space, clip=True)[0]
         seen, reward, terminated, truncated, _ = env.step(action)
         score += float(reward)
@@ -108,11 +120,11 @@ def _play_episode(env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, seed
             raise UserCodeError(f"reward {reward} at step {step} of a recorded episode is not finite")
         if terminated or truncated:
             film.capture()
-            return score, step
+            return score, step, True
         if not_finite(np.asarray(seen)).any():
             raise UserCodeError(f"the observation at step {step} of a recorded episode is not finite")
         film.observe(step)
-    return score, RECORDED_STEPS
+    return score, limit, False
 
 
 def _stacked(frames: list[Frames]) -> Frames:
