@@ -43,7 +43,8 @@ def masked(loss: Callable[..., LossTerms], **bounds: float) -> Callable[..., Los
 
 
 def decoupled(now: Tensor, then: Tensor, advantage: Tensor) -> LossTerms:
-    return policy.decoupled_ppo(now, then - 0.3, then, advantage, low=LOW, high=HIGH)
+    clipped = partial(policy.clipped_surrogate, low=LOW, high=HIGH)
+    return policy.decoupled_ppo(now, then - 0.3, then, advantage, clipped=clipped)
 
 
 WIDTHS = {"low": LOW, "high": HIGH}

@@ -246,7 +246,7 @@ UNBIASED: dict[str, Callable[[Tensor, Tensor, Tensor], LossTerms]] = {
     "cispo without cap": partial(policy.cispo, ratio_cap=math.inf),
     "dppo without mask": partial(trust.dppo_tv, max_increase=1.0, max_decrease=1.0),
     "decoupled without clip": lambda now, then, a: policy.decoupled_ppo(
-        now, then, 0.5 * (now.detach() + then), a, low=1.0, high=math.inf
+        now, then, 0.5 * (now.detach() + then), a, clipped=partial(policy.clipped_surrogate, low=1.0, high=math.inf)
     ),
     "tis without cap": lambda now, then, a: mismatch.with_mismatch_correction(
         policy.importance_weighted(now, now.detach(), a), mismatch.truncated_is(now.detach(), then, weight_cap=math.inf)
