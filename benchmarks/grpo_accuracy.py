@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 from chains import TASKS, WORK, cold_start, problem, problems
-from grpo_step import PEER, PEER_VERSIONS, THREADS
-from tables import Row, require_peer, rewrite, tell
+from grpo_step import PEER, THREADS
+from peers import require_peer
+from tables import Row, rewrite, tell
 
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
@@ -170,7 +171,7 @@ def theirs(asked: dict[str, Any]) -> list[list[float]]:
             "attention": "eager",  # the faster one on these answers, by grpo_step.py
         }
         program = (HERE / "grpo_accuracy_trl.py").read_text(encoding="utf-8")
-        return _curve([str(PEER / "bin" / "python"), "-c", program, json.dumps({**asked, **more})], dict(os.environ))
+        return _curve([str(require_peer(PEER)), "-c", program, json.dumps({**asked, **more})], dict(os.environ))
 
 
 def _curve(words: list[str], environment: dict[str, str]) -> list[list[float]]:
@@ -220,7 +221,7 @@ def main() -> None:
     if asked.hone:
         print(json.dumps({"curve": hone_way(**json.loads(asked.hone))}))
         return
-    require_peer(PEER, PEER_VERSIONS)
+    require_peer(PEER)
     torch.set_num_threads(THREADS)
     count, steps = (100, EVERY) if asked.quick else (HELD_OUT, MOST)
     start = start_accuracy(count)

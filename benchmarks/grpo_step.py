@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from chains import TASKS, cold_start, fresh, problems
-from tables import Row, grow, require_peer, tell
+from chains import TASKS, cold_start, endless, problems
+from peers import require_peer
+from tables import Row, grow, tell
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
@@ -30,8 +31,7 @@ from hone.recipes.text import grpo
 from hone.train.loop import train
 
 HERE = Path(__file__).resolve().parent
-PEER = HERE / ".peers" / "trl"
-PEER_VERSIONS = ["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0"]
+PEER = "trl"
 THREADS = 2
 CASES = {
     "S": [("short", 64, 8), ("chains", 16, 8)],
@@ -52,8 +52,8 @@ PROGRAM = (HERE / "grpo_step_trl.py").read_text(encoding="utf-8")
 
 
 def folder_of(shape: str, task: str) -> Path:
-    """Random weights where lengths are to be even: such a model hardly ever ends an answer by itself."""
-    return fresh(shape) if task == "even" else cold_start(shape, task)
+    """Where lengths are to be even, a model that never ends an answer by itself."""
+    return endless(shape) if task == "even" else cold_start(shape, task)
 
 
 def reward_of(task: str) -> str:
@@ -127,7 +127,7 @@ def peer_step(shape: str, case: tuple[str, int, int], variant: dict[str, Any], s
         "threads": THREADS,
         **variant,
     }
-    words = [str(PEER / "bin" / "python"), "-c", PROGRAM, json.dumps(asked)]
+    words = [str(require_peer(PEER)), "-c", PROGRAM, json.dumps(asked)]
     return _answer(subprocess.run(words, capture_output=True, text=True, check=False))
 
 
@@ -150,6 +150,8 @@ def measure(shape: str, case: tuple[str, int, int], kind: str, *, quick: bool) -
     ratio = float(np.median([theirs_["seconds"] / ours_["seconds"] for ours_, theirs_ in found]))
     tokens = [round(float(np.mean([pair[side]["tokens"] for pair in found]))) for side in (0, 1)]
     print(f"hone {found[0][0]}, TRL {found[0][1]}", file=sys.stderr, flush=True)
+    if case[0] == "even" and tokens[0] != tokens[1]:
+        raise SystemExit(f"unequal work: {tokens[0]:,} completion tokens, TRL {tokens[1]:,}")
     return Row(
         row=f"{shape}, {case[0]}, {case[1]} x {case[2]}, {kind} ({tokens[0]:,} completion tokens, TRL {tokens[1]:,})",
         value=ours,
@@ -173,7 +175,7 @@ def main() -> None:
         shape, case, kind, steps = json.loads(asked.hone)
         print(json.dumps(hone_step(shape, tuple(case), kind, steps)))
         return
-    require_peer(PEER, PEER_VERSIONS)
+    require_peer(PEER)
     for shape, cases in CASES.items():
         if asked.only not in {None, shape} or (asked.quick and shape != "S"):
             continue

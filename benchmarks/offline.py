@@ -31,7 +31,8 @@ import numpy as np
 import torch
 from control import interquartile_mean, interval, run, scored, seeded
 from gymnasium import spaces
-from tables import Row, grow, require_peer, tell
+from peers import require_peer
+from tables import Row, grow, tell
 
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
@@ -45,8 +46,7 @@ from hone.train.control.job import evaluate_returns
 from hone.train.job import TrainingJob
 
 HERE = Path(__file__).resolve().parent
-PEER = HERE / ".peers" / "d3rlpy"
-PEER_VERSIONS = ["torch==2.13.0", "d3rlpy==2.8.1"]
+PEER = "d3rlpy"
 BATCH, HIDDEN, TRANSITIONS = 256, [256, 256], 10_000
 JUDGED = 100
 
@@ -156,7 +156,7 @@ def hone_speed(race: Race, log: Path, updates: int) -> float:
 
 def peer_speed(race: Race, updates: int, products: str) -> float:
     arguments = [race.peer, race.discrete, updates, BATCH, TRANSITIONS, PRODUCTS[products]]
-    command = [str(PEER / "bin" / "python"), "-c", PEER_PROGRAM, *map(str, arguments)]
+    command = [str(require_peer(PEER)), "-c", PEER_PROGRAM, *map(str, arguments)]
     answer = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -195,7 +195,7 @@ PRODUCTS = {"float32": "highest", "bfloat16": "medium"}
 
 def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     del seeds  # of speeds, repetitions are what counts
-    require_peer(PEER, PEER_VERSIONS)
+    require_peer(PEER)
     with tempfile.TemporaryDirectory() as folder:
         for race in RACES:
             for products in PRODUCTS:

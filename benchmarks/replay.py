@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 import numpy as np
-from tables import HERE, Row, require_peer, rewrite, tell
+from peers import require_peer
+from tables import HERE, Row, rewrite, tell
 
 from hone.core.episodes import Episodes
 from hone.core.random import generator
@@ -30,10 +31,7 @@ from hone.replay.tree import SumTree
 
 CAPACITY, BATCH, ADDED = 1_000_000, 256, 64
 NUMPY = SumTreeKernels(set_leaves=loops.set_leaves, find_leaves=loops.find_leaves, compiled=False)
-PEERS = {
-    "tianshou": ("Tianshou 2.0.1", ("torch==2.13.0", "tianshou==2.0.1")),
-    "cpprb": ("cpprb 11.0.0", ("cpprb==11.0.0",)),
-}
+RIVALS = {"tianshou": "Tianshou 2.0.1", "cpprb": "cpprb 11.0.0"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +52,15 @@ class Peer:
 
 def started(folder: str, until: ExitStack) -> list[Peer]:
     """The peer; none where it cannot be installed."""
-    name, packages = PEERS[folder]
-    home = HERE / ".peers" / folder
+    name = RIVALS[folder]
     try:
-        require_peer(home, packages)
+        python = require_peer(folder)
     except subprocess.CalledProcessError as error:
         print(f"{name} could not be installed, its rows are left out: {error}", flush=True)
         return []
     process = until.enter_context(
         subprocess.Popen(
-            [str(home / "bin" / "python"), str(HERE / "replay_peer.py"), folder],
+            [str(python), str(HERE / "replay_peer.py"), folder],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
     )  # fmt: skip
@@ -175,7 +172,7 @@ def main() -> None:
     arguments = parser.parse_args()
     quick, installed = arguments.quick, kernels()
     with ExitStack() as until:
-        rivals = [peer for folder in PEERS for peer in started(folder, until)]
+        rivals = [peer for folder in RIVALS for peer in started(folder, until)]
         if installed.compiled:
             rows = tree_rows(NUMPY, "numpy", bar=None, quick=quick)
             rows += tree_rows(installed, "numba", rivals, bar=60, quick=quick)

@@ -1,11 +1,9 @@
-"""What every benchmark shares: a row, its table in RESULTS.md, and a peer's environment of its own."""
+"""What every benchmark shares: a row, and its table in RESULTS.md. Peers' environments are in `peers.py`."""
 
 import datetime
 import json
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -27,16 +25,6 @@ class Row:
     ratio: float | None = None
     bar: str | None = None
     met: bool | None = None
-
-
-def require_peer(folder: Path, packages: Sequence[str]) -> None:
-    """Make the peer's environment; torch first, in the very release that hone is measured with."""
-    if (folder / ".installed").exists():
-        return
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    for group in (packages[:1], packages[1:]):
-        subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", *group], check=True)
-    (folder / ".installed").write_text("\n".join(packages) + "\n")
 
 
 def shown(value: float) -> str:
@@ -76,14 +64,17 @@ def table(rows: Sequence[Row], *, threads: int, quick: bool) -> str:
 
 
 def rewrite(title: str, script: str, rows: Sequence[Row], *, threads: int, quick: bool) -> None:
-    """Put the table between its markers in RESULTS.md."""
+    """Put the table between its markers in RESULTS.md; a quick run decides nothing, and is only printed."""
+    text = table(rows, threads=threads, quick=quick)
+    if quick:
+        print(f"{title} (quick)\n{text}", flush=True)
+        return
     mark = title.lower().replace(", ", "-").replace(" ", "-")
     path, begin, end = HERE / "RESULTS.md", f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
     page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
     if begin not in page:
         page = f"{page.rstrip()}\n\n## {title} (`{script}`)\n\n{begin}\n{end}\n"
     before, rest = page.split(begin, 1)
-    text = table(rows, threads=threads, quick=quick)
     path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
 
 

