@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reasoning_gym.factory import create_dataset
 
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, UserCodeError
 from hone.process.user_files import describe_error, user_traceback
 from hone.rewards.answers import AFTER_EQUALS, ANSWER_TAG, exact_match, extract_answer
 from hone.rewards.config import RewardsConfig
@@ -83,6 +83,20 @@ def test_exact_match() -> None:
     assert exact_match("thinking\n7.0", "7") == 0.0
     assert exact_match([{"role": "assistant", "content": "1 = 7"}], 7, AFTER_EQUALS) == 1.0
     assert exact_match([{"role": "assistant", "content": None}], "7") == 0.0
+
+
+def test_exact_match_of_words() -> None:
+    pairs = [("the  Red ball.", "The red ball"), ("YES", "yes"), ('"cat"', "cat"), ("true", True)]
+    assert [exact_match(*pair, words=True) for pair in pairs] == [1.0] * 4
+    assert [exact_match(*pair) for pair in pairs] == [0.0] * 4
+    wrong = [("act", "cat"), ("not yes", "yes"), ("yes or no", "yes"), ("redball", "red ball"), ("", "yes")]
+    assert [exact_match(*pair, words=True) for pair in wrong] == [0.0] * 5
+
+
+@pytest.mark.parametrize("reference", ["", "  ", None])
+def test_nothing_matches_an_empty_reference(reference: str | None) -> None:
+    for text in ("", "None", "7"):
+        assert exact_match(text, reference) == {"score": None, "reason": "the reference answer is empty"}
 
 
 @pytest.mark.parametrize(
@@ -169,6 +183,16 @@ def test_forms_are_told_by_the_names_of_the_parameters() -> None:
         "verl", {"data_source", "ground_truth", "extra_info"}, {"ground_truth"},
     )  # fmt: skip
     assert form_of("def f(completion, answer, low): ...", low=3) == ("sample", {"answer"}, {"answer"})
+
+
+def test_values_of_options_are_checked_before_a_run() -> None:
+    load_function("math_answer", {"form": "same", "units": "ignored"})
+    with pytest.raises(UserCodeError) as refused:
+        load_function("math_answer", {"form": "finall", "units": 3})
+    assert refused.value.messages == (
+        "reward function 'math_answer': option form is 'finall', not one of 'final', 'any', 'same'",
+        "reward function 'math_answer': option units is 3, not one of 'kept', 'ignored'",
+    )
 
 
 def test_references_are_checked_without_importing(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import re
 
 from hone.rewards.functions import completion_text
+from hone.rewards.mathematics.words import word_key
 
 ANSWER_TAG = r"(?s)<answer>(.*?)</answer>"
 AFTER_EQUALS = r"=([^=\n]*)$"
@@ -22,6 +23,21 @@ def extract_answer(completion: str, pattern: str = "") -> str:
     return (matches[-1].group(1 if matches[-1].re.groups else 0) or "").strip()
 
 
-def exact_match(completion: object, answer: object, pattern: str = "") -> float:
-    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0."""
-    return float(extract_answer(completion_text(completion), pattern) == str(answer).strip())
+def exact_match(
+    completion: object,
+    answer: object,
+    pattern: str = "",
+    words: bool = False,  # noqa: FBT001, FBT002 - passed by name from the config's options
+) -> float | dict[str, object]:
+    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0.
+
+    With `words`, case, the number of spaces, and full stops and quotation marks at the ends do not matter. Without a
+    reference the score is missing: an empty answer must not be right.
+    """
+    reference = "" if answer is None else str(answer).strip()
+    if not reference:
+        return {"score": None, "reason": "the reference answer is empty"}
+    extracted = extract_answer(completion_text(completion), pattern)
+    if words:
+        return float(word_key(extracted) == word_key(reference))
+    return float(extracted == reference)

@@ -17,7 +17,7 @@ import numbers
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 from hone.process import user_files
@@ -87,7 +87,7 @@ def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
     """Import a function and find its form.
 
     Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
-    options that it does not take.
+    options that it does not take, or with a value that is none of a Literal's.
     """
     reference = BUILTIN_FUNCTIONS.get(use, use)
     function, name = user_files.load_reference(reference, kind=_KIND), reference.rpartition(":")[2]
@@ -110,6 +110,7 @@ def _inspect_function(
         raise UserCodeError(
             f"reward function {use!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], list(named))}"
         )
+    _check_choices(use, named, options)
     form = _form(frozenset(named), takes_all=takes_all)
     if form is None or any(p.kind is p.POSITIONAL_ONLY for p in parameters):
         raise UserCodeError(
@@ -134,6 +135,18 @@ def _inspect_function(
         text_arguments=tuple(key for key in spoken if takes_all or key in named),
         hooks={key: value for key, value in _HOOKS.items() if key in named},
     )
+
+
+def _check_choices(use: str, named: Mapping[str, inspect.Parameter], options: Mapping[str, object]) -> None:
+    """Raises UserCodeError with all options whose parameter is annotated as a Literal that lacks their value."""
+    faults: list[str] = []
+    for key in options.keys() & named.keys():
+        annotation: Any = named[key].annotation
+        if get_origin(annotation) is Literal and options[key] not in get_args(annotation):
+            choices = ", ".join(map(repr, get_args(annotation)))
+            faults.append(f"reward function {use!r}: option {key} is {options[key]!r}, not one of {choices}")
+    if faults:
+        raise UserCodeError(*sorted(faults))
 
 
 def _form(named: frozenset[str], *, takes_all: bool) -> FunctionForm | None:

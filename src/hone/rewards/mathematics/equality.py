@@ -237,7 +237,9 @@ def _same_quantity(reference: MathNode, answer: MathNode, rules: EqualityRules) 
     ):
         return False
     if not isinstance(reference, MeasuredQuantity):
-        number = answer.number if isinstance(answer, MeasuredQuantity) else answer
+        number = answer.number if isinstance(answer, MeasuredQuantity) and not variables(answer) else answer
+        if isinstance(number, MeasuredQuantity):
+            return False
         return same_answer(reference, number, rules)
     if not isinstance(answer, MeasuredQuantity):
         return rules.ignore_units and same_answer(reference.number, answer, rules)

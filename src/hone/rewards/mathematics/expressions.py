@@ -231,7 +231,9 @@ class ExpressionParser:
             return ""
         self.place += 1
         if self._peek() != "{":
-            return f"_{self._take()}" if self._kind() in ("number", "letter") else ""
+            if self._kind() not in ("number", "letter"):
+                raise MathSyntaxError(self._complaint())
+            return f"_{self._take()}"
         parts: list[str] = []
         self.place += 1
         while self._kind() in ("number", "letter", "word") or self._peek() in ("+", "-"):

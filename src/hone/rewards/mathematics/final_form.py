@@ -52,6 +52,8 @@ def _has_fraction(node: MathNode) -> bool:
 
 
 def _undone(node: MathOperation) -> Iterator[str]:
+    if node.name != "negation" and any(_is_infinite(one) for one in node.operands):
+        yield "calculation with infinity"
     match node:
         case MathOperation(name="sum", operands=terms):
             yield from _undone_sum(terms)
@@ -72,8 +74,16 @@ def _undone(node: MathOperation) -> Iterator[str]:
             yield _ONE_DEGREE.get(name, name)
 
 
+def _is_infinite(node: MathNode) -> bool:
+    if isinstance(node, MathOperation) and node.name == "negation":
+        return _is_infinite(node.operands[0])
+    return node == NamedSymbol("infty")
+
+
 def _undone_sum(terms: tuple[MathNode, ...]) -> Iterator[str]:
     """Like terms, also behind brackets (`x + x`, `3(x+2) + 4(x-1)`, `\\sqrt{18} - \\sqrt{2}`), and two fractions."""
+    if any(rational(term) == 0 for term in terms):
+        yield "sum"
     keys = Counter(key for term in terms for key in set(monomials(term)))
     if max(keys.values(), default=0) > 1:
         yield "sum"
@@ -94,6 +104,8 @@ def _undone_product(node: MathOperation) -> Iterator[str]:
     above, below = factors_of(node)
     if rational(node) is not None:
         return
+    if any(rational(one) in (0, 1) for one in above) and len(above) > 1:
+        yield "product"
     numbers = [sum(rational(one) is not None for one in side) for side in (above, below)]
     roots = [one for one in above + below if root_of_number(one)[0]]
     sums = [one for one in above + below if isinstance(one, MathOperation) and one.name == "sum" and not variables(one)]

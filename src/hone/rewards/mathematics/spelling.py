@@ -43,7 +43,10 @@ _LAYOUT = re.compile(
     r"|LARGE|huge|small|normalsize|bf|rm|it|tt|sf|middle)(?![A-Za-z])|\\!"
 )
 _ROW_GAP = re.compile(r"\\\\\[[-.\d]+\s*(?:pt|em|ex|mm|cm)\]")
-_SPACE = re.compile(r"(?<!\\)\\[,;: >]|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])|(?<=\S)~|[\u00a0\t\n\r]")
+_SPACE = re.compile(
+    r"(?<!\\)\\[,;: >]|\\(?:quad|qquad|enspace|thinspace|space)(?![A-Za-z])|(?<=[\w}),;])~"
+    r"|[\u00a0\t\n\r]"
+)
 _THOUSANDS_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,;:! ]|,\\!|')(?=\d{3}(?!\d))")
 _SYNONYMS = [
     (re.compile(pattern), replacement)
@@ -61,7 +64,7 @@ _SYNONYMS = [
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\lbrack(?![A-Za-z])|\\lparen(?![A-Za-z])", "("),
         (r"\^\s*\\(?:circ|degree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\\degree(?![A-Za-z])", "°"),
-        (r"\+\s?/\s?-|\+-", r"\\pm "),
+        (r"\+\s?/\s?-|(?<![\w)}])\+-", r"\\pm "),
         (r"\\ast(?![A-Za-z])", "*"),
         (r"\*\*", "^"),
         (r"(?<=\d)\s?[xX]\s?(?=10\s?\^)", r" \\times "),

@@ -10,7 +10,7 @@ _CHOSEN = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])[).:]|([A-Za-z]))(?:\s+
 _LABEL = re.compile(r"\(\s*[A-J]\s*\)\s+(?=\S)")
 _OTHER_LABEL = re.compile(r"\(\s*[A-Za-z]\s*\)|\b[A-J][).:]|\b[B-J]\b")
 _HEDGE = re.compile(
-    r"(?i)\b(?:or|and|not|nor|either|neither|maybe|both|isn't|unless)\b|[,;/?]|\\(?:lor|neg|lnot|neq)\b"
+    r"(?i)^[\^_*+!]|\\pm\b|\b(?:or|and|not|nor|either|neither|maybe|both|isn't|unless)\b|[,;/?=<>&|]|\\(?:lor|neg|lnot|neq)\b"
 )
 
 
