@@ -11,6 +11,7 @@ import api_page
 import commands_page
 import config_tables
 import metrics_page
+import presets_page
 from pages import DOCS, write
 
 from hone.recipes.registry import DESCRIPTIONS, load_recipe, recipe_families
@@ -22,6 +23,7 @@ GENERATORS = {
     "algorithm_page.py": algorithm_page.pages,
     "metrics_page.py": metrics_page.pages,
     "api_page.py": api_page.pages,
+    "presets_page.py": presets_page.pages,
 }
 FOLDERS = ("reference/configuration", "reference/algorithms")
 """Folders in which every page is generated."""
