@@ -232,7 +232,7 @@ PRESETS: Final[tuple[LossPreset, ...]] = (
         {"ratio_floor": 0.999, "ratio_cap": 1.001},
         None,
         "seq_mean_k1 bounds engine / trainer, so asymmetric bounds lo_hi are 1/hi and 1/lo here; the denominator "
-        "shrinks with what is rejected (`selection.shrunk_denominator`)",
+        "shrinks with what is rejected, and here it does not",
     ),
     LossPreset(
         "verl",

@@ -189,10 +189,12 @@ OWN: dict[tuple[str, str], Any] = {
     ("pkpo", "baseline"): "leave_one_out",
 }
 """Where a recipe's key takes other values than its namesakes."""
-NO_EFFECT = {"micro_batch_tokens", "teacher", ("passk_best", "clip_low")}
+NO_EFFECT = {"micro_batch_tokens", "teacher", ("passk_best", "clip_low"), ("passk_best", "negative_cap")}
 """Memory only; the teacher, which has a test of its own; and where no advantage is ever negative."""
 FIRST: dict[str | tuple[str, str], dict[str, Any]] = {
     ("pkpo", "clip_low"): {"baseline": "leave_one_out"},  # else no advantage is negative
+    ("pkpo", "negative_cap"): {"baseline": "leave_one_out"},
+    ("rloo", "epsilon"): {"whiten": "answers"},
     "kl_estimator": {"kl": 0.5},
     "above": {"share": 0.9},
     "below": {"share": 0.9, "above": -9.0},

@@ -56,7 +56,9 @@ def test_a_preset_sets_its_values_and_nothing_else(library: str, recipe: str) ->
     plain, preset = config_of(recipe), with_preset(recipe, library)
     wanted = dict(leaves(copy.deepcopy(PRESETS[library][recipe])))
     assert {path: at(preset, path) for path in wanted} == wanted
-    changed = {path for path, value in leaves(preset.model_dump()) if value != dict(leaves(plain.model_dump())).get(path)}
+    changed = {
+        path for path, value in leaves(preset.model_dump()) if value != dict(leaves(plain.model_dump())).get(path)
+    }
     assert changed <= {*wanted, ("preset",)}
     assert all(path[0] in ("algorithm", "learner") for path in wanted)
 
@@ -98,7 +100,9 @@ def test_old_names_of_keys_win_too() -> None:
 
 
 def test_a_library_without_the_recipe_is_refused_with_those_that_have_it() -> None:
-    with pytest.raises(ValidationError, match=r'preset = "verl": recipe vespo has no preset of verl 0\.9\.1; it has trl'):
+    with pytest.raises(
+        ValidationError, match=r'preset = "verl": recipe vespo has no preset of verl 0\.9\.1; it has trl'
+    ):
         with_preset("vespo", "verl")
     with pytest.raises(ValidationError, match=r"it has none"):
         with_preset("m2po", "trl")
@@ -270,7 +274,10 @@ def test_bounds_that_reject_all_or_nothing_are_refused(bounds: dict[str, Any], s
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [
-        ({"correction": "truncated_is", "weight_floor": 3.0}, r"weight_floor = 3 is above weight_cap = 2 \(a default\)"),
+        (
+            {"correction": "truncated_is", "weight_floor": 3.0},
+            r"weight_floor = 3 is above weight_cap = 2 \(a default\)",
+        ),
         ({"correction": "icepop", "weight_floor": 3.0, "weight_cap": 1.0}, "weight_floor = 3 is above weight_cap = 1;"),
         ({"correction": "kpop", "weight_floor": 0.5}, "has no lower bound"),
     ],
