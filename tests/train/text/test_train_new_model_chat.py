@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hone import api
+from hone.core.errors import DataError
 from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_tokenizer
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.tokenizers import load_tokenizer
@@ -127,3 +128,22 @@ def test_the_same_config_gives_the_same_tokenizer():
     one, other = (open_tokenizer(source, chat=True)[0] for _ in range(2))
     assert one.files == other.files
     assert open_tokenizer(source)[0].chat_template is None
+
+
+@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+def test_messages_that_cannot_be_rendered_are_named_by_row(files, recipe):
+    """All faults at once, and a fault that many rows share only once."""
+    bad = [user("1+é"), {"role": "critic", "content": "1"}, user("2+2"), *[{"role": "judge", "content": "1"}] * 9]
+    rows = [
+        {"id": f"r{n}", "prompt": [turn], "completion": [assistant("1")], "answer": "1"} for n, turn in enumerate(bad)
+    ]
+    (files / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = config(recipe, "bad.jsonl", tokenizer="characters")
+    del settings["evaluation"]
+    with pytest.raises(DataError) as error:
+        api.train(settings)
+    first, second, third = error.value.messages
+    assert "bad.jsonl: the tokenizer has no token for 'é'" in first and first.endswith("; in 1 of 12 rows: 1 (id r0)")
+    assert "'critic'" in second and second.endswith("; in 1 of 12 rows: 2 (id r1)")
+    shown = "4 (id r3), 5 (id r4), 6 (id r5), 7 (id r6), 8 (id r7), ..."
+    assert "bad.jsonl: the chat template does not take" in third and third.endswith(f"; in 9 of 12 rows: {shown}")

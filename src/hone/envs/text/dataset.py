@@ -7,16 +7,17 @@ schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_inf
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.envs.text.files import MAX_FAULTS_SHOWN, FileRow, read_rows
 
 ChatMessage: TypeAlias = dict[str, object]
 PromptContent: TypeAlias = str | list[ChatMessage]
+T = TypeVar("T")
 DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text"]
 MAX_ROW_BYTES = 16 * 2**20
 
@@ -70,6 +71,26 @@ class ExampleDataset:
 
     def __iter__(self) -> Iterator[Example]:
         return iter(self.rows)
+
+    def apply(self, function: Callable[[Example], T]) -> list[T]:
+        """Results of `function` for all examples. Raises DataError with the rows and ids of each fault."""
+        results: list[T] = []
+        faults: dict[str, list[str]] = {}
+        for example in self.rows:
+            try:
+                results.append(function(example))
+            except DataError as error:
+                faults.setdefault(str(error), []).append(f"{example.row} (id {example.id})")
+        messages = [
+            f"{self.source}: {fault}; in {len(rows)} of {len(self)} rows: {', '.join(rows[:MAX_FAULTS_SHOWN])}"
+            f"{', ...' if len(rows) > MAX_FAULTS_SHOWN else ''}"
+            for fault, rows in faults.items()
+        ]
+        if len(messages) > MAX_FAULTS_SHOWN:
+            messages[MAX_FAULTS_SHOWN:] = [f"{self.source}: ... and {len(messages) - MAX_FAULTS_SHOWN} more faults"]
+        if messages:
+            raise DataError(*messages)
+        return results
 
     def column_names(self) -> tuple[str, ...]:
         return tuple(self.rows[0].columns) if self.rows else ()

@@ -154,7 +154,7 @@ def make_prompts(
             f"max_tokens fills the model's context and leaves {room} tokens for a prompt; lower max_tokens, or "
             "use a model with more positions"
         )
-    prompts = [_prompt(example, task, tokenizer) for example in examples]
+    prompts = examples.apply(lambda example: _prompt(example, task, tokenizer))
     long = [prompt for prompt in prompts if len(prompt.tokens) > room]
     if not long:
         return prompts, []

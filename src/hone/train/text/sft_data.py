@@ -57,7 +57,7 @@ def encode_examples(
     Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
     with them; an answer is never cut.
     """
-    pairs = [_encode(example, task, tokenizer) for example in examples]
+    pairs = examples.apply(lambda example: _encode(example, task, tokenizer))
     sizes = [len(prompt) + len(completion) for prompt, completion in pairs]
     long = [f"{example.id} ({size} tokens)" for example, size in zip(examples, sizes, strict=True) if size > context]
     notes: list[str] = []
@@ -90,7 +90,7 @@ def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[T
     whole = tokenizer.apply_chat([*turns, *answer], add_generation_prompt=False)
     if not np.array_equal(whole[: len(asked)], asked):
         raise DataError(
-            f"{example.source}, {example.id}: the chat template writes the prompt differently once an answer follows, "
-            "so the answer's tokens cannot be told apart; use a template that only appends"
+            "the chat template writes the prompt differently once an answer follows, so the answer's tokens cannot be "
+            "told apart; use a template that only appends"
         )
     return asked, whole[len(asked) :]
