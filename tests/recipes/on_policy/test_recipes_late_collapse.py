@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hone.core.config import fill_defaults
 from hone.models.control.actor_critic import ActorCritic
 from hone.recipes.registry import load_recipe
 from hone.train.learner.gradient import GradientLearner
@@ -34,6 +35,31 @@ def test_the_critic_of_a2c_tells_the_edge_from_the_middle(seed: int) -> None:
     with torch.no_grad():
         value = policy.value(places).numpy()
     assert np.ptp(value) > 0.1 * np.abs(value).max()
+
+
+@pytest.mark.parametrize(
+    ("learner", "asked", "falls"),
+    [
+        ({}, {}, True),
+        ({"lr_decay": "constant"}, {}, False),
+        ({"lr_decay": "cosine"}, {}, False),
+        ({}, {"clip_decay": "constant"}, False),
+        ({"lr_decay": "constant"}, {"clip_decay": "linear"}, True),
+    ],
+)
+def test_the_clip_width_falls_where_the_learning_rate_does_or_where_it_was_asked_to(
+    learner: dict[str, Any], asked: dict[str, Any], falls: bool
+) -> None:
+    entry = load_recipe("ppo")
+    env = {"id": "CartPole-v1", "num_envs": 2}
+    tables = {"recipe": "ppo", "name": "x", "steps": 2, "env": env, "learner": learner, "algorithm": asked}
+    job = entry.build(entry.config.model_validate(fill_defaults(entry.config, tables)))
+    train(job.recipe, steps=2, callback=lambda *_: None)
+    job.close()
+    learned = job.recipe.learner
+    assert isinstance(learned, GradientLearner)
+    clip = learned.phases[0].objective.keywords["clip_schedule"].clip_factor
+    assert clip == (pytest.approx(1 / 40) if falls else 1.0)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 50])

@@ -34,8 +34,9 @@ class PpoAlgorithm(on_policy.ActorCriticAlgorithm):
     """Lower clip width of the probability ratio: the ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
     """Upper clip width of the probability ratio: the ratio is clipped at 1 + clip_high."""
-    clip_decay: Literal["constant", "linear"] = "linear"
-    """Schedule of both clip widths: constant, or linear to 0 at the last optimizer step, with the learning rate."""
+    clip_decay: Literal["constant", "linear"] | None = None
+    """Schedule of both clip widths: constant, or linear to 0 at the last optimizer step. None: linear where
+    `learner.lr_decay` is, else constant."""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Largest age of the collected steps, in iterations of the policy that learns from them; above 0 a thread
     collects while the policy learns (asynchronous actors)."""
@@ -96,7 +97,7 @@ def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> t
 
 def ppo_method(config: on_policy.OnPolicyRunConfig, algorithm: PpoAlgorithm) -> on_policy.OnPolicyMethod:
     """Credit and loss of PPO with the numbers of `algorithm`."""
-    shrinks = algorithm.clip_decay == "linear"
+    shrinks = (algorithm.clip_decay or config.learner.lr_decay) == "linear"
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
     return on_policy.OnPolicyMethod(
         credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),

@@ -26,7 +26,7 @@ from hone.train.sources.live import LiveSource
 class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
     """PPO, from the easiest stage to the environment as it is; `env` and the evaluation are of the last stage."""
 
-    algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01, clip_decay="constant")
+    algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss."""
     curriculum: CurriculumConfig
     """The stages before it."""

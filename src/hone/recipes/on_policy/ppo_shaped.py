@@ -39,7 +39,7 @@ class HintsConfig(Config):
 class PpoShapedConfig(OnPolicyRunConfig):
     """PPO, with hints; evaluations are by the environment's own reward."""
 
-    algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01, clip_decay="constant")
+    algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss; its discount is the potential's."""
     hints: HintsConfig
     """Potential function of the state."""
