@@ -74,6 +74,7 @@ class StepsToBar:
 
 
 def table_example(name: str, title: str) -> ScoredExample:
+    """Example whose policy is scored exactly."""
     return ScoredExample(name=name, title=title, bar=0.98, unit="of the best return", share_of_best=True)
 
 
@@ -114,6 +115,7 @@ def scored(example: ScoredExample, seed: int, *, quick: bool) -> tuple[float, fl
 
 
 def row_of(example: ScoredExample, seeds: range, *, quick: bool) -> Row:
+    """Row of one example: all seeds, each told as it ends."""
     found, steps, seconds = list[float](), list[float](), list[float]()
     for seed in seeds:
         begin = time.process_time()
@@ -122,6 +124,13 @@ def row_of(example: ScoredExample, seeds: range, *, quick: bool) -> Row:
         found.append(score)
         steps.append(reached)
         print(f"{example.title}, seed {seed}: {score:.4g}, bar after {reached:.0f} steps", flush=True)
+    return summary(example, seeds, found, steps, seconds, quick=quick)
+
+
+def summary(
+    example: ScoredExample, seeds: range, found: list[float], steps: list[float], seconds: list[float], *, quick: bool
+) -> Row:
+    """Row of the scores, the steps to the bar and the CPU seconds of each seed."""
     values = np.array(found)
     draws = generator(0, "bench").integers(0, len(values), (2000, len(values)))
     low, high = np.quantile(values[draws].mean(axis=1), [0.025, 0.975])
@@ -136,6 +145,7 @@ def row_of(example: ScoredExample, seeds: range, *, quick: bool) -> Row:
 
 
 def rows_of(part: str, seeds: range, *, quick: bool) -> Iterator[Row]:
+    """Rows of a part."""
     for example in PARTS[part]:
         yield row_of(example, seeds, quick=quick)
 
