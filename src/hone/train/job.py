@@ -17,6 +17,7 @@ from hone.store.samples import SampleRow
 from hone.store.speed import MatmulRate
 from hone.train.config import RunConfig
 from hone.train.loop import Recipe
+from hone.train.memory_plan import MemoryPlan
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -118,6 +119,8 @@ class OpenedRun:
     resolved since."""
     close: Callable[[], None] = close_nothing
     """Closes the opened resources if no job is built; may be called twice."""
+    memory: MemoryPlan | None = None
+    """Memory of the networks where it is known before they are made; None: a job is built to count it."""
 
 
 def opened_run(

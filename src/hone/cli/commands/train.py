@@ -20,6 +20,7 @@ from hone.cli.commands.seeds import (
     set_seed,
     show_seeds,
 )
+from hone.cli.memory import require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.stages import (
     STAGE,
@@ -84,9 +85,10 @@ def run(call: CommandCall) -> int:
     for stage in stages:
         show_plan(screen, stage)
     with opened_runs(stages) as opened:
-        for warning in opened_warnings(opened):
-            screen.line(f"warning: {warning}")
-        if call.command == "plan" or call.switch("dry_run"):
+        planned_only = call.command == "plan" or call.switch("dry_run")
+        found = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
+        show_opened(screen, found, build=planned_only)
+        if planned_only:
             return 0
         if not seeds:
             root, resume = Path(call.text("runs")), call.switch("resume")
@@ -152,22 +154,15 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 
         def open_stage(stage: PlannedRun) -> PlannedRun:
             with _locating_errors(stage):
+                settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
+                require_layers_fit(settings)
                 opened = stage.spec.open(stage.resolved.config)
+                require_opened_fit(opened, settings)
             stack.callback(opened.close)
             return replace(stage, opened=opened)
 
         checks = {stage.resolved.config.name: partial(open_stage, stage) for stage in stages}
         yield list(run_all_checks(checks).values())
-
-
-def opened_warnings(stages: Sequence[PlannedRun]) -> list[str]:
-    """Warnings of the checks of opened stages."""
-    return [
-        stage.with_location(warning)
-        for stage in stages
-        if stage.opened is not None
-        for warning in stage.opened.warnings
-    ]
 
 
 @contextlib.contextmanager

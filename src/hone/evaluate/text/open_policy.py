@@ -154,6 +154,14 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     return tokenizer, config.max_positions
 
 
+def model_config(source: ModelSource, tokenizer: Tokenizer) -> ModelConfig:
+    """Architecture of a policy, without its weights. Raises DataError."""
+    if source.new is not None:
+        return _architecture(source.new, tokenizer)
+    assert source.path is not None
+    return read_config(policy_folder(Path(source.path)))
+
+
 def policy_folder(path: Path) -> Path:
     """Folder of weights for `path`: itself, a checkpoint's, or that of a run's newest intact checkpoint.
 

@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
@@ -20,6 +20,8 @@ from hone.rewards.config import RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
+from hone.train.memory_plan import MemoryPlan
+from hone.train.text.memory import engine_copy_bytes, text_memory
 from hone.train.text.saved_optimizer import check_saved_optimizer
 
 STAGE_PREFIX = "stage:"
@@ -36,6 +38,15 @@ class LanguageRunConfig(RunConfig):
     """The prompts."""
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
+
+    optimizer_moments: ClassVar[int] = 2
+    """Numbers that the optimizer keeps for each parameter."""
+
+    def weight_copies(self) -> dict[str, int]:
+        """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
+        if self.evaluation is None:
+            return {}
+        return {"copy of the evaluation's engine": engine_copy_bytes(self.model, self.run.device)}
 
 
 @dataclass(kw_only=True)
@@ -169,7 +180,23 @@ def opened_text_run(
         inputs.config = config
         return build(config, inputs)
 
-    return opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
+    opened = opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
+    return replace(opened, memory=_memory(inputs))
+
+
+def _memory(inputs: TextInputs[T]) -> MemoryPlan:
+    """The memory plan of a run; an empty one where an earlier stage makes the model."""
+    config = inputs.config
+    if config.model.path is not None and config.model.path.startswith(STAGE_PREFIX):
+        return MemoryPlan(parameters=0, parts={})
+    return text_memory(
+        config.model,
+        inputs.tokenizer[0],
+        moments=config.optimizer_moments,
+        copies=config.weight_copies(),
+        others=inputs.other_policies,
+        device=config.run.device,
+    )
 
 
 def _policy_warnings(path: str) -> list[str]:

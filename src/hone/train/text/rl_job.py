@@ -40,6 +40,7 @@ from hone.train.sources.wrapper import WithState
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.loss import TokenLoss, TokenLossSpec
 from hone.train.text.loss_adapters import AGGREGATIONS, AggregationConfig
+from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.presets import PresetName, preset_values
 from hone.train.text.ratio import (
@@ -63,6 +64,8 @@ class TextRunConfig(LanguageRunConfig):
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
+    optimizer_moments: ClassVar[int] = 0
+
     preset: PresetName | None = None
     """Library whose defaults `algorithm` and `learner.ratio` take where they are not given; unset: the recipe's own."""
     rewards: RewardsConfig
@@ -82,6 +85,10 @@ class TextRunConfig(LanguageRunConfig):
     def preset_values(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         """What `preset` sets for the recipe, without what `given` sets. Raises ValueError where there is none."""
         return preset_values(cls, given)
+
+    def weight_copies(self) -> dict[str, int]:
+        algorithm = self.model_dump().get("algorithm", {})
+        return {**generation_copies(self.model, self.rollout, self.run.device, algorithm), **super().weight_copies()}
 
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
@@ -103,6 +110,7 @@ class TextRunConfig(LanguageRunConfig):
 class TextGradientRunConfig(TextRunConfig):
     """Config shared by the recipes that learn from scored answers by gradient."""
 
+    optimizer_moments: ClassVar[int] = 2
     auto_denominator: ClassVar[Denominator] = "auto"
     """What a recipe takes `learner.ratio.denominator = "auto"` for; `auto`: the first that fits."""
 

@@ -1,0 +1,69 @@
+"""Memory of a language model's run, counted from the model's config: no weights are made or read."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.engine.choose import RunnerKind
+from hone.engine.clients.config import ServerEngine
+from hone.evaluate.text.open_policy import ModelSource, model_config, policy_folder
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.hf_checkpoint import read_config
+from hone.models.language.tokenizers import Tokenizer
+from hone.train.memory_plan import MemoryPlan
+from hone.train.text.rollout_config import RolloutConfig
+
+WEIGHT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Number of parameters of a decoder."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Decoder(config).parameters())
+
+
+def engine_copy_bytes(
+    model: ModelSource, device: str, runner: RunnerKind | ServerEngine = "auto", *, is_stale: bool = False
+) -> int:
+    """Bytes per parameter of an engine's own copy of the weights, as `engine.choose` makes it; 0 where it reads the
+    trainer's. `is_stale`: it generates while the trainer updates."""
+    if isinstance(runner, ServerEngine):
+        return 0
+    if device != "cpu" or model.exactness == "bitwise" or runner.startswith("torch"):
+        return WEIGHT_BYTES[model.weights] if is_stale else 0
+    return 2 if runner == "native_bfloat16" else WEIGHT_BYTES[model.weights]
+
+
+def generation_copies(
+    model: ModelSource, rollout: RolloutConfig, device: str, algorithm: Mapping[str, Any]
+) -> dict[str, int]:
+    """Copies of the weights that a run with rollouts holds: name -> bytes per parameter. `algorithm` is the recipe's
+    table, whose `kl` and `kl_in_reward` need the initial policy."""
+    penalty: Mapping[str, Any] = algorithm.get("kl_in_reward") or {"weight": 0.0}
+    reads_reference = algorithm.get("kl", 0.0) > 0 or penalty.get("weight", 1.0) > 0
+    return {
+        "copy of the engine": engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0),
+        "reference policy": WEIGHT_BYTES[model.weights] if reads_reference else 0,
+    }
+
+
+def text_memory(
+    model: ModelSource,
+    tokenizer: Tokenizer,
+    *,
+    moments: int,
+    copies: Mapping[str, int],
+    others: Sequence[str],
+    device: str,
+) -> MemoryPlan:
+    """The memory plan of a policy: weights, gradients, `moments` of the optimizer, `copies` of the weights (bytes per
+    parameter), and the folders of `others`, policies that are only read. Raises DataError for a damaged folder."""
+    count, size = parameter_count(model_config(model, tokenizer)), WEIGHT_BYTES[model.weights]
+    parts = {"weights": count * size, "gradients": count * size, "optimizer state": moments * count * size}
+    parts |= {name: count * each for name, each in copies.items()}
+    for path in others:
+        parts[path] = parameter_count(read_config(policy_folder(Path(path)))) * size
+    return MemoryPlan(parameters=count, parts={name: held for name, held in parts.items() if held}, device=device)
