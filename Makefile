@@ -3,6 +3,8 @@
 #   make test   install with the developer tools, then lint, layer contracts, types and tests
 # The documentation as a site:
 #   make docs   install mkdocs, then build docs/ into site/; a dead link fails
+# Small faults are planted in losses and credit, and a test must fail for each; an hour or two on two cores:
+#   make mutants     install mutmut, then run; what survives is in tests/mutants/survivors.toml, with its reason
 # And one for whoever has rollouts written by a server:
 #   make test-vllm   install vLLM beside hone, serve a trained model with it, and train with its answers
 
@@ -19,7 +21,7 @@ RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=2
 
 VLLM    ?= .venv-vllm
 
-.PHONY: help demo test test-all test-vllm check format docs clean
+.PHONY: help demo test test-all test-vllm mutants check format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +41,11 @@ test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed
 	HONE_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm -m slow -s -q \
 	  -o faulthandler_timeout=900
 
+# FOLDERS="credit" tries one folder; what did not change keeps its verdict (.mutants).
+FOLDERS ?= credit objectives
+mutants: $(VENV)/.installed-mutants
+	nice -n 10 $(BIN)/python tests/mutants/run_mutants.py --folders $(FOLDERS) --workers $(WORKERS)
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,7 +61,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: hone needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv);" \
@@ -73,6 +80,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-mutants: $(VENV)/.installed-dev
+	$(PIP) -e ".[mutants]"
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -56,7 +56,20 @@ def test_distributions_are_each_row_s_own() -> None:
     torch.testing.assert_close(terms.metrics["value/mean"], column(0.25, -0.5))
 
 
+def test_numbers_are_split_by_the_distance_in_atoms() -> None:
+    support = ValueSupport(low=-1.0, high=1.0, size=5)
+    found = distributional.two_hot(column(-0.875, 0.5, 3.0), support)
+    expected = [[0.75, 0.25, 0, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
 # ------------------------------------------------------------------------------------------------- bounds and defaults
+
+
+def test_the_published_width_of_the_discrepancy_is_20() -> None:
+    first, second = torch.tensor([[[0.0], [9.0]]]), torch.tensor([[[5.0], [30.0]]])
+    assert torch.equal(constraint.mmd(first, second), constraint.mmd(first, second, width=20.0))
+    assert not torch.equal(constraint.mmd(first, second), constraint.mmd(first, second, width=21.0))
 
 
 def test_actions_are_clipped_to_their_own_bounds() -> None:
@@ -80,6 +93,8 @@ def test_bear_s_multiplier_is_bounded(logarithm: float, price: float) -> None:
 def test_statistics_of_half_precision_are_taken_in_float64() -> None:
     wide = np.array([1e8, 1.0, -1e8], np.float32)
     assert batchwide.kto_baseline(wide).tolist() == pytest.approx([1 / 3] * 3)
+    shift = batchwide.RunningShift()
+    assert shift.update(wide).tolist() == pytest.approx([1 / 3] * 3) and shift.mean == pytest.approx(1 / 3)
     assert batchwide.q_value_scale(np.full(3, 0.1, np.float32)).tolist() == pytest.approx([25.0] * 3, rel=1e-6)
     assert batchwide.q_value_scale(np.array([1e8, 1.0, 1.0], np.float32), alpha=1.0)[0] == 3 / (1e8 + 2)
 

@@ -9,7 +9,7 @@ from objectives_cases import CASES
 from policy_cases import LOSSES, factors, make_batch, view, weight
 from torch import Tensor
 
-from hone.objectives.adversarial import gradient_norm_penalty
+from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
 from hone.objectives.dynamics import gaussian_nll
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.preference import aot_unpaired
@@ -228,6 +228,18 @@ def test_the_metrics_of_losses_without_a_case() -> None:
     assert measured(behaviour_cloning(logp)) == {"policy/nll_nats": [0.5, 2.0]}
     slope = torch.tensor([[3.0, 4.0]], requires_grad=True)
     assert measured(gradient_norm_penalty(slope)) == {"discriminator/slope": [5.0]}
+
+
+def test_shares_are_numbers_that_can_be_averaged() -> None:
+    terms = discriminator_loss(torch.tensor([0.5, 0.0, -2.0]), torch.tensor([-0.5, 0.0, 2.0]))
+    assert measured(terms) == {
+        "discriminator/accuracy_expert": [1.0, 0.0, 0.0],
+        "discriminator/accuracy_policy": [1.0, 0.0, 0.0],
+    }
+    batch, parameters = make_batch(), weight()
+    policies = [case.loss(view(batch, parameters, factors(case, batch, parameters))) for case in LOSSES]
+    for one in (terms, *policies):
+        assert all(metric.is_floating_point() for metric in one.metrics.values())
 
 
 def test_the_likelihood_of_an_ensemble_by_hand() -> None:
