@@ -129,6 +129,15 @@ def test_rows_without_a_reference_are_refused_at_the_door(
     assert not (folder / "runs" / "tiny").exists()
 
 
+def test_a_template_does_not_write_null_into_a_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2", "unit": unit} for unit in ("1", None, math.nan)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert hone("plan", "grpo.toml", "task.template={unit}+{prompt}") == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "task.template asks for {unit}, which is null" in said
+    assert "2 of 3 rows: 2 (id" in said
+
+
 def test_all_columns_files_and_functions_are_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"prompt": "1+1=", "answer": None, "gold": None}, {"prompt": "1+2=", "answer": "3", "gold": math.nan}]
     pq.write_table(pa.Table.from_pylist(rows), folder / "sums.parquet")

@@ -1,5 +1,6 @@
 """Config of the prompts: a reasoning-gym task by name, or a file."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,4 +85,8 @@ def _column(path: str, columns: Mapping[str, object]) -> str:
         if name not in inside:
             raise DataError(f"task.template asks for {{{path}}}: no {name!r} there{did_you_mean(name, list(inside))}")
         place = inside[name]
+    if place is None or (isinstance(place, float) and math.isnan(place)):
+        raise DataError(
+            f"task.template asks for {{{path}}}, which is null; fill it in, or leave it out of the template"
+        )
     return str(place)
