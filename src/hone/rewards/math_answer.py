@@ -27,9 +27,11 @@ from hone.rewards.mathematics.tokens import read_number, tokens_of
 from hone.rewards.mathematics.tree import MathNode, MathSyntaxError
 from hone.rewards.mathematics.words import (
     choice_letter,
+    is_constant,
     is_date_or_time,
     is_words,
     same_choice,
+    same_letters,
     without_label,
     word_key,
 )
@@ -163,6 +165,8 @@ def _compare_values(gold: str, given: str, rules: EqualityRules) -> dict[str, ob
         if _same_tokens(gold, given):
             return _RIGHT
         return _missing(f"the reference answer cannot be read: {gold[:80]}: {wanted}")
+    if same_letters(gold, given) is False and not is_constant(gold):
+        return _wrong("other letters")
     answer = _tree(_with_decimal_point(given, gold))
     if isinstance(answer, str):
         return _wrong(f"not a value in final form: {answer}")

@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 import mpmath
+from mpmath.libmp import NoConvergence
 
 from hone.rewards.mathematics.tree import (
     MathNode,
@@ -42,7 +43,7 @@ def evaluate(node: MathNode, point: Mapping[str, Value], *, log_base: int = 0) -
     """
     try:
         return _value(node, point, log_base)
-    except (ZeroDivisionError, ValueError, OverflowError, TypeError, mpmath.libmp.NoConvergence) as error:
+    except (ZeroDivisionError, ValueError, OverflowError, TypeError, NoConvergence) as error:
         raise UndefinedValueError(str(error)) from None
 
 

@@ -7,13 +7,16 @@ from hone.rewards.mathematics.limits import MAX_CHARS
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _LEAD_IN = re.compile(
     r"""(?ix) ^ (?: \s* (?:
-        [#]{2,} | [*:,]+
-        | so | thus | therefore | hence | then | and\ so | finally | we\ (?:get|have|find|obtain)
-        | (?:which|that)\ gives
-        | (?:the|my|our)? \s* (?:final|correct)? \s* (?:answer|result|solution) \s* (?: : | is | = | equals | \b)
+        [#]{2,} | [*:,=]+
+        | so | thus | therefore | hence | then | and\ so | finally | (?:we|i)\ (?:get|have|find|obtain)
+        | (?:which|that|this)\ gives | it\ (?:is|equals)
+        | (?:the|my|our)? \s* (?:final|correct|right|required|desired)? \s*
+          (?:answer|ans|result|solution|value|total|option|choice) (?: \s of \s \$? [a-z] \$? )?
+          \s* (?: : | = | (?:is|equals) (?: \s (?:therefore|thus|then|option|choice) )? | \b)
         | is \b (?= \s* : )
     ) (?![A-Za-z]) )+ \s* """
 )
+_CLOSING_WORDS = re.compile(r"(?i)\.?\s*I hope (?:it|this) is correct\.?$")
 _EMPHASIS = re.compile(r"(?<![\w)}])\*\*|\*\*(?![\w({])")
 
 
@@ -67,7 +70,7 @@ def stated_answer(text: str) -> list[str]:
         return []
     if len(line) > MAX_CHARS:
         return [line]
-    rest = _EMPHASIS.sub("", line)
+    rest = _CLOSING_WORDS.sub("", _EMPHASIS.sub("", line))
     while (shorter := _LEAD_IN.sub("", rest, count=1).strip()) != rest and shorter:
         rest = shorter
     return [line] if rest == line else [line, rest]

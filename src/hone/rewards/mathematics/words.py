@@ -7,6 +7,7 @@ _DATE_OR_TIME = re.compile(
 )
 _CHOICE = re.compile(r"[A-J]|\(\s*[A-Ja-j]\s*\)")
 _CHOSEN = re.compile(r"(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])[).:]|([A-Za-z]))(?:\s+(\S.*))?")
+_LETTERS = re.compile(r"[A-Za-z](?:[A-Za-z ]*[A-Za-z])?")
 _LABEL = re.compile(r"\(\s*[A-J]\s*\)\s+(?=\S)")
 _OTHER_LABEL = re.compile(r"\(\s*[A-Za-z]\s*\)|\b[A-J][).:]|\b[B-J]\b")
 _HEDGE = re.compile(
@@ -20,6 +21,18 @@ def word_key(text: str) -> str:
     text = re.sub(r"(?<=\d)(?=[^\W\d])", " ", text)
     text = re.sub(r"\s*([:,;/-])\s*", r"\1", text)
     return " ".join(text.split()).strip(" .!\"'")
+
+
+def same_letters(reference: str, given: str) -> bool | None:
+    """Whether two runs of letters are the same word; None when one is no such run. `ab` is not `ba`, nor `no` `on`."""
+    if not _LETTERS.fullmatch(reference) or not _LETTERS.fullmatch(given) or len(reference) == 1:
+        return None
+    return reference.replace(" ", "").casefold() == given.replace(" ", "").casefold()
+
+
+def is_constant(text: str) -> bool:
+    """Whether letters name a constant: `pi`, `inf`, `infinity`."""
+    return text.casefold() in ("pi", "inf", "infinity", "infty")
 
 
 def is_words(text: str) -> bool:
