@@ -63,6 +63,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, a recipe `toy`, and a driver that records what it is asked for."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training, "recipe_names", lambda: ["grpo", "toy"])
+    monkeypatch.setattr(training, "is_recipe", lambda name: name in ("grpo", "toy"))
     monkeypatch.setattr(training, "load_recipe", lambda name: TOY)
     return tmp_path
 
@@ -249,11 +250,22 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
-        "train": ["--device", "--dry-run", "--jobs", "--name", "--resume", "--runs", "--seeds", "--yes"],
+        "train": [
+            "--allow-changed-code",
+            "--allow-changed-config",
+            "--device",
+            "--dry-run",
+            "--jobs",
+            "--name",
+            "--resume",
+            "--runs",
+            "--seeds",
+            "--yes",
+        ],
         "plan": ["--device", "--name", "--runs", "--yes"],
         "eval": ["--device", "--model", "--perturb", "--problems", "--runs", "--seed", "--server"],
         "sample": ["--count", "--device", "--prompt", "--runs", "--seed", "--temperature"],
-        "show": ["--config", "--map", "--runs"],
+        "show": ["--config", "--map", "--runs", "--verify"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],
         "lab": ["--out", "--quick", "--seed"],

@@ -14,7 +14,7 @@ from hone.api.python_config import ConfigInput, RewardInput, TaskInput, document
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, read_result
 from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_policy
 from hone.cli.commands.seeds import SeedRuns, parse_seeds, run_sequentially, seed_folder, set_seed
-from hone.cli.commands.train import PlannedRun, opened_runs, planned_runs, train_one, train_pipeline
+from hone.cli.commands.train import PlannedRun, opened_runs, planned_resume, planned_runs, train_one, train_pipeline
 from hone.cli.stages import STAGE, pipeline_name
 from hone.cli.terminal.progress import RunProgress
 from hone.cli.terminal.screen import TerminalScreen, is_plain, make_console, standard_screen
@@ -77,14 +77,14 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     """
     callbacks = RunCallbacks(on_step=on_step, on_evaluation=on_evaluation, on_checkpoint=on_checkpoint)
     with _messages_for_python():
-        document, stages = _planned(config, overrides, Path(runs), yes=yes)
+        document, stages = _planned(config, overrides, Path(runs), yes=yes, resume=resume)
         _warn_of_old_names(document.notes)
         shown = _shown_progress() if progress else SilentProgress()
         return _train(document, stages, Path(runs), resume=resume, progress=shown, callbacks=callbacks)
 
 
 def _planned(
-    config: ConfigInput, overrides: Sequence[str], runs: Path, *, yes: bool
+    config: ConfigInput, overrides: Sequence[str], runs: Path, *, yes: bool, resume: bool = False
 ) -> tuple[ConfigDocument, list[PlannedRun]]:
     """The config with all keys checked. Raises ConfigError with all faults, and for suspicious values without `yes`."""
     if TOKEN_VARIABLE in os.environ:
@@ -93,7 +93,7 @@ def _planned(
             'call it under `if __name__ == "__main__":`'
         )
     document = document_of(config, overrides, runs)
-    stages = planned_runs(document)
+    stages = planned_resume(document, runs) if resume else planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=yes)
     return document, stages
 

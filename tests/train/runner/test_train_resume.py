@@ -33,6 +33,7 @@ steps = 3
 rollout_steps = 8
 env = { id = "corridor.py:Corridor", num_envs = 2, max_episode_steps = 9, isolation = "none", check = false }
 learner = { lr = 1e-2, lr_decay = "DECAY", epochs = 1 }
+algorithm = { clip_decay = "constant" }
 run = { threads = 1, checkpoint_every = 1, certify = false, keep_last = 9 }
 """
 
@@ -209,3 +210,29 @@ def test_the_flags_are_for_a_resume(place: Path, capsys: pytest.CaptureFixture[s
         assert hone("train", "grpo.toml", flag, "name=other") == 2
         assert "--resume" in capsys.readouterr().err
     assert not (place / "runs" / "other").exists()
+
+
+def test_defaults_are_those_that_the_run_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of a hone with other defaults goes on with them; a key that was given is compared as ever."""
+    monkeypatch.chdir(tmp_path)
+    Path("corridor.py").write_text(CORRIDOR, encoding="utf-8")
+    Path("goal.py").write_text("def reward():\n    return -1.0\n", encoding="utf-8")
+    Path("walk.toml").write_text(CORRIDOR_RUN.replace("DECAY", "constant"), encoding="utf-8")
+    older = ("algorithm.gae_lambda=0.7", "learner.max_grad_norm=0.4")
+    assert hone("train", "walk.toml", *older) == 0
+    assert hone("train", "walk.toml", "steps=4", *older, "--runs", "whole") == 0
+    path = tmp_path / "runs/walk/config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("algorithm.gae_lambda", "learner.max_grad_norm"):
+        settings[key]["origin"] = "default"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    capsys.readouterr()
+    for steps in (4, 5):
+        assert hone("train", "walk.toml", "--resume", f"steps={steps}") == 0
+        assert "walk: algorithm.gae_lambda stays 0.7" in capsys.readouterr().out
+        if steps == 4:
+            assert files_of(Path("runs/walk"), 4) == files_of(Path("whole/walk"), 4)
+    assert hone("train", "walk.toml", "--resume", "steps=6", "algorithm.gae_lambda=0.9") == 2
+    assert "algorithm.gae_lambda: 0.7 -> 0.9" in capsys.readouterr().err

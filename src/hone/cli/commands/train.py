@@ -6,6 +6,7 @@ Belongs here: the choice of the config class. `hone.train` runs.
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from hone.cli.commands.seeds import (
 )
 from hone.cli.memory import require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
+from hone.cli.resume import keep_saved_defaults
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -30,6 +32,7 @@ from hone.cli.stages import (
     pipeline_name,
     resolve_stage_references,
 )
+from hone.cli.terminal.outcome import show_outcome
 from hone.cli.terminal.progress import RunProgress
 from hone.cli.terminal.screen import TerminalScreen, is_plain, standard_screen
 from hone.config.explain import format_value
@@ -77,7 +80,8 @@ def run(call: CommandCall) -> int:
     name = pipeline_name(document)
     if seeds:
         set_seed(document, seeds[0])
-    stages = planned_runs(document)
+    resumed = call.command == "train" and call.switch("resume") and not seeds
+    stages = planned_resume(document, Path(call.text("runs"))) if resumed else planned_runs(document)
     warnings = [warning for stage in stages for warning in stage.resolved.warnings]
     require_consent(warnings, yes=call.switch("yes"))
     for note in document.notes:
@@ -104,6 +108,13 @@ def run(call: CommandCall) -> int:
     return 0
 
 
+def planned_resume(document: ConfigDocument, root: Path) -> list[PlannedRun]:
+    """`planned_runs` of a resume in `root`: defaults are those that the saved runs were started with, and noted."""
+    settings = {stage.resolved.config.name: stage.resolved.settings() for stage in planned_runs(document)}
+    document.notes.extend(keep_saved_defaults(document, settings, root))
+    return planned_runs(document)
+
+
 def _seeds(call: CommandCall) -> list[int]:
     """Seeds of the command line, empty for a single run. Raises ConfigError."""
     if call.command != "train" or not call.text("seeds"):
@@ -120,8 +131,10 @@ def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
 
     def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
-        set_seed(document, seed)
-        train_one(planned_runs(document)[0], root=turns.root, resume=begun, progress=progress, consent=_consent(call))
+        own = deepcopy(document)
+        set_seed(own, seed)
+        stage = planned_resume(own, turns.root)[0] if begun else planned_runs(own)[0]
+        train_one(stage, root=turns.root, resume=begun, progress=progress, consent=_consent(call))
 
     def command(seed: int, begun: bool) -> list[str]:  # noqa: FBT001 - called by position
         own = [f"name={seed_folder(seed)}", f"seed={seed}"]
@@ -358,38 +371,3 @@ def train_pipeline(
         )
 
     return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
-
-
-def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
-    """Print the evaluations and comparisons of the stages, and ten answers before and after."""
-    screen.line()
-    screen.title("on the same held-out questions")
-    for one in outcome.evaluations:
-        screen.line(f"{one.stage}: {one.mean:.1%} (95% interval {one.low:.1%} to {one.high:.1%}, n = {one.n})")
-    for pair in outcome.comparisons:
-        screen.line(
-            f"{pair.before} -> {pair.after}: {pair.difference:+.1%} (95% interval {pair.low:+.1%} to {pair.high:+.1%}, "
-            f"paired p = {pair.p_value:.2g})"
-        )
-    if outcome.side_by_side:
-        screen.line()
-        screen.table(
-            ("question", "answer", "before", "", "after", ""),
-            [
-                (
-                    one.prompt.strip(),
-                    one.reference,
-                    one.before,
-                    score_mark(one.before_score),
-                    one.after,
-                    score_mark(one.after_score),
-                )
-                for one in outcome.side_by_side
-            ],
-        )
-    screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")
-
-
-def score_mark(score: float | None) -> str:
-    """Mark of a score: right, wrong, or not scored."""
-    return "?" if score is None else "ok" if score >= 1 else "x"
