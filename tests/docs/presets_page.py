@@ -25,9 +25,9 @@ preset = "verl"
 kl = 0.01 # a key that is given wins over the preset
 ```
 
-`hone plan` prints the keys that the preset set, with `preset "verl"` as their origin. A preset is a default like any other:
-a key in the file or on the command line wins, key by key. Where the library has nothing under the recipe's name, the config
-is refused with the recipes that it has.
+`hone plan` prints the keys that the preset set, with `preset "verl"` as their origin. A preset is a default like any
+other: a key in the file or on the command line wins, key by key. Where the library has nothing under the recipe's name,
+the config is refused with the recipes that it has.
 
 A preset does not make the numbers equal. Differences that no key expresses, such as denominators of micro-batches, are
 listed recipe by recipe in [Algorithms: language models](../reference/algorithms/language_models.md).
@@ -36,14 +36,14 @@ listed recipe by recipe in [Algorithms: language models](../reference/algorithms
 """
 NOTES = {
     "trl": "Defaults of `GRPOConfig`, `GMPOConfig` and `RLOOConfig`, with generation by vLLM: there TRL recomputes the "
-    "old log-probabilities and drops answers whose product of ratios is above 3. `dr_grpo` has `scale_rewards` none, as "
-    "its documentation says, and `opsm` the bound that it suggests.",
-    "verl": "Defaults of its actor and algorithm configs: dual clip at 3 wherever its plain clip runs, a token mean, no "
-    "KL and no correction of the rollout. `gspo_token` is its GSPO, `dppo` its DPPO with total variation, "
+    "old log-probabilities and drops answers whose product of ratios is above 3. `dr_grpo` has `scale_rewards` none, "
+    "as its documentation says, and `opsm` the bound that it suggests.",
+    "verl": "Defaults of its actor and algorithm configs: dual clip at 3 wherever its plain clip runs, a token mean, "
+    "no KL and no correction of the rollout. `gspo_token` is its GSPO, `dppo` its DPPO with total variation, "
     "`passk_best` its `grpo_passk`.",
     "areal": "Defaults of its actor, with the two normalisations of its examples: scores by group, then advantages "
-    "over the tokens of the batch. `cispo` has the bounds that its documentation gives, 0 and 5. Its batch deviation is "
-    "that of centred scores; here, as in TRL, that of the scores.",
+    "over the tokens of the batch. `cispo` has the bounds that its documentation gives, 0 and 5. Its batch deviation "
+    "is that of centred scores; here, as in TRL, that of the scores.",
 }
 
 

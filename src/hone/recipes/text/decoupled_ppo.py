@@ -22,8 +22,9 @@ class DecoupledAlgorithm(recipe.ClipConfig):
 
     @recipe.model_validator(mode="after")
     def _ordered(self) -> "DecoupledAlgorithm":
-        if None not in (self.weight_floor, self.weight_cap) and self.weight_floor > self.weight_cap:
-            raise ValueError(f"weight_floor = {self.weight_floor:g} is above weight_cap = {self.weight_cap:g}")
+        floor, cap = self.weight_floor, self.weight_cap
+        if floor is not None and cap is not None and floor > cap:
+            raise ValueError(f"weight_floor = {floor:g} is above weight_cap = {cap:g}")
         return self
 
 

@@ -41,12 +41,15 @@ Aggregation = Literal[
     "prompt_mean",
     "prompt_sequence_mean",
 ]
-AGGREGATIONS: Final[Mapping[str, Callable[..., Weights]]] = {
+_BY_LENGTH: Final[Mapping[str, WeightingScheme]] = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
     "sequence_sum": sequence_sum,
-    "constant_length": constant_length,
     "token_sum": token_sum,
+}
+AGGREGATIONS: Final[Mapping[str, Callable[..., Weights]]] = {
+    **_BY_LENGTH,
+    "constant_length": constant_length,
     "prompt_mean": prompt_mean,
     "prompt_sequence_mean": prompt_sequence_mean,
 }
@@ -219,7 +222,12 @@ def clip_loss(clip: ClipConfig, scheme: WeightingScheme | PromptScheme) -> Token
 
 def aggregation_scheme(config: AggregationConfig, max_tokens: int) -> WeightingScheme | PromptScheme:
     """The scheme that a config names; `max_tokens` is the length that `constant_length` divides by."""
-    scheme = AGGREGATIONS[config.aggregation]
-    if config.aggregation in ("prompt_mean", "prompt_sequence_mean"):
-        return PromptScheme(scheme)
-    return partial(scheme, length=max_tokens) if config.aggregation == "constant_length" else scheme
+    match config.aggregation:
+        case "constant_length":
+            return partial(constant_length, length=max_tokens)
+        case "prompt_mean":
+            return PromptScheme(prompt_mean)
+        case "prompt_sequence_mean":
+            return PromptScheme(prompt_sequence_mean)
+        case by_length:
+            return _BY_LENGTH[by_length]
