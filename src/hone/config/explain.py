@@ -4,7 +4,6 @@ Belongs here: one message per error, with the key, its line, the value, the allo
 Does not: the rules; the config classes contain them.
 """
 
-import difflib
 import math
 import re
 import sys
@@ -16,6 +15,7 @@ from pydantic_core import ErrorDetails
 from hone.config.overrides import COMMAND_LINE, ConfigDocument, dotted
 from hone.config.schema import KeyLocation, SchemaNode, all_keys, bounds_text, locate_key, tag_values
 from hone.config.toml import KeyPath
+from hone.core.errors import nearest_name
 
 # pydantic's type of an error -> expected value
 _KINDS: Mapping[str, str] = {
@@ -35,6 +35,7 @@ _KINDS: Mapping[str, str] = {
     "none_required": "left out",
 }
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "multiple_of": "a multiple of"}
 
 
 def explain(
@@ -98,17 +99,26 @@ class _ValidationFault:
                 return self._literal()
             case "finite_number":
                 return f"{self.where} must be a finite number{self._allowed()}, got {format_value(self.value)}"
-            case kind if kind in _BOUNDS:
-                return (
-                    f"{self.where} must be {bounds_text(self.place.field_info) or self._plain()}, "
-                    f"got {format_value(self.value)}"
-                )
+            case kind if kind in _BOUNDS or kind in ("string_pattern_mismatch", "too_short"):
+                return f"{self.where} must {self._rule()}, got {format_value(self.value)}"
             case kind if kind in _KINDS:
                 return f"{self.where} must be {_KINDS[kind]}{self._allowed()}, got {self._described()}"
             case "value_error" | "assertion_error":
                 return f"{self.where}: {self._plain()}"
             case _:
                 return f"{self.where}: {self._plain()}, got {format_value(self.value)}"
+
+    def _rule(self) -> str:
+        """The rule of a field in words: no reader of a config should have to read a regular expression."""
+        if self.kind == "too_short":
+            least = self.context.get("min_length", 1)
+            return f"have at least {least} {'entry' if least == 1 else 'entries'}"
+        if self.kind in _BOUNDS:
+            own = " and ".join(f"{_SIGNS[name]} {bound}" for name, bound in self.context.items() if name in _SIGNS)
+            return f"be {bounds_text(self.place.field_info) or own or self._plain()}"
+        extra = self.place.field_info.json_schema_extra if self.place.field_info is not None else None
+        rule = extra.get("rule") if isinstance(extra, dict) else None
+        return f"be {rule}" if rule else f"match {self.context.get('pattern')}"
 
     def _plain(self) -> str:
         return re.sub(r"^(Value error, |Assertion failed, |Input should be )", "", self.text)
@@ -154,9 +164,9 @@ class _ValidationFault:
         name = str(self.place.path[-1])
         known = self.place.table.known_keys()
         table = (*self.prefix, *self.place.path[:-1])
-        close = difflib.get_close_matches(name, known, n=1)
-        if close:
-            return f"; did you mean {dotted((*table, close[0]))}?"
+        close = nearest_name(name, known)
+        if close is not None:
+            return f"; did you mean {dotted((*table, close))}?"
         if self.place.union is not None and name in self.place.union.known_keys():
             return self._other_member(name, self.place.union)
         elsewhere = [path for path in all_keys(self.model) if path[-1] == name]
@@ -209,8 +219,8 @@ def _is_number(text: str) -> bool:
 
 
 def _near(name: str, known: list[str], *, quoted: bool) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {format_value(close[0]) if quoted else close[0]}?" if close else ""
+    close = nearest_name(name, known)
+    return "" if close is None else f"; did you mean {format_value(close) if quoted else close}?"
 
 
 def _merge_unions(messages: list[str]) -> list[str]:

@@ -96,6 +96,7 @@ def resolve(
     """
     document.rename_keys(table_at(document, at), at, frozenset(all_keys(model)), ())
     values = {key: value for key, value in table_at(document, at).items() if key not in ignore}
+    _refuse_endless_numbers(values, document, at)
     warnings = tuple(_suspicious_values(values, document, at))
     try:
         preset = {path for path, _ in leaves(dict(model.preset_values(values)))}
@@ -167,6 +168,17 @@ def require_consent(warnings: Sequence[str], *, yes: bool) -> None:
     """Raise ConfigError with the warnings unless the user gave `--yes`."""
     if warnings and not yes:
         raise ConfigError(*warnings, "this looks like a mistake; --yes accepts it")
+
+
+def _refuse_endless_numbers(values: Mapping[str, object], document: ConfigDocument, at: KeyPath) -> None:
+    """Raise ConfigError for integers of more than 64 bits, which TOML does not have and no computation takes."""
+    faults = [
+        f"{dotted((*at, *path))} in {document.source_of((*at, *path))} must be below 2**63, got {format_value(value)}"
+        for path, value in leaves(values)
+        if isinstance(value, int) and abs(value) >= 2**63
+    ]
+    if faults:
+        raise ConfigError(*faults)
 
 
 def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, at: KeyPath) -> Iterator[str]:

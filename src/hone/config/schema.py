@@ -135,8 +135,9 @@ def _notes(info: FieldInfo | None) -> Iterator[object]:
     if info is None:
         return
     yield from info.metadata
-    # `Annotated[float, Gt(0)] | None` keeps its bounds inside.
-    for argument in (info.annotation, *get_args(info.annotation)):
+    # `Annotated[float, Gt(0)] | None` keeps its bounds inside; those inside a list are its elements'.
+    inside = get_args(info.annotation) if get_origin(info.annotation) in (Union, types.UnionType) else ()
+    for argument in (info.annotation, *inside):
         if get_origin(argument) is Annotated:
             for note in get_args(argument)[1:]:
                 yield from note.metadata if isinstance(note, FieldInfo) else (note,)

@@ -95,10 +95,35 @@ class ErrorCollector:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Format a hint: `; did you mean lr?` if a known name is close, else the sorted list of known names."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
+    close = nearest_name(name, known)
+    if close is not None:
+        return f"; did you mean {close}?"
     return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was most likely meant, capital letters aside; None if none is close.
+
+    Two exchanged neighbours count as one mistake: `gpro` is grpo, not gspo.
+    """
+    by_lower = {one.casefold(): one for one in sorted(known, reverse=True)}
+    asked = name.casefold()
+    close = difflib.get_close_matches(asked, by_lower, n=8, cutoff=0.6)
+    close = close or [one for one in by_lower if sorted(one) == sorted(asked)]  # two letters are no more alike: lr, rl
+    return by_lower[min(close, key=lambda one: _mistakes(asked, one))] if close else None
+
+
+def _mistakes(one: str, other: str) -> int:
+    """Letters to insert, delete, replace, or exchange with their neighbour (Damerau, 1964; optimal alignment)."""
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(one, start=1):
+        before, last, row = row, before, [i]
+        for j, wanted in enumerate(other, start=1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                best = min(best, last[j - 2] + 1)
+            row.append(best)
+    return row[-1]
 
 
 def run_all_checks(checks: Mapping[str, Callable[[], T]]) -> dict[str, T]:

@@ -8,7 +8,9 @@ from hone.core.config import Config
 class RunSettings(Config):
     """Settings of a run: device, threads, checkpoints, logging and tracking."""
 
-    device: str = "cpu"
+    device: str = Field(
+        default="cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", json_schema_extra={"rule": '"cpu", "cuda" or "cuda:N"'}
+    )
     """`cpu`, `cuda` or `cuda:N`."""
     threads: int = Field(default=2, ge=1)
     """Threads of the tensor library; a CPU run is bitwise reproducible for a fixed number of them."""
@@ -35,7 +37,10 @@ class RunConfig(Config):
 
     recipe: str
     """Name of the algorithm: a file of `recipes/`."""
-    name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$",
+        json_schema_extra={"rule": "1 to 128 letters (a-z), digits, _, - and ., and not begin with a dot"},
+    )
     """Name of the run's folder under `runs/`."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers of the run."""

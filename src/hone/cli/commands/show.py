@@ -54,7 +54,26 @@ def find_run(text: str, runs: Path) -> RunFolder:
         if (path / "manifest.json").is_file():
             return open_run(path, clock=SystemClock())
     known = [path.name for path in list_runs(runs)]
-    raise DataError(f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which contains no runs'}")
+    raise DataError(
+        _misnamed(text) or f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which contains no runs'}"
+    )
+
+
+def _misnamed(text: str) -> str:
+    """What a path is that names no run: a config, a part of a run, a folder of runs; empty if nothing is there."""
+    path = Path(text)
+    if not text or not path.exists():
+        return ""
+    owner = next((above for above in path.absolute().parents if (above / "manifest.json").is_file()), None)
+    if owner is not None:
+        return f"{path} is a part of the run {owner.name}: name the run, hone show {owner.name}"
+    if path.is_file():
+        use = f"; hone plan {path} checks it" if path.suffix == ".toml" else ""
+        return f"{path} is a file, not a run{use}"
+    inside = [one.name for one in list_runs(path)]
+    if inside:
+        return f"{path} is a folder of runs ({', '.join(inside[:5])}): hone list runs --runs {path}"
+    return f"{path} is a folder without runs"
 
 
 def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify: bool = False) -> None:

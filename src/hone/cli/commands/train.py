@@ -40,7 +40,7 @@ from hone.config.overrides import ConfigDocument
 from hone.config.resolve import ResolvedConfig, read_document, require_consent, resolve, table_at, with_location
 from hone.config.toml import KeyPath
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, ErrorCollector, HoneError, did_you_mean, run_all_checks
+from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.report.run_page import write_report
@@ -91,6 +91,8 @@ def run(call: CommandCall) -> int:
     with opened_runs(stages) as opened:
         planned_only = call.command == "plan" or call.switch("dry_run")
         found = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
+        for warning in _missing_devices(stages):
+            screen.line(f"warning: {warning}")
         show_opened(screen, found, build=planned_only)
         if planned_only:
             return 0
@@ -178,6 +180,17 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
         yield list(run_all_checks(checks).values())
 
 
+def _missing_devices(stages: Sequence[PlannedRun]) -> list[str]:
+    """Warnings about devices that this machine lacks: a plan is made for another machine, too."""
+    wanted = {stage.resolved.config.run.device for stage in stages if stage.resolved.config.run.device != "cpu"}
+    if not wanted:
+        return []
+    import torch  # noqa: PLC0415 - not needed to plan a run on a CPU
+
+    missing = [] if torch.cuda.is_available() else sorted(wanted)
+    return [f'run.device = "{device}": this machine has no CUDA device, so it cannot train this' for device in missing]
+
+
 @contextlib.contextmanager
 def _locating_errors(stage: PlannedRun) -> Iterator[None]:
     """Prefix a recipe's errors with the line of the config that they concern; memory that runs out is one of them."""
@@ -231,9 +244,10 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     path = (*place, "recipe")
     if not isinstance(recipe, str):
         problem = "is missing" if recipe is None else f"must be a string, got {format_value(recipe)}"
-        raise ConfigError(f"recipe in {document.source_of(path)} {problem}; known: {', '.join(recipe_names())}")
+        raise ConfigError(f"recipe in {document.source_of(path)} {problem}; hone list recipes shows all")
     if not is_recipe(recipe):
-        near = did_you_mean(recipe, recipe_names())
+        close = nearest_name(recipe, recipe_names())
+        near = "; hone list recipes shows all" if close is None else f"; did you mean {close}?"
         raise ConfigError(f"recipe = {format_value(recipe)} in {document.source_of(path)} is not known{near}")
     try:
         entry = load_recipe(recipe)

@@ -28,7 +28,7 @@ class RndConfig(Config):
 
     kind: Literal["rnd"] = "rnd"
     """Selects this alternative."""
-    hidden: list[int] = Field(default=[64])
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64])
     """Hidden layers of the random network; the predictor has one more."""
     features: int = Field(default=32, ge=1)
     """Outputs of the random network."""
@@ -41,7 +41,7 @@ class IcmConfig(Config):
 
     kind: Literal["icm"] = "icm"
     """Selects this alternative."""
-    hidden: list[int] = Field(default=[64])
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64])
     """Hidden layers of the encoder, the inverse and the forward model."""
     features: int = Field(default=64, ge=1)
     """Dimensions of the encoding."""

@@ -9,7 +9,7 @@ the memory of the trained module, so that acting needs no copy of the weights.
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ scaled nor squashed."""
 class MlpConfig(Config):
     """A multilayer perceptron."""
 
-    hidden: list[int] = Field(default=[64, 64])
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(default=[64, 64])
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers."""

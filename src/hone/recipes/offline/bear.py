@@ -6,6 +6,7 @@ an action that was rare in the log costs no more than a common one.
 """
 
 from functools import partial
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -29,7 +30,7 @@ class BearAlgorithm(TdAlgorithm):
 
     threshold: float = Field(default=0.05, gt=0)
     """Maximum mean discrepancy to the log at which the multiplier stays constant."""
-    kernel: str = Field(default="laplacian", pattern="^(laplacian|gaussian)$")
+    kernel: Literal["laplacian", "gaussian"] = "laplacian"
     """Kernel of the maximum mean discrepancy: `laplacian` or `gaussian`."""
     width: float = Field(default=20.0, gt=0)
     """Bandwidth of the kernel."""
