@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import differences, files_of, hone, lay_out, lines_of
 
+from hone.store.manifest import ConfigSetting
+from hone.train.runner.resume import step_schedules
+
 CORRIDOR = """
 import gymnasium
 import numpy as np
@@ -210,6 +213,19 @@ def test_the_flags_are_for_a_resume(place: Path, capsys: pytest.CaptureFixture[s
         assert hone("train", "grpo.toml", flag, "name=other") == 2
         assert "--resume" in capsys.readouterr().err
     assert not (place / "runs" / "other").exists()
+
+
+def test_only_schedules_that_end_with_the_run_are_named() -> None:
+    values: dict[str, str | float | None] = {
+        "steps": 5, "learner.lr_decay": "cosine", "learner.lr": 0.1, "algorithm.clip_decay": None,
+        "algorithm.correction": 0.4, "algorithm.outer_rate": 0.1,
+    }  # fmt: skip
+    settings = {key: ConfigSetting(value=value) for key, value in values.items()}
+    assert step_schedules(settings) == ["learner.lr_decay = cosine", "algorithm.correction = 0.4"]
+    meta = settings | {"algorithm.inner_steps": ConfigSetting(value=2)}
+    assert "algorithm.outer_rate = 0.1" in step_schedules(meta)
+    constant = settings | {"learner.lr_decay": ConfigSetting(value="constant")}
+    assert step_schedules(constant) == ["algorithm.correction = 0.4"]
 
 
 def test_defaults_are_those_that_the_run_was_started_with(

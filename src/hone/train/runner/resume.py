@@ -96,7 +96,7 @@ def step_schedules(settings: Mapping[str, ConfigSetting]) -> list[str]:
     def ends_with_run(key: str, value: object) -> bool:
         last = key.rpartition(".")[2]
         if last in ("lr_decay", "clip_decay"):
-            return value != "constant"
+            return value in ("linear", "cosine")
         return key == "algorithm.correction" or (key == "algorithm.outer_rate" and "algorithm.inner_steps" in settings)
 
     return [f"{key} = {setting.value}" for key, setting in settings.items() if ends_with_run(key, setting.value)]
