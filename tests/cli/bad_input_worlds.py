@@ -4,7 +4,7 @@ from functools import partial
 
 from bad_input import Case, Stage, checkpoints, logged, metrics, no_run, ppo
 
-import hone.envs.gym.play
+import hone.evaluate.control.returns
 
 
 def lost(how: str, *, times: int = 1) -> None:
@@ -16,7 +16,7 @@ def lost(how: str, *, times: int = 1) -> None:
 
 
 def short_judgements(stage: Stage) -> None:
-    stage.patch(hone.envs.gym.play, "DEFAULT_STEP_LIMIT", 500)
+    stage.patch(hone.evaluate.control.returns, "evaluation_limit", lambda _: 500)
 
 
 def saved_where_it_stopped() -> None:
@@ -63,7 +63,7 @@ CASES = [
          says=["is not supported", "FlattenObservation"]),
     Case(row=56, name="no actions", code=2, config=ppo("NoActions"), says=["action space", "has no elements"]),
     Case(row=56, name="no bounds for a squashed policy", code=2, config=ppo("Unbounded", "sac"),
-         says=["has no finite bounds", "TransformAction"]),
+         says=["has no finite bounds", "RescaleAction"]),
     Case(row=56, name="no such class", code=2, config=ppo("Goood"),
          says=["has no class or function 'Goood'; did you mean Good?"]),
     Case(row=56, name="no such file", code=2, config=ppo("Good").replace("bad_worlds.py", "worlds.py"),

@@ -74,12 +74,16 @@ def written_log(path: Path, **kwargs: Any) -> str:
     return str(path)
 
 
+def ignore(step: int, episodes: object, credits: object, metrics: object) -> None:
+    """Watch nothing of a training."""
+
+
 def run(recipe: str, more: dict[str, Any], env: dict[str, Any], folder: Path) -> None:
     entry = load_recipe(recipe)
     given = {"recipe": recipe, "name": "x", "steps": 2, "env": env, "evaluation": {"episodes": 2}, **more}
     job = entry.build(entry.config.model_validate(given))
     try:
-        policy = train(job.recipe, steps=2, callback=lambda *_: None)
+        policy = train(job.recipe, steps=2, callback=ignore)
         assert job.evaluate is not None
         assert np.isfinite(job.evaluate().estimate.mean)
         if recipe != "tile_sarsa":

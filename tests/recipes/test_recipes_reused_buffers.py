@@ -145,6 +145,11 @@ def test_no_mode_of_resetting_keeps_a_buffer(seed: int, count: int, steps: int, 
     assert found[0] == found[1]
 
 
+def right_of_zero(seen: np.ndarray) -> np.ndarray:
+    """Action 1 on the right of 0, else 0."""
+    return (seen[:, 1] > 0).astype(np.int64)
+
+
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_an_evaluation_keeps_no_buffer(isolation: str) -> None:
     returns = []
@@ -154,6 +159,8 @@ def test_an_evaluation_keeps_no_buffer(isolation: str) -> None:
         if arena is None:
             world = open_world(config, steps=1, seed=0)
             arena = world.envs
-        returns.append(play_episodes(arena, lambda seen: (seen[:, 1] > 0).astype(np.int64), seed=4).returns.tolist())
+        returns.append(
+            play_episodes(arena, lambda seen: np.array(seen[:, 1] > np.float32(0), np.int64), seed=4).returns.tolist()
+        )
         arena.close()
     assert returns[0] == returns[1]

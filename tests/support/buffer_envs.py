@@ -88,7 +88,8 @@ class WalkerVector(VectorEnv):
                 continue
             seen, self.paid[number], *flags, _ = single.step(actions[number])
             self.seen[number], self.over[:, number] = seen, flags
-        return self._handed(self.seen), self._handed(self.paid), *(self._handed(flags) for flags in self.over), info
+        terminated, truncated = self._handed(self.over[0]), self._handed(self.over[1])
+        return self._handed(self.seen), self._handed(self.paid), terminated, truncated, info
 
     def _handed(self, values: np.ndarray) -> np.ndarray:
         return values if self.reuse else values.copy()

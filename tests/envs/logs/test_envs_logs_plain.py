@@ -163,6 +163,10 @@ PENDULUM = {
 }
 
 
+def ignore(step: int, episodes: object, credits: object, metrics: object) -> None:
+    """Watch nothing of a training."""
+
+
 @pytest.mark.parametrize("recipe", ["bc", "cql", "iql", "td3_bc", "bear", "bcq"])
 def test_every_offline_recipe_learns_from_a_plain_log(recipe: str, tmp_path: Path) -> None:
     entry = load_recipe(recipe)
@@ -171,7 +175,7 @@ def test_every_offline_recipe_learns_from_a_plain_log(recipe: str, tmp_path: Pat
         "env": {"id": "Pendulum-v1", "check": False}, "network": {"hidden": [8]}, "batch": 8,
     })  # fmt: skip
     job = entry.build(config)
-    train(job.recipe, steps=2, callback=lambda *_: None)
+    train(job.recipe, steps=2, callback=ignore)
     assert any("last decision of 2 episodes" in warning for warning in entry.open(config).warnings)
     job.close()
 

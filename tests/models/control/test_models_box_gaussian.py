@@ -55,8 +55,8 @@ def test_the_learner_finds_the_density_that_acted(
     assert np.isfinite(logp).all()
     np.testing.assert_allclose(found.detach().numpy(), logp, rtol=2e-4, atol=2e-3)
     if form == "squashed":
-        assert (chosen >= np.float32(low)).all()
-        assert (chosen <= np.float32(high)).all()
+        assert (chosen >= np.array(low, np.float32)).all()
+        assert (chosen <= np.array(high, np.float32)).all()
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-1000.0, 1000.0), (3.0, 3.5)])

@@ -301,7 +301,8 @@ def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:
     final = episodes.final
     if final is None or final.dtype.kind != "f":
         return np.zeros(len(episodes), np.bool_)
-    return ~np.isfinite(final).reshape(len(final), -1).all(axis=1)
+    flags: NDArray[np.bool_] = (~np.isfinite(final)).reshape(len(final), -1)
+    return flags.any(axis=1)
 
 
 def _without_unusable_ends(log: DecisionLog) -> DecisionLog:

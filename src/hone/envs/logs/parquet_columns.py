@@ -30,7 +30,7 @@ class LogColumns:
         """True if the file has the column."""
         return name in self.table.column_names
 
-    def values(self, name: str, dtype: Any, shape: Sequence[int] = (), rows: Ints | None = None) -> Array:  # noqa: ANN401
+    def values(self, name: str, dtype: Any, shape: Sequence[int] = (), rows: Ints | None = None) -> NDArray[Any]:  # noqa: ANN401
         """Column `[N, *shape]`, or its `rows`: numbers, or lists of them of any kind and depth, flat or nested.
 
         Raises DataError for a row without a value, or with another count of numbers or another type.
@@ -58,7 +58,7 @@ class LogColumns:
             -1, *shape
         )
 
-    def _as_type(self, values: Array, dtype: np.dtype[Any], name: str, rows: Ints) -> Array:
+    def _as_type(self, values: Array, dtype: np.dtype[Any], name: str, rows: Ints) -> NDArray[Any]:
         """The values in `dtype`. Raises DataError where a whole number is expected and another is given."""
         if dtype.kind in "iu" and values.dtype.kind == "f":
             wrong = np.flatnonzero(values != np.rint(values))
@@ -99,6 +99,7 @@ def _flattened(column: pa.Array) -> tuple[pa.Array, Ints]:
     owner = np.arange(len(column))
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     while any(is_kind(column.type) for is_kind in kinds):
-        owner = np.repeat(owner, pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False))
+        lengths = pc.call_function("list_value_length", [column]).fill_null(0)
+        owner = np.repeat(owner, lengths.to_numpy(zero_copy_only=False))
         column = column.flatten()
     return column, owner

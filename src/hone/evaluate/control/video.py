@@ -116,7 +116,7 @@ def _play_episode(
         action = env_actions(best(np.asarray(seen)[None]), env.action_space, clip=True)[0]
         seen, reward, terminated, truncated, _ = env.step(action)
         score += float(reward)
-        if not np.isfinite(reward):
+        if not np.isfinite(float(reward)):
             raise UserCodeError(f"reward {reward} at step {step} of a recorded episode is not finite")
         if terminated or truncated:
             film.capture()

@@ -78,7 +78,7 @@ def from_gaussian(samples: Floats, actions: BoxActions) -> Floats:
             return samples if actions.is_unit else actions.middle + actions.reach * samples
         case "squashed":
             low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
-            return np.clip(actions.middle + actions.reach * np.tanh(samples), low, high)
+            return np.clip(actions.middle + actions.reach * np.tanh(samples), low, high).astype(np.float32, copy=False)
 
 
 def log_density(chosen: Floats, mean: Floats, log_std: Floats, actions: BoxActions) -> Floats:

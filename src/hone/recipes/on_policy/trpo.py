@@ -102,7 +102,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control: the longest natural-gradient step within a bound on the KL",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
-    open=partial(on_policy.open_rollout_run, build=build),
+    open=partial(on_policy.open_rollout_run, build=build, require=on_policy.require_clipped_actions),
     derive=derive,
     parts=on_policy.control_parts(build, trust_region_step),
     limitation="one step per batch, with some twenty gradients; the KL is estimated on the batch, not integrated.",

@@ -202,7 +202,7 @@ def intrinsic_reward_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(on_policy.open_rollout_run, build=build),
+        open=partial(on_policy.open_rollout_run, build=build, require=on_policy.require_clipped_actions),
         derive=on_policy.derive_on_policy,
         parts=RecipeParts(
             source="Live(Gymnasium)",

@@ -266,7 +266,7 @@ def open_rollout_run(
     config: R,
     *,
     build: Callable[[R, GymWorld], TrainingJob[Any]],
-    require: Callable[[R, PolicySpaces], object] = require_clipped_actions,
+    require: Callable[[R, PolicySpaces], object],
 ) -> OpenedRun:
     """Open the environments of a run for `build(config, world)`. Raises as `open_gym_run`."""
     return open_gym_run(config, config.env, steps=config.rollout_steps, build=build, require=require)
