@@ -2,7 +2,7 @@
 
 import time
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import sympy
@@ -173,6 +173,7 @@ def test_no_unicode_text_raises(text: str) -> None:
     assert math_answer("3", text)["score"] in (0.0, 1.0, None)
 
 
+Terms: TypeAlias = list[tuple[int, int, int]]
 terms = st.lists(
     st.tuples(st.integers(-9, 9).filter(bool), st.integers(0, 3), st.integers(0, 3)),
     min_size=1, max_size=4, unique_by=lambda term: term[1:],
