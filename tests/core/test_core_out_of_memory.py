@@ -78,6 +78,16 @@ def test_memory_that_ran_out_is_recognised(error: BaseException, says: str) -> N
         raise error
 
 
+def test_compiled_code_that_has_no_memory_is_told_with_the_keys() -> None:
+    for text, told in (
+        ("out of memory: 3 GiB of pages", r"^out of memory: 3 GiB of pages; lower batch \(8\)$"),
+        ("out of memory in f; lower env.num_envs", r"^out of memory in f; lower env\.num_envs$"),
+        ("no space for runs", "^no space for runs$"),
+    ):
+        with pytest.raises(ResourceError, match=told), memory_errors({"batch": 8}):
+            raise ResourceError(text)
+
+
 def test_other_errors_are_left_alone() -> None:
     for error in (RuntimeError("shapes differ"), OSError(errno.ENOSPC, "No space"), ValueError("MemoryError")):
         assert out_of_memory(error) == ""
@@ -133,7 +143,8 @@ import torch, hone.train.runner.run
 from hone.cli.main import main
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), -1))
-sys.exit(main(["train", "grpo.toml", "model.new.hidden_size=2048", "model.new.intermediate_size=16384", "steps=1"]))
+cache = ["model.new.layers=8", "model.new.head_dim=128", "model.new.max_positions=8192"]
+sys.exit(main(["train", "grpo.toml", *cache, "rollout.max_tokens=8000", "rollout.max_concurrent=4096", "steps=1"]))
 """
 
 
@@ -147,6 +158,7 @@ def test_a_trainer_without_memory_names_the_place_the_size_and_the_keys(tmp_path
     )  # fmt: skip
     said = " ".join(result.stderr.split())
     assert result.returncode == 5, said
-    assert "error: out of memory in " in said
-    assert "model.new.hidden_size (2048)" in said
+    assert "error: out of memory" in said
+    assert "GiB" in said
+    assert "rollout.max_concurrent (4096)" in said
     assert "Traceback" not in said

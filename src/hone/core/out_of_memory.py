@@ -7,7 +7,7 @@ import contextlib
 import errno
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from hone.core.errors import HoneError, ResourceError
@@ -26,6 +26,7 @@ _WORDS = re.compile(
 )
 _BYTES = re.compile(r"(?:allocate|tried to allocate) (\d+) bytes", re.IGNORECASE)
 _OWN = str(Path(__file__).parents[1])
+_PREFIX = "out of memory"
 _CHARACTERS_SHOWN = 200
 
 
@@ -45,7 +46,7 @@ def out_of_memory(error: BaseException) -> str:
     text = str(error).split("\n")[0]
     found = _BYTES.search(text)
     reason = f"cannot allocate {int(found[1]) / 2**30:.1f} GiB" if found else text[:_CHARACTERS_SHOWN]
-    return f"out of memory{_place(error)}" + (f": {reason}" if reason else "")
+    return f"{_PREFIX}{_place(error)}" + (f": {reason}" if reason else "")
 
 
 def memory_remedy(settings: Mapping[str, object]) -> str:
@@ -55,10 +56,15 @@ def memory_remedy(settings: Mapping[str, object]) -> str:
 
 
 @contextlib.contextmanager
-def memory_errors(settings: Mapping[str, object]) -> Iterator[None]:
+def memory_errors(settings: Mapping[str, object]) -> Generator[None, None, None]:
     """Turn an allocation that fails in the block into ResourceError, with the keys of `settings` that lower it."""
     try:
         yield
+    except ResourceError as error:  # compiled code reports its own allocations
+        text = str(error)
+        if not text.startswith(_PREFIX) or "; lower " in text:
+            raise
+        raise ResourceError(f"{text}; {memory_remedy(settings)}") from error
     except (MemoryError, RuntimeError, OSError, ImportError) as error:
         if not (what := out_of_memory(error)):
             raise

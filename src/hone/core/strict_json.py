@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 MAX_DIGITS = 4300
 """Digits of a whole number; Python refuses to turn longer ones into text."""
@@ -121,10 +121,12 @@ def _faults(document: object) -> Iterator[JsonFault]:
         elif isinstance(value, float) and math.isinf(value):
             yield JsonFault(path, "a number beyond the range of a float (about 1.8e308)")
         elif isinstance(value, dict):
-            yield from (fault for key in value for fault in _text_faults(path, str(key)))
-            stack.extend(reversed([((*path, str(key)), item) for key, item in value.items()]))
+            members = cast("dict[str, object]", value)
+            yield from (fault for key in members for fault in _text_faults(path, key))
+            stack.extend(reversed([((*path, key), item) for key, item in members.items()]))
         elif isinstance(value, list):
-            stack.extend(reversed([((*path, place), item) for place, item in enumerate(value)]))
+            items = cast("list[object]", value)
+            stack.extend(reversed([((*path, place), item) for place, item in enumerate(items)]))
 
 
 def _text_faults(path: JsonPath, text: str) -> Iterator[JsonFault]:
