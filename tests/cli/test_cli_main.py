@@ -22,6 +22,7 @@ from hone.recipes.registry import RecipeSpec
 from hone.store.folder import RunFolder
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun
+from hone.train.memory_plan import MemoryPlan
 from hone.train.runner.run import RunRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ TOY = RecipeSpec(
     summary="a toy",
     paper="nobody, 2026",
     config=Toy,
-    open=lambda config: OpenedRun(warnings=[], build=lambda config: config),
+    open=lambda config: OpenedRun(warnings=[], build=lambda config: config, memory=MemoryPlan(parameters=0, parts={})),
     derive=derive,
 )
 GOOD = 'recipe = "toy"\nsteps = 3\n'
@@ -111,11 +112,11 @@ BAD: list[tuple[str, str | bytes | None, list[str], list[str]]] = [
     ("7 invalid", GOOD + "lr = \n", [], ["run.toml:3:6 is not valid TOML", "`lr =`"]),
     ("7 not UTF-8", b"a = '\xff'\n", [], ["run.toml:1 is not UTF-8"]),
     ("8 duplicate key", GOOD + "steps = 4\n", [], ["run.toml:3", "Cannot overwrite a value", "`steps = 4`"]),
-    ("no recipe", "steps = 3\n", [], ["recipe in run.toml is missing; known: grpo, toy"]),
+    ("no recipe", "steps = 3\n", [], ["recipe in run.toml is missing; hone list recipes shows all"]),
     ("wrong recipe", 'recipe = "gpro"\n', [], ['recipe = "gpro" in run.toml:1 is not known; did you mean grpo?']),
-    ("13 climbing name", GOOD, ["--name", "../../etc/x"], ["'../../etc/x'", "must match"]),
+    ("13 climbing name", GOOD, ["--name", "../../etc/x"], ["'../../etc/x'", "must be 1 to 128 letters"]),
     ("13 long name", GOOD, ["--name", "x" * 300], ["300 characters"]),
-    ("13 NUL in a name", GOOD, ["--name", "a\0b"], ["must match"]),
+    ("13 NUL in a name", GOOD, ["--name", "a\0b"], ["must be 1 to 128 letters"]),
     ("13 empty name", GOOD, ["name="], ["name on the command line", 'got ""']),
     ("unknown option", GOOD, ["--dryrun"], ["--dryrun is not an option", "--dry-run"]),
     ("two files", GOOD, ["b.toml"], ["unrecognized arguments: b.toml", "hone train --help"]),
@@ -263,8 +264,29 @@ def test_the_options_are_these() -> None:
             "--yes",
         ],
         "plan": ["--device", "--name", "--runs", "--yes"],
-        "eval": ["--device", "--model", "--perturb", "--problems", "--runs", "--seed", "--server"],
-        "sample": ["--count", "--device", "--prompt", "--runs", "--seed", "--temperature"],
+        "eval": [
+            "--device",
+            "--max-tokens",
+            "--model",
+            "--perturb",
+            "--problems",
+            "--rewards",
+            "--runs",
+            "--seed",
+            "--server",
+            "--task",
+        ],
+        "sample": [
+            "--count",
+            "--device",
+            "--max-tokens",
+            "--prompt",
+            "--rewards",
+            "--runs",
+            "--seed",
+            "--task",
+            "--temperature",
+        ],
         "show": ["--config", "--map", "--runs", "--verify"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],

@@ -42,7 +42,8 @@ def check_name(name: str) -> None:
     """Raise ConfigError unless `name` is a valid folder name of a run."""
     if not re.fullmatch(NAME_PATTERN, name) or name.startswith("."):
         raise ConfigError(
-            f"run name {name[:80]!r} ({len(name)} characters) must match {NAME_PATTERN} and not begin with a dot"
+            f"run name {name[:80]!r} ({len(name)} characters) must be 1 to 128 letters (a-z), digits, _, - and ., "
+            "and not begin with a dot"
         )
 
 

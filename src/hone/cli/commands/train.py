@@ -91,9 +91,10 @@ def run(call: CommandCall) -> int:
     with opened_runs(stages) as opened:
         planned_only = call.command == "plan" or call.switch("dry_run")
         found = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
-        for warning in _missing_devices(stages):
+        absent = _missing_devices(stages)
+        for warning in absent:
             screen.line(f"warning: {warning}")
-        show_opened(screen, found, build=planned_only)
+        show_opened(screen, found, build=planned_only and not absent)
         if planned_only:
             return 0
         if not seeds:
