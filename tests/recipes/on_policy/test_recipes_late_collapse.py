@@ -1,5 +1,7 @@
 """Defaults of PPO and A2C against a late fall: what moves a policy once every episode reaches the time limit."""
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,3 +81,16 @@ def test_the_last_steps_of_ppo_hardly_move_the_policy(steps: int) -> None:
     )
     assert clip == pytest.approx(1 / (20 * steps)), "one optimizer step before 0"
     assert rate == pytest.approx(1e-3 / (20 * steps))
+
+
+@pytest.mark.slow  # 200 iterations, ten CPU seconds
+def test_random_network_distillation_reaches_the_goal_where_it_once_did_not() -> None:
+    """With an entropy bonus of 0.01 this seed never saw the goal."""
+    path = Path(__file__).resolve().parents[3] / "examples" / "control" / "ppo_rnd_maze.toml"
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    entry = load_recipe("ppo_rnd")
+    job = entry.build(entry.config.model_validate({**tables, "seed": 1000}))
+    train(job.recipe, steps=tables["steps"], callback=lambda *_: None)
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] == 1.0
+    job.close()

@@ -42,8 +42,8 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
     except HoneError as fault:
         folder.log(f"no best evaluation: {fault}", level="WARNING")
         return []
-    marked = [one for one in evaluations if one.stage.startswith("step ")]
-    scores = {int(one.stage.removeprefix("step ")): one.mean for one in marked if math.isfinite(one.mean)}
+    steps = {one.stage.removeprefix("step "): one.mean for one in evaluations if one.stage.startswith("step ")}
+    scores = {int(step): mean for step, mean in steps.items() if step.isdecimal() and math.isfinite(mean)}
     if len(scores) < 2:
         return []
     last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
