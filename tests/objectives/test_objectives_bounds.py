@@ -159,6 +159,8 @@ def test_floors_and_caps_of_ratios_are_apart() -> None:
     cispo = policy.cispo(change, then, column(1.0, 1.0, 1.0, 1.0), ratio_floor=0.5, ratio_cap=3.0)
     torch.testing.assert_close(cispo.loss, -column(0.5, 0.6, 1.5, 3.0) * change)
     assert cispo.metrics["policy/capped_fraction"].tolist() == [1.0, 0.0, 0.0, 1.0]
+    reached = policy.cispo(then, then, column(1.0, 1.0, 1.0, 1.0), ratio_floor=1.0, ratio_cap=1.0)
+    assert not reached.metrics["policy/capped_fraction"].any(), "a ratio at a bound is not capped"
     kept = mismatch.icepop(change, then, weight_floor=0.5, weight_cap=3.0)
     torch.testing.assert_close(kept, column(0.0, 0.6, 1.5, 0.0))
     kept = mismatch.masked_is(change, then, weight_floor=0.5, weight_cap=3.0)
