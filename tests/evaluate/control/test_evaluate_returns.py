@@ -46,3 +46,10 @@ def test_an_exception_is_the_users_to_mend(isolation: str) -> None:
     config = GymConfig(id=WALK, isolation=isolation, kwargs={"act": "raise", "at": 1})
     with pytest.raises(UserCodeError, match="the gripper is stuck"):
         evaluate_returns(POLICY, config, episodes=2, seed=5)
+
+
+def test_a_time_limit_is_an_end_whatever_the_step_limit() -> None:
+    told: list[str] = []
+    config = GymConfig(id=WALK, isolation="none", max_episode_steps=3, step_limit=3)
+    evaluate_returns(POLICY, config, episodes=4, seed=5, warn=told.append)
+    assert told == []

@@ -152,8 +152,10 @@ def truncation_limit(config: GymConfig) -> int | None:
 
 
 def evaluation_limit(config: GymConfig) -> int:
-    """Steps after which an evaluation stops. Raises ConfigError for an unknown id."""
-    return max(config.step_limit, _time_limit(config) or 0)
+    """Steps after which an evaluation stops; a time limit ends its episodes before. Raises ConfigError for an unknown
+    id."""
+    own = _time_limit(config)
+    return config.step_limit if own is None else max(config.step_limit, own + 1)
 
 
 def _time_limit(config: GymConfig) -> int | None:

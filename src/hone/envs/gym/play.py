@@ -69,7 +69,7 @@ def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int, step_limit: int) -> 
     disabled = autoreset_mode(envs) is AutoresetMode.DISABLED
     seen = reset_seeded(envs, seed)
     total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
-    lost, unended = np.zeros_like(running), np.zeros_like(running)
+    lost, unended, step = np.zeros_like(running), np.zeros_like(running), 0
     recent: deque[NDArray[np.generic]] = deque(maxlen=HISTORY_ACTIONS)
     _require_finite("observation", seen, running, recent, seed=seed, step=0)
     for step in range(1, step_limit + 1):

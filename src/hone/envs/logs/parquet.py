@@ -301,8 +301,7 @@ def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:
     final = episodes.final
     if final is None or final.dtype.kind != "f":
         return np.zeros(len(episodes), np.bool_)
-    flags: NDArray[np.bool_] = (~np.isfinite(final)).reshape(len(final), -1)
-    return flags.any(axis=1)
+    return np.asarray((~np.isfinite(final)).reshape(len(final), -1).any(axis=1), np.bool_)
 
 
 def _without_unusable_ends(log: DecisionLog) -> DecisionLog:

@@ -75,10 +75,10 @@ def from_gaussian(samples: Floats, actions: BoxActions) -> Floats:
         case "unscaled":
             return samples
         case "clipped":
-            return samples if actions.is_unit else actions.middle + actions.reach * samples
+            return samples if actions.is_unit else np.asarray(actions.middle + actions.reach * samples, np.float32)
         case "squashed":
             low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
-            return np.clip(actions.middle + actions.reach * np.tanh(samples), low, high).astype(np.float32, copy=False)
+            return np.asarray(np.clip(actions.middle + actions.reach * np.tanh(samples), low, high), np.float32)
 
 
 def log_density(chosen: Floats, mean: Floats, log_std: Floats, actions: BoxActions) -> Floats:

@@ -69,7 +69,7 @@ class RolloutRunConfig(RunConfig):
 class OnPolicyRunConfig(RolloutRunConfig):
     """A policy and a critic that learn from single environment steps."""
 
-    network: GaussianMlpConfig = GaussianMlpConfig()
+    network: GaussianMlpConfig = GaussianMlpConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Shape of the policy's network and of the critic's, and form of a Gaussian policy."""
 
     @model_validator(mode="after")
