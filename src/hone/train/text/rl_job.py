@@ -287,10 +287,12 @@ def text_recipe_spec(
 def text_parts(
     config: type[TextRunConfig], *extra_loss: Callable[..., object], source: str = LIVE_SOURCE
 ) -> RecipeParts:
-    """Parts of a recipe on text, read from its `method`; the weights are those of its default aggregation."""
-    algorithm = config.model_fields["algorithm"].annotation
-    assert isinstance(algorithm, type)
-    assert issubclass(algorithm, AggregationConfig)
+    """Parts of a recipe on text, read from its `method`; the weights are those of its default aggregation, if it has
+    one."""
+    table = config.model_fields.get("algorithm")
+    algorithm = None if table is None else table.annotation
+    if not isinstance(algorithm, type) or not issubclass(algorithm, AggregationConfig):
+        return recipe_parts(config.method, *extra_loss, source=source)
     scheme = AGGREGATIONS[algorithm.model_fields["aggregation"].default]
     return recipe_parts(config.method, *extra_loss, source=source, weights=(scheme,))
 
