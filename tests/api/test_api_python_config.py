@@ -195,3 +195,22 @@ def test_a_file_that_trains_when_it_is_imported_is_told_of(place: Path) -> None:
 def test_the_faults_are_of_one_family() -> None:
     with pytest.raises(HoneError):
         train({"recipe": "ppo"})
+
+
+def test_a_changed_function_is_a_change_that_a_resume_must_be_told_of() -> None:
+    def score(completion: str) -> float:
+        return 1.0
+
+    first = score
+
+    def score(completion: str) -> float:
+        return 0.5
+
+    train({**GRPO, "rewards": {"functions": [first]}})
+    changed = {**GRPO, "rewards": {"functions": [score]}}
+    with pytest.raises(ConfigError, match="allow_changed_config=True"):
+        train(changed, ["steps=3"], resume=True)
+    with pytest.raises(ConfigError, match="allow_changed_code=True"):
+        train(changed, ["steps=3"], resume=True, allow_changed_config=True)
+    accepted = train(changed, ["steps=3"], resume=True, allow_changed_config=True, allow_changed_code=True)
+    assert accepted.step == 3

@@ -28,12 +28,20 @@ from hone.process.descendants import TOKEN_VARIABLE
 from hone.store.comparison import Comparison
 from hone.store.folder import check_name
 from hone.train.runner.callbacks import CheckpointHook, EvaluationHook, RunCallbacks, StepHook
-from hone.train.runner.reporter import ProgressDisplay
+from hone.train.runner.display import ProgressDisplay
+from hone.train.runner.resume import ResumeConsent
 
 RunInput: TypeAlias = str | Path | TrainingResult
 """A run or checkpoint: its name under the runs, its folder, or the result of `train`."""
-_ARGUMENTS = {"resume": "resume=True", "name": "name", "yes": "yes=True"}
-_OPTION = re.compile(r"--(resume|name|yes)\b(?: NAME\b)?")
+_ARGUMENTS = {
+    "resume": "resume=True",
+    "name": "name",
+    "yes": "yes=True",
+    "allow-changed-config": "allow_changed_config=True",
+    "allow-changed-code": "allow_changed_code=True",
+}
+"""Options of the command that messages advise -> arguments of `train`."""
+_OPTION = re.compile(rf"--({'|'.join(_ARGUMENTS)})\b(?: NAME\b)?")
 
 
 class SilentProgress:
@@ -58,6 +66,8 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     *,
     runs: str | Path = "runs",
     resume: bool = False,
+    allow_changed_config: bool = False,
+    allow_changed_code: bool = False,
     yes: bool = False,
     progress: bool = False,
     on_step: StepHook | None = None,
@@ -72,6 +82,9 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     the step, which is saved (in a pipeline, the stage). `yes` accepts values that look like a mistake;
     `progress` shows the run as the command does.
 
+    With `resume`, `allow_changed_config` accepts new values of the algorithm, learner, rewards and rollout, and
+    `allow_changed_code` changed files of the user's code; both are recorded in the run.
+
     Raises HoneError as the command does, UserCodeError for an exception in a callback (the step is saved).
     Warns with FutureWarning for each key that is given under an old name.
     """
@@ -79,8 +92,15 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
     with _messages_for_python():
         document, stages = _planned(config, overrides, Path(runs), yes=yes, resume=resume)
         _warn_of_old_names(document.notes)
-        shown = _shown_progress() if progress else SilentProgress()
-        return _train(document, stages, Path(runs), resume=resume, progress=shown, callbacks=callbacks)
+        return _train(
+            document,
+            stages,
+            Path(runs),
+            resume=resume,
+            progress=_shown_progress() if progress else SilentProgress(),
+            callbacks=callbacks,
+            consent=ResumeConsent(config=allow_changed_config, code=allow_changed_code),
+        )
 
 
 def _planned(
@@ -110,12 +130,17 @@ def _train(
     resume: bool,
     progress: ProgressDisplay,
     callbacks: RunCallbacks,
+    consent: ResumeConsent,
 ) -> TrainingResult:
     with opened_runs(stages) as opened:
         if STAGE not in document.values:
-            folder = train_one(opened[0], root=runs, resume=resume, progress=progress, callbacks=callbacks)
+            folder = train_one(
+                opened[0], root=runs, resume=resume, progress=progress, callbacks=callbacks, consent=consent
+            )
             return read_result(folder.path)
-        outcome = train_pipeline(document, opened, root=runs, resume=resume, progress=progress, callbacks=callbacks)
+        outcome = train_pipeline(
+            document, opened, root=runs, resume=resume, progress=progress, callbacks=callbacks, consent=consent
+        )
     return TrainingResult(
         folder=outcome.folder,
         evaluations=outcome.evaluations,
