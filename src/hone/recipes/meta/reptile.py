@@ -61,7 +61,9 @@ class ReptileConfig(on_policy.RolloutRunConfig):
     """A task family that keeps each task for `kwargs.trials` trials: `hone/SineTrials-v0`, `hone/ChainTrials-v0`."""
     rollout_steps: int = Field(default=50, ge=1)
     """Steps of each environment per iteration: a trial's `pulls`."""
-    network: GaussianMlpConfig = GaussianMlpConfig(hidden=[64, 64])
+    network: GaussianMlpConfig = GaussianMlpConfig(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        hidden=[64, 64]
+    )
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
     """The inner optimizer; its state is reset when a task begins."""

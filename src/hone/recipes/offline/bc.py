@@ -18,7 +18,9 @@ class BcConfig(OfflineRunConfig):
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
     """Threads, logging, checkpoints and other settings of the run."""
-    network: GaussianMlpConfig = GaussianMlpConfig(hidden=[256, 256], activation="relu")
+    network: GaussianMlpConfig = GaussianMlpConfig(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        hidden=[256, 256], activation="relu"
+    )
     """Shape of the policy's network, and form of a Gaussian policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizer."""
