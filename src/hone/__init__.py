@@ -1,4 +1,4 @@
-"""hone: train a policy, prove that it got better, ship it safely, keep it good.
+"""hone: reinforcement learning for language models, control and bandits.
 
 Belongs here: the version and nothing heavy. `import hone` never imports torch.
 """

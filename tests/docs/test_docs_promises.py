@@ -1,0 +1,83 @@
+"""Pages and help promise only what exists: make targets, commands, options, folders, extras."""
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hone.cli.options import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHER_PROGRAMS = re.compile(r"^(python|pip|make|git|apt|\.venv/)")
+
+
+def prose(path: Path) -> str:
+    """A page without its generated comments."""
+    return re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def code_spans(path: Path) -> list[str]:
+    """Code in the lines of a page, and the lines of its console blocks."""
+    text = prose(path)
+    blocks = re.findall(r"^```(?:console|bash)[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.removeprefix("$ ").partition("  #")[0] for block in blocks for line in block.splitlines()]
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [*re.findall(r"`([^`\n]+)`", plain), *(line for line in lines if line.startswith(("hone ", "make ")))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_and_options_of_a_page_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    specs = {command.name: {*command.switches(), *command.value_flags()} for command in COMMANDS}
+    faults: list[str] = []
+    for span in code_spans(path):
+        words = span.split()
+        if len(words) > 1 and words[0] == "make" and re.fullmatch(r"[a-z-]+", words[1]) and words[1] not in targets:
+            faults.append(f"{span}: no such target of the Makefile")
+        if len(words) < 2 or words[0] != "hone" or not re.fullmatch(r"[a-z]+", words[1]):
+            continue
+        if words[1] not in specs:
+            faults.append(f"{span}: no such command")
+            continue
+        takes_keys = next(command.overrides for command in COMMANDS if command.name == words[1])
+        for flag, key in re.findall(r"(?<!\S)(--[a-z-]+)([.=]?)", span):
+            if flag not in specs[words[1]] and not (key and takes_keys):
+                faults.append(f"{span}: hone {words[1]} has no {flag}")
+    assert faults == []
+
+
+def test_folders_of_the_table_where_things_go_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("| a change of this kind") : text.index("`bandits`, `config`")]
+    names = re.findall(r"`([a-z_]+(?:/[a-z_]+)*/)`", table)
+    assert len(names) >= 15
+    assert [name for name in names if not (ROOT / "src/hone" / name).is_dir()] == []
+
+
+def test_extras_are_on_the_page_of_the_installation_and_are_used() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    page = (ROOT / "docs/start/install.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `([a-z]+)`", page, re.MULTILINE)
+    assert sorted(table) == sorted(extras)
+    named = {extra for path in PAGES for extra in re.findall(r"-e \"?\.\[([a-z,]+)\]", prose(path))}
+    assert {one for names in named for one in names.split(",")} <= set(extras)
+
+
+def test_the_package_promises_nothing_that_is_planned() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    promises = f"{settings['description']}\n{importlib.import_module('hone').__doc__}"
+    assert not re.search(r"\bships?\b|\bkeeps? it good\b|\bserves?\b|\brolls? (out|back)\b", promises)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_help_of_a_command_names_options_and_commands_that_exist(command) -> None:
+    texts = [command.summary, *(text for _, text in (*command.positionals, *command.optional, *command.variadic))]
+    texts += [option.help for option in command.options]
+    flags = {*command.switches(), *command.value_flags()}
+    for text in texts:
+        assert set(re.findall(r"(?<!\S)(--[a-z-]+)", text)) <= flags
+        assert set(re.findall(r"\bhone ([a-z]+)", text)) <= {one.name for one in COMMANDS}
+    assert importlib.import_module(command.module).run
