@@ -3,7 +3,9 @@
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hone.cli.main import main
@@ -17,6 +19,7 @@ from hone.lab.finding import (
     PlotSeries,
     at_least,
     at_most,
+    bar_plot,
     error_bound,
     plot_by_step,
 )
@@ -128,6 +131,24 @@ def test_a_line_goes_where_its_values_are() -> None:
     assert (x0, x1, x2) == (58.0, 252.0, 446.0)  # left edge, middle, right edge
     assert y1 < y2 < y0  # larger is higher
     assert (y0 - y2) / (y0 - y1) == pytest.approx(0.5, abs=0.01)
+
+
+def test_runs_are_drawn_as_their_mean_in_a_band_from_least_to_largest(tmp_path) -> None:
+    runs = np.array([[0.0, 2.0, 4.0], [2.0, 4.0, 10.0]])
+    panel, bars = plot_by_step("t", {"a": runs, "alone": runs[0]}), bar_plot("b", {"p": [1.0, 3.0], "q": 2.0})
+    assert (panel.series[0].y, panel.series[0].low, panel.series[0].high) == ([1, 3, 7], [0, 2, 4], [2, 4, 10])
+    assert (panel.series[1].y, panel.series[1].low) == ([0, 2, 4], ())
+    assert (bars.values, bars.low, bars.high) == ([2.0, 2.0], [1.0, 2.0], [3.0, 2.0])
+    root = ElementTree.fromstring(render_panels([panel, bars], title="t"))
+    (band,) = (node for node in root.iter() if node.tag.endswith("polygon"))
+    corners = [tuple(map(float, pair.split(","))) for pair in band.attrib["points"].split()]
+    assert [x for x, _ in corners] == [58.0, 252.0, 446.0, 446.0, 252.0, 58.0]  # along the top, and back
+    assert all(high < low for (_, high), (_, low) in zip(corners[:3], corners[:2:-1], strict=True))
+    assert sum(node.attrib.get("class") == "range" for node in root.iter()) == 1
+    saved = result_json(replace(finding(), panels=[panel, bars], claims=[at_least("x", 1, 0)]), name="n", seed=0)
+    assert saved["panels"][0]["series"]["a"]["high"] == [2, 4, 10]
+    assert "high" not in saved["panels"][0]["series"]["alone"]
+    assert saved["panels"][1]["low"] == [1.0, 2.0]
 
 
 def test_pictures_of_nothing_and_of_a_constant() -> None:

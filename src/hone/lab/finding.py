@@ -45,11 +45,15 @@ class BoundedClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSeries:
-    """One line of a plot: `x` and `y` `[P]`."""
+    """One line of a plot: `x` and `y` `[P]`, and the band of the runs around it."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    low: Sequence[float] = ()
+    """`[P]` the least of the runs at each point; empty where one number was measured."""
+    high: Sequence[float] = ()
+    """`[P]` the largest of the runs at each point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +68,15 @@ class LinePlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarPlot:
-    """One horizontal bar per label."""
+    """One horizontal bar per label, and the range of the runs over it."""
 
     title: str
     labels: Sequence[str]
     values: Sequence[float]
+    low: Sequence[float] = ()
+    """The least of the runs of each bar; empty where one number was measured."""
+    high: Sequence[float] = ()
+    """The largest of the runs of each bar."""
 
 
 Panel: TypeAlias = LinePlot | BarPlot
@@ -130,17 +138,38 @@ def at_most(says: str, value: float, bound: float) -> BoundedClaim:
 
 
 def line_plot(
-    title: str, x_label: str, x: Iterable[float], paths: Mapping[str, Iterable[float] | Floats], *, log_y: bool = False
+    title: str, x_label: str, x: Iterable[float], paths: Mapping[str, Sequence[float] | Floats], *, log_y: bool = False
 ) -> LinePlot:
-    """Several lines over the same `x`."""
+    """Several lines over the same `x`: a path `[P]`, or the mean of runs `[runs, P]` with the band from least to
+    largest.
+    """
     where = [float(value) for value in x]
-    drawn = [PlotSeries(label=name, x=where, y=[float(value) for value in path]) for name, path in paths.items()]
+    drawn = [_series(name, where, np.asarray(path, np.float64)) for name, path in paths.items()]
     return LinePlot(title=title, x_label=x_label, series=drawn, log_y=log_y)
+
+
+def _series(name: str, x: list[float], path: Floats) -> PlotSeries:
+    if path.ndim == 1:
+        return PlotSeries(label=name, x=x, y=path.tolist())
+    low, high = path.min(axis=0).tolist(), path.max(axis=0).tolist()
+    return PlotSeries(label=name, x=x, y=path.mean(axis=0).tolist(), low=low, high=high)
+
+
+def bar_plot(title: str, values: Mapping[str, float | Sequence[float] | Floats]) -> BarPlot:
+    """One bar per name: a number, or the mean of runs `[runs]` with the range from least to largest."""
+    runs = [np.atleast_1d(np.asarray(each, np.float64)) for each in values.values()]
+    return BarPlot(
+        title=title,
+        labels=list(values),
+        values=[float(each.mean()) for each in runs],
+        low=[float(each.min()) for each in runs],
+        high=[float(each.max()) for each in runs],
+    )
 
 
 def plot_by_step(
     title: str, paths: Mapping[str, Sequence[float] | Floats], *, first: int = 1, log_y: bool = False
 ) -> LinePlot:
-    """Lines over steps that are counted from `first` (0 where the initial state is included)."""
-    count = len(next(iter(paths.values())))
+    """Lines over steps that are counted from `first` (0 where the initial state is included); see `line_plot`."""
+    count = np.asarray(next(iter(paths.values()))).shape[-1]
     return line_plot(title, "step", range(first, first + count), paths, log_y=log_y)

@@ -1,6 +1,7 @@
 """Plots of a result as one self-contained SVG file: panels side by side, for light and dark backgrounds.
 
-Lines differ by dashes besides colours, for readers who cannot distinguish colours.
+Lines differ by dashes besides colours, for readers who cannot distinguish colours. A band around a line, and a thin
+line over a bar, go from the least to the largest run.
 """
 
 import math
@@ -26,10 +27,11 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2")
 
 STYLE = """
 svg { font: 12px system-ui, sans-serif; } .back { fill: #ffffff; } text { fill: #222222; }
-.grid { stroke: #dddddd; stroke-width: 1; } .line { fill: none; stroke-width: 1.8; } .title { font-weight: 600; }
+.grid { stroke: #dddddd; stroke-width: 1; } .line { fill: none; stroke-width: 1.8; }
+.band { fill-opacity: 0.15; } .range { stroke: #222222; stroke-width: 1.5; } .title { font-weight: 600; }
 .tick { font-size: 11px; fill: #555555; } .middle { text-anchor: middle; } .end { text-anchor: end; }
 @media (prefers-color-scheme: dark) { .back { fill: #16191d; } text { fill: #e6e6e6; } .grid { stroke: #33383f; }
-.tick { fill: #a8adb3; } }
+.tick { fill: #a8adb3; } .range { stroke: #e6e6e6; } }
 """
 
 
@@ -62,15 +64,20 @@ def _height(panel: Panel) -> float:
 
 
 def _lines(panel: LinePlot) -> Html:
-    lines = [_known(series, positive=panel.log_y) for series in panel.series]
+    lines = [_known(series.x, series.y, positive=panel.log_y) for series in panel.series]
+    bands = [_band(series, positive=panel.log_y) for series in panel.series]
     every_x = np.concatenate([x for x, _ in lines])
-    every_y = np.concatenate([y for _, y in lines])
+    every_y = np.concatenate([y for _, y in [*lines, *bands]])
     if not len(every_x):
         return label(LEFT, TOP, "nothing to draw", "")
     x = LinearScale(*_span(every_x), LEFT, WIDTH - RIGHT)
     y = LinearScale(*_span(every_y, room=0.05), HEIGHT - BOTTOM, TOP)
     y_ticks = _log_labels(y.low, y.high) if panel.log_y else labelled_ticks(y.low, y.high, 6)
     parts = [label(LEFT - 44, 18, panel.title, "title"), *axes(x, y, panel.x_label, y_ticks=y_ticks, x_count=5)]
+    for k, (xs, ys) in enumerate(bands):
+        corners = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True))
+        fill: Attributes = {"points": corners, "class": "band", "fill": COLOURS[k % len(COLOURS)]}
+        parts += [element("polygon", attributes=fill)] if corners else []
     for k, (xs, ys) in enumerate(lines):
         where, means = thinned(xs, ys, MAX_POINTS)
         parts.append(polyline(x, y, zip(where.tolist(), means.tolist(), strict=True), _line_style(k)))
@@ -81,9 +88,18 @@ def _lines(panel: LinePlot) -> Html:
     return join(parts)
 
 
-def _known(series: PlotSeries, *, positive: bool) -> tuple[Floats, Floats]:
-    """Finite points of a series; on a logarithmic axis the logarithms of positive ones."""
-    x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
+def _band(series: PlotSeries, *, positive: bool) -> tuple[Floats, Floats]:
+    """Corners of the band of a series: along its upper edge, and back along the lower one."""
+    ends = [_known(series.x, edge, positive=positive) for edge in (series.high, series.low) if len(edge)]
+    if not ends:
+        return np.zeros(0), np.zeros(0)
+    (x, high), (back, low) = (thinned(*end, MAX_POINTS) for end in ends)
+    return np.concatenate([x, back[::-1]]), np.concatenate([high, low[::-1]])
+
+
+def _known(where: Sequence[float], values: Sequence[float], *, positive: bool) -> tuple[Floats, Floats]:
+    """Finite points of a line; on a logarithmic axis the logarithms of positive ones."""
+    x, y = np.asarray(where, np.float64), np.asarray(values, np.float64)
     if positive:
         y = np.log10(np.where(y > 0, y, np.nan))
     known = np.isfinite(x) & np.isfinite(y)
@@ -124,7 +140,8 @@ def _line_style(k: int) -> Attributes:
 
 def _bars(panel: BarPlot) -> Html:
     values = [value if math.isfinite(value) else 0.0 for value in panel.values]
-    low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
+    ends_of_runs = [value for value in (*panel.low, *panel.high) if math.isfinite(value)]
+    low, high = min(0.0, 0.0, *values, *ends_of_runs), max(0.0, 0.0, *values, *ends_of_runs)
     x = LinearScale(low, high if high > low else low + 1.0, BAR_LABELS, WIDTH - 62)
     parts = [label(LEFT - 44, 18, panel.title, "title")]
     bottom = TOP + 30.0 * len(values)
@@ -137,5 +154,10 @@ def _bars(panel: BarPlot) -> Html:
         box: Attributes = {"x": ends[0], "y": top, "width": max(ends[1] - ends[0], 1.0), "height": 18}
         parts.append(element("rect", attributes=box | {"fill": COLOURS[0], "rx": 2}))
         parts.append(label(BAR_LABELS - 10, top + 13, name, "end"))
-        parts.append(label(ends[1] + 6, top + 13, format_number(value), ""))
+        right = ends[1]
+        if panel.low and math.isfinite(panel.low[k] + panel.high[k]) and panel.low[k] < panel.high[k]:
+            right = max(right, x.at(panel.high[k]))
+            span: Attributes = {"x1": x.at(panel.low[k]), "x2": x.at(panel.high[k]), "y1": top + 9, "y2": top + 9}
+            parts.append(element("line", attributes=span | {"class": "range"}))
+        parts.append(label(right + 6, top + 13, format_number(value), ""))
     return join(parts)

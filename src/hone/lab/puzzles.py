@@ -52,3 +52,8 @@ def parity(bits: int = 4) -> Puzzle:
     """The parity of each prefix of a row of bits: 2^bits questions of `bits` tokens 0 or 1."""
     rows = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
     return Puzzle(questions=rows, answers=np.cumsum(rows, axis=1) % 2, vocab_size=2)
+
+
+def geometric_mean(values: Floats) -> float:
+    """exp(mean(log x)): the mean of factors, all of them above 0."""
+    return float(np.exp(np.log(values).mean()))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.lab.finding import BarPlot, ExperimentResult, Panel
+from hone.lab.finding import BarPlot, ExperimentResult, Panel, PlotSeries
 from hone.lab.picture import render_panels
 from hone.store.durable import Json, finite_or_none, replace_file, to_json, writing
 from hone.store.records import record_json
@@ -36,9 +36,18 @@ def result_json(finding: ExperimentResult, *, name: str, seed: int) -> Json:
 
 def _panel(panel: Panel) -> Json:
     if isinstance(panel, BarPlot):
-        return {"title": panel.title, "bars": dict(zip(panel.labels, map(float, panel.values), strict=True))}
-    series: dict[str, Json] = {line.label: {"x": _numbers(line.x), "y": _numbers(line.y)} for line in panel.series}
+        bars: dict[str, Json] = {
+            "title": panel.title,
+            "bars": dict(zip(panel.labels, map(float, panel.values), strict=True)),
+        }
+        return bars | ({"low": _numbers(panel.low), "high": _numbers(panel.high)} if panel.low else {})
+    series: dict[str, Json] = {line.label: _line(line) for line in panel.series}
     return {"title": panel.title, "x": panel.x_label, "series": series}
+
+
+def _line(line: PlotSeries) -> Json:
+    path: dict[str, Json] = {"x": _numbers(line.x), "y": _numbers(line.y)}
+    return path | ({"low": _numbers(line.low), "high": _numbers(line.high)} if line.low else {})
 
 
 def _numbers(values: Sequence[float]) -> Json:

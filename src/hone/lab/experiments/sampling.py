@@ -4,11 +4,10 @@ import numpy as np
 import torch
 
 from hone.core.random import generator
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.policies import sample_rows
-from hone.lab.puzzles import Floats
+from hone.lab.puzzles import Floats, geometric_mean
 from hone.objectives.policy import ratio
-from hone.report.html import format_number
 
 OUTCOMES, DRAWS = 30, 64
 ESTIMATORS = ("Monte Carlo (fresh samples)", "importance", "self-normalised", "truncated at 2", "rejection")
@@ -33,62 +32,82 @@ def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Gene
     }
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    tries = 400 if quick else 4000
-    moves = np.array([0.0, 0.5, 1.0, 1.8]) if quick else np.linspace(0, 1.8, 10)
-    chance = generator(seed, "lab/sampling")
+def one_problem(seed: int, case: int, moves: Floats, *, tries: int) -> tuple[Floats, Floats, Floats]:
+    """KL of each policy to the behaviour policy `[moves]`; error `[estimators, moves]` of each estimator, the root of
+    its mean square; and its bias at the last policy `[estimators]`, in standard errors.
+    """
+    chance = generator(seed, "lab/sampling", case)
     start, direction = chance.standard_normal((2, OUTCOMES))
     worth = 1.0 + chance.standard_normal(OUTCOMES)
     then = start - np.log(np.exp(start).sum())
-    kls: list[float] = []
-    errors: dict[str, list[float]] = {way: [] for way in ESTIMATORS}
-    bias: dict[str, float] = {}
-    effective, accepted = 1.0, 1.0
+    kls, errors, bias = np.empty(len(moves)), np.empty((len(ESTIMATORS), len(moves))), np.empty(len(ESTIMATORS))
     for k, move in enumerate(moves):
         logits = start + move * direction
         now = logits - np.log(np.exp(logits).sum())
         true = float(np.exp(now) @ worth)
-        kls.append(float(np.exp(now) @ (now - then)))
-        for way, result in estimates(now, then, worth, draws=generator(seed, "lab/draws", k), tries=tries).items():
-            errors[way].append(float(np.sqrt(((result - true) ** 2).mean())))
-            bias[way] = float((result.mean() - true) / (result.std() / np.sqrt(tries)))
-        effective = float(1 / (np.exp(now) @ np.exp(now - then)))
-        accepted = float(1 / np.exp(now - then).max())
-    last = {way: errors[way][-1] for way in ESTIMATORS}
-    fresh, weighted, normalised, truncated, rejected = ESTIMATORS
-    claims = [
-        at_most("bias of importance sampling, in standard errors", abs(bias[weighted]), 4.0),
-        at_least("bias of truncated weights, in standard errors", abs(bias[truncated]), 5.0),
-        at_least("error of importance sampling over fresh samples, far away", last[weighted] / last[fresh], 1.5),
-        at_most("error of self-normalised over plain weights, far away", last[normalised] / last[weighted], 1.0),
-        at_least("error of rejection over fresh samples, far away", last[rejected] / last[fresh], 1.5),
-        at_most("spread of errors without off-policy shift", _spread(errors), 0.2),
-    ]
-    return ExperimentResult(
-        header=("estimator", f"error at {kls[0]:.2f} nats", f"error at {kls[-1]:.2f} nats", "bias there, in SE"),
-        rows=[
-            (way, format_number(errors[way][0]), format_number(last[way]), format_number(round(bias[way], 1)))
-            for way in ESTIMATORS
-        ],
-        panels=[line_plot(f"error with {DRAWS} samples", "KL(policy || behaviour policy), nats", kls, errors)],
-        verdict=(
-            f"At {kls[-1]:.2f} nats from the behaviour policy, {DRAWS} weighted samples are worth "
-            f"{effective * DRAWS:.0f} fresh ones. The error of importance sampling is "
-            f"{last[weighted] / last[fresh]:.1f} times that of fresh samples, of self-normalised weights "
-            f"{last[normalised] / last[fresh]:.1f} times, of rejection sampling (which keeps {accepted:.0%}) "
-            f"{last[rejected] / last[fresh]:.1f} times. Truncating weights at 2 gives a bias of "
-            f"{abs(bias[truncated]):.0f} standard errors."
+        kls[k] = np.exp(now) @ (now - then)
+        found = estimates(now, then, worth, draws=generator(seed, "lab/draws", case * len(moves) + k), tries=tries)
+        for row, result in enumerate(found.values()):
+            errors[row, k] = np.sqrt(((result - true) ** 2).mean())
+            bias[row] = (result.mean() - true) / (result.std() / np.sqrt(tries))
+    return kls, errors, bias
+
+
+def claims_of(over_fresh: dict[str, Floats], bias: dict[str, Floats], apart: float) -> list[BoundedClaim]:
+    """Claims on the errors over that of fresh samples `[problems]` far away, on the biases `[problems]` in standard
+    errors there, and on the relative difference `apart` of the estimators' errors at the behaviour policy itself.
+    """
+    _, weighted, normalised, truncated, rejected = ESTIMATORS
+    return [
+        at_most("bias of importance sampling, root mean square in standard errors", _size(bias[weighted]), 2.0),
+        at_least("the same of truncated weights", _size(bias[truncated]), 3.0),
+        *(
+            at_least(f"error over fresh samples, far away, {way}", geometric_mean(over_fresh[way]), 1.2)
+            for way in (weighted, normalised, rejected)
         ),
-        claims=claims,
-        figures={"effective_share": effective, "accepted_share": accepted},
-    )
+        at_most("difference of the estimators' errors without off-policy shift", apart, 0.1),
+    ]
 
 
-def _spread(errors: dict[str, list[float]]) -> float:
-    """Relative spread of the first errors."""
-    first = [result[0] for result in errors.values()]
-    return max(first) / min(first) - 1
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    tries, problems = (100, 12) if quick else (400, 24)
+    moves = np.array([0.0, 0.5, 1.0, 1.8]) if quick else np.linspace(0, 1.8, 7)
+    found = [one_problem(seed, case, moves, tries=tries) for case in range(problems)]
+    kls = np.mean([kl for kl, _, _ in found], axis=0)
+    errors = {way: np.array([error[row] for _, error, _ in found]) for row, way in enumerate(ESTIMATORS)}
+    bias = {way: np.array([each[row] for _, _, each in found]) for row, way in enumerate(ESTIMATORS)}
+    fresh, weighted, normalised, truncated, rejected = ESTIMATORS
+    over_fresh = {way: each[:, -1] / errors[fresh][:, -1] for way, each in errors.items()}
+    plain = geometric_mean(over_fresh[weighted])
+    at_start = [geometric_mean(each[:, 0]) for each in errors.values()]
+    better = float((over_fresh[normalised] < over_fresh[weighted]).mean())
+    return ExperimentResult(
+        header=("estimator", "error over fresh samples", "least", "largest", "bias, in SE"),
+        rows=[
+            (way, f"{geometric_mean(times):.2f}", f"{times.min():.2f}", f"{times.max():.2f}", f"{_size(bias[way]):.1f}")
+            for way, times in over_fresh.items()
+        ],
+        panels=[line_plot(f"error with {DRAWS} samples, {problems} problems", "mean KL(policy || behaviour), nats", kls,
+                          errors)],
+        verdict=(
+            f"In {problems} random problems, {kls[-1]:.2f} nats on average from the behaviour policy, the error of "
+            f"importance sampling is {plain:.1f} times that of fresh samples (geometric mean; "
+            f"{over_fresh[weighted].min():.1f} to {over_fresh[weighted].max():.1f}), of self-normalised weights "
+            f"{geometric_mean(over_fresh[normalised]):.1f} times, and of rejection sampling "
+            f"{geometric_mean(over_fresh[rejected]):.1f} times. {DRAWS} samples with plain weights have the error of "
+            f"{DRAWS / plain**2:.0f} fresh ones. Self-normalised weights have the "
+            f"smaller error of the two in {better:.0%} of the problems. Truncating weights at 2 gives a bias of "
+            f"{_size(bias[truncated]):.0f} standard errors."
+        ),
+        claims=claims_of(over_fresh, bias, max(at_start) / min(at_start) - 1),
+        figures={"self_normalised_better_share": better},
+    )  # fmt: skip
+
+
+def _size(values: Floats) -> float:
+    """Root mean square."""
+    return float(np.sqrt((values**2).mean()))
 
 
 EXPERIMENT = Experiment(

@@ -10,7 +10,16 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State
 from hone.credit.group import group_relative
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, plot_by_step
+from hone.lab.finding import (
+    BoundedClaim,
+    Experiment,
+    ExperimentResult,
+    LinePlot,
+    PlotSeries,
+    at_least,
+    at_most,
+    plot_by_step,
+)
 from hone.lab.policies import answer_paths, frozen_copy, kl_between, log_softmax, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, Puzzle, addition
 from hone.lab.training import DelayedActor, PuzzleBatch, PuzzleTraining, PuzzleWorld, clipped_objective, train_policy
@@ -106,9 +115,21 @@ def train_natural_gradient(
     return {name: np.array([metrics[name] for metrics in history]) for name in history[0]}
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    steps, runs = (25, 1) if quick else (50, 2)
+def claims_of(paid: dict[str, float], most: dict[str, float], reached: dict[str, float]) -> list[BoundedClaim]:
+    """Claims by method on the KL until the goal `paid` and the largest step `most`, in nats over all questions, and on
+    the share of runs that `reached` the goal.
+    """
+    return [
+        at_least("runs that reach the goal, least share of the methods", min(reached.values()), 0.99),
+        at_most("KL for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 0.9),
+        at_least("KL for the same gain, DPPO over PPO", paid["DPPO"] / paid["PPO"], 1.1),
+        at_most("largest step of TRPO over the bound on its batch", most["TRPO"] / REGION.max_kl_nats, 1.25),
+        at_least("largest step, DPPO over PPO", most["DPPO"] / most["PPO"], 1.1),
+    ]
+
+
+def train_methods(seed: int, *, steps: int, runs: int) -> dict[str, list[dict[str, Floats]]]:
+    """Metrics of `runs` trainings by each method, from the same networks."""
     puzzle = addition()
     result: dict[str, list[dict[str, Floats]]] = {"TRPO": [], "PPO": [], "DPPO": []}
     for run_seed in range(10 * seed, 10 * seed + runs):
@@ -121,17 +142,19 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             result[name].append(
                 train_policy(policy, plan, seed=run_seed, watch=StepKlMeter(puzzle, frozen_copy(policy)))
             )
+    return result
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    result = train_methods(seed, steps=40 if quick else 60, runs=1 if quick else 3)
     paid = {name: float(np.mean([_steps_to_goal(metrics)[1] for metrics in each])) for name, each in result.items()}
     needed = {name: float(np.mean([_steps_to_goal(metrics)[0] for metrics in each])) for name, each in result.items()}
-    most = {name: max(float(metrics["step_kl"].max()) for metrics in each) for name, each in result.items()}
+    most = {name: float(np.mean([metrics["step_kl"].max() for metrics in each])) for name, each in result.items()}
     last = {name: float(np.mean([metrics["solved"][-1] for metrics in each])) for name, each in result.items()}
-    within = max(float(metrics["policy/kl_nats"].max()) for metrics in result["TRPO"])
-    claims = [
-        at_most("largest KL of a TRPO step on its own batch, nats", within, REGION.max_kl_nats * 1.0001),
-        at_most("KL for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 1.0),
-        at_least("KL for the same gain, DPPO over PPO", paid["DPPO"] / paid["PPO"], 1.3),
-        at_least("largest step, DPPO over PPO", most["DPPO"] / most["PPO"], 1.3),
-    ]
+    reached = {
+        name: float(np.mean([metrics["solved"].max() >= GOAL for metrics in each])) for name, each in result.items()
+    }
     return ExperimentResult(
         header=("method", f"steps to {GOAL:.0%}", "KL until then, nats", "largest step, nats", "solved at the end"),
         rows=[
@@ -139,27 +162,35 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             LinePlot(
-                title="additions solved by cumulative KL",
+                title="additions solved by cumulative KL, each run",
                 x_label="sum of the steps' KL, nats",
                 series=[
-                    PlotSeries(label=name, x=np.cumsum(each[0]["step_kl"]).tolist(), y=each[0]["solved"].tolist())
+                    PlotSeries(
+                        label=f"{name}, run {k + 1}",
+                        x=np.cumsum(metrics["step_kl"]).tolist(),
+                        y=metrics["solved"].tolist(),
+                    )
                     for name, each in result.items()
+                    for k, metrics in enumerate(each[:2])
                 ],
             ),
-            plot_by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in result.items()}),
+            plot_by_step(
+                "KL of each step, nats",
+                {name: np.stack([metrics["step_kl"] for metrics in each]) for name, each in result.items()},
+            ),
         ],
         verdict=(
             f"To solve {GOAL:.0%}, TRPO needs {paid['TRPO']:.3f} nats of KL in {needed['TRPO']:.0f} steps, PPO "
             f"{paid['PPO']:.3f} in {needed['PPO']:.0f} and DPPO {paid['DPPO']:.3f} in {needed['DPPO']:.0f}. The "
-            f"largest step is {most['TRPO']:.3f}, {most['PPO']:.3f} and {most['DPPO']:.3f} nats, and only TRPO has a "
-            f"bound that holds ({REGION.max_kl_nats} on its batch)."
+            f"largest step of a run is {most['TRPO']:.3f}, {most['PPO']:.3f} and {most['DPPO']:.3f} nats, measured "
+            f"over all questions; TRPO's bound of {REGION.max_kl_nats} nats is on its own batch."
         ),
-        claims=claims,
+        claims=claims_of(paid, most, reached),
     )
 
 
 def _steps_to_goal(metrics: dict[str, Floats]) -> tuple[int, float]:
-    """Steps to the goal (all of them if it is missed), and the total KL until then."""
+    """Steps to the goal, and the total KL until then; all steps if the goal is missed, which a claim forbids."""
     reached = np.flatnonzero(metrics["solved"] >= GOAL)
     steps = int(reached[0]) + 1 if len(reached) else len(metrics["solved"])
     return steps, float(metrics["step_kl"][:steps].sum())
