@@ -322,7 +322,7 @@ BAD = [
     ("Empty", ConfigError, ["no elements"]),
     ("Nested", ConfigError, ["FlattenObservation"]),
     ("Many", ConfigError, ["MultiDiscrete"]),
-    ("Missing", ConfigError, ["no class 'Missing'"]),
+    ("Missing", ConfigError, ["no class or function 'Missing'"]),
     ("Differing", UserCodeError, ["single_action_space"]),
 ]
 

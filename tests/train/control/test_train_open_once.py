@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import pytest
 import tiny_runs
+import torch
 
 from hone.core.errors import ConfigError
 from hone.envs.gym import make
@@ -150,13 +151,16 @@ def test_a_refused_run_leaves_nothing_open(recipe: str, counts: Counter[str]) ->
     assert counts["vectors of 1"] == counts["closed"] == 2
 
 
-def test_a_build_that_fails_closes_what_the_check_opened(counts: Counter[str]) -> None:
+def _fails(*_: object, **__: object) -> None:
+    raise RuntimeError("no such device")
+
+
+def test_a_build_that_fails_closes_what_the_check_opened(counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     entry = load_recipe("ppo")
-    config = entry.config.model_validate(
-        {"recipe": "ppo", "name": "x", "steps": 1, "env": {"id": "Acrobot-v1"}, "run": {"device": "nowhere"}}
-    )
+    config = entry.config.model_validate({"recipe": "ppo", "name": "x", "steps": 1, "env": {"id": "Acrobot-v1"}})
     opened = entry.open(config)
-    with pytest.raises(RuntimeError):
+    monkeypatch.setattr(torch.nn.Module, "to", _fails)
+    with pytest.raises(RuntimeError, match="no such device"):
         opened.build(config)
     opened.close()
     assert counts["closed"] == 1

@@ -10,7 +10,7 @@ import pytest
 from reward_servers import served_rewards
 from tiny_runs import GRPO, hone, lay_out
 
-from hone.evaluate.checkpoint import evaluate
+from hone.evaluate.checkpoint import evaluate_checkpoint
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
@@ -59,7 +59,7 @@ def test_a_run_is_rewarded_by_a_model_and_evaluated_by_it_again() -> None:
     assert len(whole) > 10
     assert expected.std() > 0.1, "a reward that tells answers apart"
     (policy,) = Path("runs/tiny/checkpoints").glob("step_00000006")
-    again = evaluate(policy / "policy", run=Path("runs/tiny"), problems=9, seed=0, device="cpu")
+    again = evaluate_checkpoint(policy / "policy", run=Path("runs/tiny"), problems=9, seed=0, device="cpu").scores
     assert again["eval/score"] == pytest.approx(metrics()[-1]["eval/score"], abs=1e-6)
 
 

@@ -265,9 +265,16 @@ def test_the_gradient_learner_sums_all_terms(budget: int) -> None:
 
 def test_a_certificate_splits_between_groups() -> None:
     network, (episodes, credits) = model(), batch_of(3, 5)
-    rows = GROUPS(episodes, credits).weighted()
-    parameters = list(network.parameters())
-    probe = GradientProbe(name="pairs", policy=network, objective=three_schemes, parameters=parameters, rows=rows)
+    laid = GROUPS(episodes, credits)
+    probe = GradientProbe(
+        name="pairs",
+        policy=network,
+        objective=three_schemes,
+        parameters=list(network.parameters()),
+        rows=laid.weighted(),
+        laid=laid,
+        finish=lambda rows, reduction: rows.weighted(reduction),
+    )
     checks = run_gradient_checks(probe)
     assert {"prefixes not shared", "one group at a time", "two shards, summed"} <= {check.name for check in checks}
     assert all(check.passed for check in checks)
