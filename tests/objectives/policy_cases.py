@@ -201,11 +201,12 @@ def top_divergence(measure: Callable[..., Tensor], bound: float) -> Callable[[Vi
     return loss
 
 
-def simko_loss(v: View) -> LossTerms:
+def simko_loss(v: View, *, high: float = 0.2, negative_cap: float | None = None) -> LossTerms:
     b = v.batch
     candidates = simko.TopKCandidates(logp=v.top_now, old_logp=b.top_then, drawn_is_top=b.top[:, 0] == b.chosen)
     forks = simko.forking_tokens(v.entropy, v.sequence, quantile=0.4)
-    return simko.simko(v.now, b.proximal, b.advantage, candidates, forks, smoothing=0.3)
+    strength = simko.SimkoStrength(smoothing=0.3, high=high, negative_cap=negative_cap)
+    return simko.simko(v.now, b.proximal, b.advantage, candidates, forks, strength)
 
 
 def vespo_loss(v: View) -> LossTerms:
@@ -266,6 +267,7 @@ LOSSES: tuple[Case, ...] = (
         select=lambda w: selection.kl_cov_mask(w.now, w.advantage, fraction=0.2),
     ),
     Case(name="simko", loss=simko_loss),
+    Case(name="simko_dual_clip", loss=partial(simko_loss, high=0.1, negative_cap=1.15)),
     Case(
         name="entropy_bonus",
         loss=lambda v: add_terms(token(policy.clipped_surrogate)(v), entropy.entropy_bonus(v.entropy), weight=0.2),

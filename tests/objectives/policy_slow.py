@@ -161,7 +161,7 @@ def kl_cov(s: Slow, t: int) -> Tensor:
     return importance(s, t) + s.factor[t] * torch.abs(s.now[t] - s.then[t])
 
 
-def simko(s: Slow, t: int) -> Tensor:
+def simko(s: Slow, t: int, *, width: float = 0.2, c: float | None = None) -> Tensor:
     mates = s.mates(t)
     ranked = sorted(float(s.entropy[k].detach()) for k in mates)
     place = 0.4 * (len(ranked) - 1)
@@ -175,7 +175,7 @@ def simko(s: Slow, t: int) -> Tensor:
         r = (1 - 0.3) * r + 0.3 / len(others) * sum(spread, start=torch.zeros(()))
     if fork and a < 0 and s.chosen[t] == s.top[t][0]:
         a = 1.1 * a
-    return ppo(r, a)
+    return ppo(r, a, 0.2, width, c)
 
 
 def off_policy(s: Slow, t: int) -> Tensor:
@@ -240,6 +240,7 @@ SLOW: dict[str, Term] = {
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
     "simko": simko,
+    "simko_dual_clip": partial(simko, width=0.1, c=1.15),
     "entropy_bonus": lambda s, t: token_ppo(s, t) - 0.2 * s.entropy[t],
     "high_entropy": lambda s, t: s.factor[t] * token_ppo(s, t),
     "off_policy_mask": off_policy,

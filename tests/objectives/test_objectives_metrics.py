@@ -69,7 +69,7 @@ OF_POLICY = {
     "vespo": "policy/phi policy/ratio_max",
     "clip_cov": f"{CLIPPED} policy/covariance_fraction",
     "kl_cov": f"{RATIO} policy/covariance_fraction",
-    "simko": f"{CLIPPED} policy/fork_fraction",
+    **dict.fromkeys(("simko", "simko_dual_clip"), f"{CLIPPED} policy/fork_fraction"),
     "entropy_bonus": f"{CLIPPED} policy/entropy_nats",
 }
 OF_POLICY |= dict.fromkeys(("dppo_tv", "dppo_kl", "dppo_top_tv", "dppo_top_kl"), DISTANCE)

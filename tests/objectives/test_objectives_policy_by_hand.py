@@ -208,6 +208,24 @@ def test_simko() -> None:
     ]
 
 
+def test_dual_clip_of_simko() -> None:
+    """Ratio 4, A = -1: the loss is the cap times |A| = 3, at a fork whose likeliest token was chosen 1.1 times that;
+    a positive advantage knows no cap.
+    """
+    now, then = at(4.0, 4.0, 4.0, 2.0)
+    now.requires_grad_()
+    top = column(*8 * [0.5]).reshape(4, 2).log()
+    candidates = simko.TopKCandidates(logp=top, old_logp=top, drawn_is_top=torch.tensor([True] * 4))
+    advantage, forks = column(-1.0, -1.0, 1.0, -1.0), torch.tensor([False, True, False, False])
+    free = simko.simko(now, then, advantage, candidates, forks)
+    torch.testing.assert_close(free.loss, column(4.0, 4.4, -1.2, 2.0), rtol=1e-7, atol=0)
+    capped = simko.SimkoStrength(high=0.5, negative_cap=3.0)
+    terms = simko.simko(now, then, advantage, candidates, forks, capped)
+    torch.testing.assert_close(terms.loss, column(3.0, 3.3, -1.5, 2.0), rtol=1e-7, atol=0)
+    assert torch.autograd.grad(terms.loss.sum(), now)[0].tolist() == [0, 0, 0, 2]
+    assert terms.metrics["policy/clip_fraction"].tolist() == [1, 1, 1, 0]
+
+
 def test_entropy_terms() -> None:
     bonus = entropy.entropy_bonus(column(0.5, 1.0))
     torch.testing.assert_close(add_terms(LossTerms(loss=column(1.0, 1.0)), bonus, weight=0.1).loss, column(0.95, 0.9))

@@ -28,6 +28,25 @@ class TopKCandidates:
     """The sampled token is the most likely of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimkoStrength:
+    """How far SimKO departs from PPO's loss, and the clip of both: the numbers of the authors' scripts."""
+
+    smoothing: float = 0.01
+    """`mix`: share of the gradient of right answers that is spread over the candidates."""
+    penalty_scale: float = 1.1
+    """`boost`: factor of the advantage of wrong answers whose likeliest token was chosen."""
+    low: float = 0.2
+    """Clip width below a ratio of 1."""
+    high: float = 0.2
+    """Clip width above a ratio of 1."""
+    negative_cap: float | None = None
+    """Dual clip: ratio beyond which a punished token is punished no more; None: none."""
+
+
+FROM_THE_SCRIPTS = SimkoStrength()
+
+
 def forking_tokens(entropy: PerDecision, sequence: Indices, *, quantile: float = 0.8) -> Flags:
     """Flags of decisions whose entropy is above that quantile of their own answer."""
     return at_least_float32(entropy).detach() > sequence_quantile(at_least_float32(entropy), sequence, quantile)
@@ -39,24 +58,25 @@ def simko(
     advantage: PerDecision,
     candidates: TopKCandidates,
     forks: Flags,
-    *,
-    smoothing: float = 0.01,
-    penalty_scale: float = 1.1,
+    strength: SimkoStrength = FROM_THE_SCRIPTS,
 ) -> LossTerms:
     """PPO's clipped surrogate (0.2) of r' and A' at `forks`, and of r and A elsewhere.
 
     Right answers (A > 0): r' = (1 - mix) r + mix / K * sum over k of sg[r / r_k] r_k. Its value is r; a share `mix` of
     the gradient is spread evenly over the K candidates. Wrong answers (A < 0): A' = boost * A where the sampled token
     is the most likely, which keeps the policy from moving from one certain wrong answer to another. The sign of the
-    advantage marks right and wrong, as it does in a group with both. Weights: `token_mean`. Metrics as PPO's.
+    advantage marks right and wrong, as it does in a group with both. Clip widths and dual clip are those of
+    `clipped_surrogate`, of r' and A'. Weights: `token_mean`. Metrics as PPO's.
     """
-    r = ratio(now, then)
+    r, mix = ratio(now, then), strength.smoothing
     others = ratio(candidates.logp, candidates.old_logp)
     share = r.detach()[:, None] / (others.detach() + TINY)
-    spread = (1.0 - smoothing) * r + smoothing * (share * others).mean(dim=1)
+    spread = (1.0 - mix) * r + mix * (share * others).mean(dim=1)
     mixed = torch.where(forks & (advantage > 0), spread, r)
-    pressed = torch.where(forks & (advantage < 0) & candidates.drawn_is_top, penalty_scale * advantage, advantage)
-    loss, stopped = surrogate(mixed, pressed, low=0.2, high=0.2)
+    boosted = strength.penalty_scale * advantage
+    pressed = torch.where(forks & (advantage < 0) & candidates.drawn_is_top, boosted, advantage)
+    low, high, cap = strength.low, strength.high, strength.negative_cap
+    loss, stopped = surrogate(mixed, pressed, low=low, high=high, negative_cap=cap)
     return LossTerms(
         loss=loss,
         compute_metrics=lambda: {

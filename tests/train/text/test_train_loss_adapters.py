@@ -1,16 +1,24 @@
 """Adapters from functions of tensors to losses on views, and the penalties that every recipe shares."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from recipe_runs import settings, text_recipes
 
 from hone.objectives.kl import k3, weighted_k3
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.sequence import gspo
-from hone.objectives.weights import token_mean
+from hone.objectives.weights import PromptScheme, token_mean
+from hone.recipes.registry import load_recipe
 from hone.train.text.loss import TokenLossSpec, TokenView
 from hone.train.text.loss_adapters import (
+    AggregationConfig,
     ClipConfig,
     PenaltyConfig,
+    aggregation_scheme,
     clip_loss,
     from_selected_columns,
     from_sequence_columns,
@@ -108,3 +116,56 @@ def test_clip_widths_are_where_they_belong() -> None:
     same(high, torch.tensor([-1.3, -1.105170918075648, 1.6], dtype=torch.float64))
     low = clip_loss(ClipConfig(clip_low=0.1), token_mean).objective(seen).loss
     same(low, torch.tensor([-1.2, -1.105170918075648, 1.8], dtype=torch.float64))
+
+
+# ------------------------------------------------------------------------------------------- aggregation
+
+
+def constant_weights(config: AggregationConfig, lengths: list[int], max_tokens: int) -> np.ndarray:
+    scheme = aggregation_scheme(config, max_tokens)
+    assert not isinstance(scheme, PromptScheme)
+    return scheme(np.array(lengths))
+
+
+def test_the_length_of_constant_length_by_hand() -> None:
+    """Two answers of 3 and 5 tokens: 1 / (2 x 10) each; unset: 1 / (2 x max_tokens)."""
+    own = AggregationConfig(aggregation="constant_length", aggregation_length=10)
+    assert constant_weights(own, [3, 5], 8).tolist() == [0.05, 0.05]
+    unset = AggregationConfig(aggregation="constant_length")
+    assert constant_weights(unset, [3, 5], 8).tolist() == [1 / 16, 1 / 16]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 50), st.integers(1, 50))
+def test_the_length_scales_every_gradient_alike(lengths: list[int], length: int, max_tokens: int) -> None:
+    """verl's seq-mean-token-sum-norm: the mean over answers with tokens of their sums, over `loss_scale_factor`."""
+    config = AggregationConfig(aggregation="constant_length", aggregation_length=length)
+    values = [np.arange(count) - 2.5 for count in lengths]
+    weights = constant_weights(config, lengths, max_tokens)
+    loss = sum(float(weight * value.sum()) for weight, value in zip(weights, values, strict=True))
+    answers = max(sum(count > 0 for count in lengths), 1)
+    assert loss == pytest.approx(sum(float(value.sum()) for value in values) / answers / length)
+
+
+@pytest.mark.parametrize("name", text_recipes())
+def test_every_aggregation_of_a_recipe_takes_a_length(name: str) -> None:
+    config = load_recipe(name).config
+    table = config.model_fields.get("algorithm")
+    if table is None or not issubclass(table.annotation, AggregationConfig):
+        return
+    keys = {"aggregation": "constant_length", "aggregation_length": 17}
+    algorithm = config.model_validate(settings(name, steps=3, full=False, algorithm=keys)).algorithm
+    assert constant_weights(algorithm, [1, 2], 5).tolist() == [1 / 34, 1 / 34]
+    with pytest.raises(ValidationError, match=r'aggregation_length = 17 is the divisor of .* here it is "token_sum"'):
+        config.model_validate(settings(name, steps=3, full=False, algorithm={**keys, "aggregation": "token_sum"}))
+    with pytest.raises(ValidationError, match="aggregation_length"):
+        config.model_validate(settings(name, steps=3, full=False, algorithm={**keys, "aggregation_length": 0}))
+
+
+def test_simko_has_the_keys_of_the_clipped_losses() -> None:
+    keys = {"negative_cap": 3.0, "clip_high": 0.28, "kl": 0.01}
+    config = load_recipe("simko").config.model_validate(settings("simko", steps=3, full=False, algorithm=keys))
+    assert (config.algorithm.negative_cap, config.algorithm.clip_high, config.algorithm.kl) == (3.0, 0.28, 0.01)
+    with pytest.raises(ValidationError, match=r"negative_cap = 1\.1 is below 1 \+ clip_high"):
+        load_recipe("simko").config.model_validate(
+            settings("simko", steps=3, full=False, algorithm={"negative_cap": 1.1})
+        )

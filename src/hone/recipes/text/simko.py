@@ -5,11 +5,11 @@ and A elsewhere. Right answers: r' = (1 - mix) r + mix / K sum over the K likeli
 r. Wrong answers: A' = boost A where the likeliest token was chosen. Every token alike.
 """
 
-from hone.objectives.simko import TopKCandidates, forking_tokens, simko
+from hone.objectives.simko import SimkoStrength, TopKCandidates, forking_tokens, simko
 from hone.train.text import recipe
 
 
-class SimkoAlgorithm(recipe.AggregationConfig):
+class SimkoAlgorithm(recipe.ClipConfig):
     """The numbers of the authors' scripts."""
 
     likeliest: int = recipe.Field(default=3, ge=1)
@@ -33,6 +33,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
+        strength = SimkoStrength(smoothing=chosen.mix, penalty_scale=chosen.boost, **recipe.clip_range(chosen))
 
         def objective(view: recipe.TokenView) -> recipe.LossTerms:
             assert view.top_k_logp is not None
@@ -42,7 +43,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
             candidates = TopKCandidates(logp=view.top_k_logp, old_logp=view.old_top_k.logp, drawn_is_top=first)
             forks = forking_tokens(view.entropy, view.sequence, quantile=chosen.fork_share)
             both = (view.logp, view.denominator_logp)
-            return simko(*both, view.advantage, candidates, forks, smoothing=chosen.mix, penalty_scale=chosen.boost)
+            return simko(*both, view.advantage, candidates, forks, strength)
 
         scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(
@@ -50,7 +51,8 @@ class SimkoConfig(recipe.TextGradientRunConfig):
             top_k=chosen.likeliest
         )  # fmt: skip
         return recipe.TextMethod(
-            credit=recipe.group_advantage(chosen.advantage), learner=recipe.gradient_learner(self, policies, loss)
+            credit=recipe.group_advantage(chosen.advantage),
+            learner=recipe.gradient_learner(self, policies, recipe.with_penalties(loss, chosen)),
         )
 
 

@@ -6,7 +6,7 @@ Belongs here: adapters that several recipes need. What only one recipe does stan
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, Literal, TypeAlias, TypedDict
+from typing import Final, Literal, Self, TypeAlias, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
@@ -105,9 +105,21 @@ class AggregationConfig(Config):
 
     aggregation: Aggregation = "token_mean"
     """Weight of a token in the loss: 1 / tokens of the batch (`token_mean`), 1 / (answers x tokens of its answer)
-    (`sequence_mean`), 1 / answers (`sequence_sum`), 1 / (answers x `rollout.max_tokens`) (`constant_length`), 1
+    (`sequence_mean`), 1 / answers (`sequence_sum`), 1 / (answers x `aggregation_length`) (`constant_length`), 1
     (`token_sum`), 1 / (prompts x tokens of the prompt's answers) (`prompt_mean`), or 1 / (prompts x answers of the
     prompt x tokens of the answer) (`prompt_sequence_mean`)."""
+    aggregation_length: int | None = Field(default=None, ge=1)
+    """Length in tokens that `constant_length` divides by, the same for answers of any length; unset:
+    `rollout.max_tokens`."""
+
+    @model_validator(mode="after")
+    def _length_is_used(self) -> Self:
+        if self.aggregation_length is not None and self.aggregation != "constant_length":
+            raise ValueError(
+                f'aggregation_length = {self.aggregation_length} is the divisor of aggregation = "constant_length"; '
+                f'here it is "{self.aggregation}": set that, or leave aggregation_length out'
+            )
+        return self
 
 
 class PenaltyConfig(AggregationConfig):
@@ -221,10 +233,11 @@ def clip_loss(clip: ClipConfig, scheme: WeightingScheme | PromptScheme) -> Token
 
 
 def aggregation_scheme(config: AggregationConfig, max_tokens: int) -> WeightingScheme | PromptScheme:
-    """The scheme that a config names; `max_tokens` is the length that `constant_length` divides by."""
+    """The scheme that a config names; `constant_length` divides by `max_tokens` unless the config has a length."""
     match config.aggregation:
         case "constant_length":
-            return partial(constant_length, length=max_tokens)
+            own = config.aggregation_length
+            return partial(constant_length, length=max_tokens if own is None else own)
         case "prompt_mean":
             return PromptScheme(prompt_mean)
         case "prompt_sequence_mean":
