@@ -81,6 +81,24 @@ def test_a_correction_multiplies_and_is_told() -> None:
 gaps = st.lists(st.floats(-600, 600), min_size=1, max_size=12)
 
 
+def test_normalised_weights_by_hand() -> None:
+    """Weights 3, 1 and 2 of answers of two tokens and one: a mean of 2 over tokens, of (2 + 2) / 2 over answers. Where
+    the second answer weighs 8 the means are 4 and 5. Means of at most 1e-8 divide nothing.
+    """
+    even, uneven, tiny = column(3.0, 1.0, 2.0), column(3.0, 1.0, 8.0), column(*3 * [0.9e-8])
+    same = {"rtol": 1e-12, "atol": 0.0}
+    torch.testing.assert_close(mismatch.normalised_weight(even), column(1.5, 0.5, 1.0), **same)
+    torch.testing.assert_close(mismatch.normalised_weight(uneven), column(0.75, 0.25, 2.0), **same)
+    apart = torch.tensor([0, 0, 3])  # numbers without a decision are no answers
+    torch.testing.assert_close(mismatch.sequence_normalised_weight(even, apart), column(1.5, 0.5, 1.0), **same)
+    torch.testing.assert_close(mismatch.sequence_normalised_weight(uneven, apart), column(0.6, 0.2, 1.6), **same)
+    for found in (mismatch.normalised_weight(tiny), mismatch.sequence_normalised_weight(tiny, apart)):
+        assert torch.equal(found, tiny)
+    for found in (mismatch.normalised_weight(2 * tiny), mismatch.sequence_normalised_weight(2 * tiny, apart)):
+        torch.testing.assert_close(found, torch.ones_like(tiny))
+    assert mismatch.normalised_weight(column()).tolist() == []
+
+
 @given(gaps, st.floats(1.0, 10.0))
 def test_weights_are_bounded_and_equal_policies_get_1(values: list[float], cap: float) -> None:
     then = torch.zeros(len(values), dtype=torch.float64)

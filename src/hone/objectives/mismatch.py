@@ -4,8 +4,8 @@ Factors of proximal - then (the trainer's log-probabilities at the start of the 
 recorded, in nats) that multiply a loss. All are data, without gradient. A statistic of the log-ratio (of the token, its
 sum or its mean over the sequence) becomes a factor: truncated, masked, or 0 / 1. "Sequence-level importance sampling"
 is the product in some libraries and the geometric mean in others; the two have different names here. Dropped decisions
-stay in the denominator of the loss (`terms.scale_terms`): with a denominator that shrinks, dropping decisions would
-increase the weight of the others.
+stay in the denominator of the loss (`terms.scale_terms`): with a denominator that shrinks, dropping decisions increases
+the weight of the others (in recipes `learner.ratio.count_rejected = false`, for rejections).
 
 Not together with a ratio that is already against the behaviour policy (`clipped_surrogate(now, then, ...)`): that would
 correct twice.
@@ -26,6 +26,9 @@ from hone.objectives.ratios import (
 from hone.objectives.shapes import Indices, Metrics, Multiplier, PerDecision
 from hone.objectives.terms import LossTerms, scale_terms
 from hone.objectives.trust import binary_kl
+
+SMALLEST_MEAN = 1e-8
+"""Mean weight up to which weights are not normalised: nearly all of them are 0."""
 
 
 @torch.no_grad()
@@ -145,6 +148,34 @@ def geometric_rejection(
 ) -> PerDecision:
     """1 where the geometric mean of the sequence's rho is within [0.999, 1.001], else 0 (geometric rejection)."""
     return ratio_in_range(geometric_log_ratio(proximal, then, sequence), ratio_floor=ratio_floor, ratio_cap=ratio_cap)
+
+
+@torch.no_grad()
+def normalised_weight(weight: PerDecision) -> PerDecision:
+    """weight / its mean over all decisions of the step, so that the mean is 1: self-normalised importance sampling, of
+    less variance and a bias of order 1 / n.
+
+    verl's `rollout_is_batch_normalize` of token weights: after truncation, before any rejection. A mean of at most 1e-8
+    divides nothing.
+    """
+    return _divided_by(float(weight.double().mean()), weight)
+
+
+@torch.no_grad()
+def sequence_normalised_weight(weight: PerDecision, sequence: Indices) -> PerDecision:
+    """weight / its mean over the step's sequences, each of which counts once by the mean of its decisions: for weights
+    that are one number per sequence (verl's `rollout_is_batch_normalize` at the sequence level). Otherwise as
+    `normalised_weight`.
+    """
+    exact, count = weight.double(), torch.bincount(sequence)
+    total = exact.new_zeros(len(count)).index_add(0, sequence, exact)
+    present = count > 0
+    return _divided_by(float((total[present] / count[present]).mean()), weight)
+
+
+def _divided_by(mean: float, weight: PerDecision) -> PerDecision:
+    """weight / mean; the weight itself where the mean is too small, or not a number for want of decisions."""
+    return weight / mean if mean > SMALLEST_MEAN else weight
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ With d = proximal - then in nats (the trainer's log-probability at the start of 
 tokens of the engine: k1 = -d and k3 = exp(d) - 1 - d estimate KL(engine || trainer) without bias, k2 = d^2 / 2 with
 bias (Schulman, "Approximating KL divergence", 2020). The result is 1 where an answer or token is kept and 0 where it is
 rejected: a mask without an importance weight. Rejected tokens stay in the denominator of the loss, as in AReaL; verl
-takes them out of it.
+takes them out of it, and so does `learner.ratio.count_rejected = false`.
 """
 
 from collections.abc import Callable

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
-from hone.train.text.ratio import CorrectionFactor
+from hone.train.text.ratio import CorrectionFactor, StepCorrection
 from hone.train.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
 TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
@@ -113,6 +114,8 @@ class TokenLoss:
     micro_batch_tokens: int
     reference: TokenPolicy | None = None
     correction: CorrectionFactor | None = None
+    step_correction: StepCorrection | None = None
+    """Takes the place of `correction`, where that needs all tokens of the step."""
     diagnostics: bool = False
     """Measure perplexities and chi-square divergences of the mismatch, too."""
 
@@ -127,9 +130,11 @@ class TokenLoss:
 
     def objective(self, policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
         view = self.token_view(policy, batch)
-        terms = self.loss.objective(view)
-        if self.correction is not None:
-            terms = with_mismatch_correction(terms, self.correction(view.old_logp, view.behaviour_logp, view.sequence))
+        terms, factor = self.loss.objective(view), batch.correction
+        if factor is None and self.correction is not None:
+            factor = self.correction(view.old_logp, view.behaviour_logp, view.sequence)
+        if factor is not None:
+            terms = with_mismatch_correction(terms, factor)
         measure = self._measure_mismatch
         return replace(terms, compute_metrics=lambda: {**terms.metrics, **measure(view)})
 
@@ -201,13 +206,31 @@ class TokenLoss:
         if self.reference is not None:
             (anchor,) = rows.evaluate(partial(chosen_logp, self.reference), budget)
             known = replace(known, ref_logp=anchor)
-        if self.denominator == "recomputed" or self.loss.needs_old_logp:
+        if self.step_correction is not None:
+            known = self._correct_step(self.step_correction, rows, policy, known)
+        elif self.denominator == "recomputed" or self.loss.needs_old_logp:
             (proximal,) = rows.evaluate(partial(chosen_logp, policy), budget)
             known = replace(known, old_logp=proximal)
         if self.loss.top_k:
             ids, logp = rows.evaluate(partial(likeliest_tokens, policy, self.loss.top_k), budget)
             known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp)
         return known
+
+    def _correct_step(
+        self, correction: StepCorrection, rows: TokenRows, policy: TokenPolicy, known: PrecomputedColumns
+    ) -> PrecomputedColumns:
+        """`known` with the correction of all tokens, also of those without an advantage: they count in its means."""
+        every = replace(rows, layout=replace(rows.layout, skip_zero_advantage=False))
+        (proximal,) = every.evaluate(partial(chosen_logp, policy), self.micro_batch_tokens)
+        columns = (proximal, rows.episodes.logp, rows.episodes.owner)
+        factor, counted = correction.columns(*(torch.from_numpy(np.ascontiguousarray(one)) for one in columns))
+        keeps_old = self.denominator == "recomputed" or self.loss.needs_old_logp
+        return replace(
+            known,
+            old_logp=proximal if keeps_old else None,
+            correction=factor.numpy(),
+            counted=None if counted is None else counted.numpy(),
+        )
 
 
 def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:

@@ -4,10 +4,12 @@ A config names them; here names become functions, once, before a model is loaded
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -46,6 +48,8 @@ CORRECTIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
     "geometric_kept": (mismatch.geometric_rejection, ("ratio_floor", "ratio_cap")),
 }
 """Factor of each correction, and its bounds: the floor, where it has one, and the cap."""
+REJECTING_CORRECTIONS = ("geometric_kept",)
+"""Those that are no weight: tokens are kept or rejected."""
 TOKEN_CORRECTIONS = ("truncated_is", "masked_is", "icepop", "kpop")
 """Those that look at each token by itself."""
 STATISTICS: Mapping[str, rejection.DivergenceStatistic] = {
@@ -121,6 +125,14 @@ class RatioConfig(Config):
     method's own by default."""
     rejections: list[RejectionConfig] = []
     """Bounds on divergences between trainer and engine; a token must pass all of them. They multiply the correction."""
+    normalise_weights: bool = False
+    """Divide the correction's factors by their mean over the step, so that it is 1: the mean over tokens or, where an
+    answer has one factor, over answers; rejected tokens count in it. Where the ratio's denominator is `self`, this
+    costs one more forward pass."""
+    count_rejected: bool = True
+    """Count rejected tokens (of `rejections` and `geometric_kept`) in the denominator of the aggregation. False: they
+    leave it, so that the others weigh more; an answer that is rejected whole is no answer to it. Factors of 0 that are
+    no rejection always count. Where the ratio's denominator is `self`, false costs one more forward pass."""
     diagnostics: bool = False
     """Add metrics of the mismatch: perplexities of trainer and engine, and chi-square divergences."""
     max_mismatch_nats: float | None = Field(default=None, gt=0)
@@ -164,14 +176,88 @@ def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
     weight = _weight(config)
     if weight is not None:
         masks.insert(0, weight)
-    if len(masks) < 2:
-        return masks[0] if masks else None
+    return _product(masks)
+
+
+def _product(factors: Sequence[CorrectionFactor]) -> CorrectionFactor | None:
+    """The product of `factors`; None for no factor."""
+    if len(factors) < 2:
+        return factors[0] if factors else None
 
     def factor(trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> Tensor:
-        found = masks[0](trainer, behaviour, sequence)
-        for mask in masks[1:]:
-            found = found * mask(trainer, behaviour, sequence)
+        found = factors[0](trainer, behaviour, sequence)
+        for other in factors[1:]:
+            found = found * other(trainer, behaviour, sequence)
         return found
+
+    return factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCorrection:
+    """Correction and rejections that are computed once, over all tokens of a step."""
+
+    weight: CorrectionFactor | None
+    """The correction, already normalised where that is asked for; None: 1."""
+    mask: CorrectionFactor | None
+    """1 for the tokens that are kept, 0 for those that are rejected; None: all are kept."""
+    count_rejected: bool
+    """Rejected tokens count in the denominator of the aggregation."""
+
+    def columns(self, trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Factor `[N]` on each token's loss, and flags `[N]` of the tokens that count in the denominator (None: all).
+
+        Arguments: log-probabilities of the trainer's policy before the update and of the behaviour policy `[N]`, and
+        the tokens' sequences `[N]`.
+        """
+        factor, counted = torch.ones_like(trainer), None
+        if self.weight is not None:
+            factor = self.weight(trainer, behaviour, sequence)
+        if self.mask is not None:
+            mask = self.mask(trainer, behaviour, sequence)
+            factor = factor * mask
+            counted = None if self.count_rejected else mask > 0
+        return factor, counted
+
+
+def resolve_step_correction(config: RatioConfig) -> StepCorrection | None:
+    """The correction and the rejections of a config whose tokens cannot be corrected one micro-batch after another;
+    None where they can.
+
+    Raises ValueError as `resolve_correction`, and for weights that are to be normalised, and rejected tokens that are
+    not to count, where there are none.
+    """
+    weight, masks = _weight(config), [bounds.mask() for bounds in config.rejections]
+    if config.normalise_weights and config.correction in ("none", *REJECTING_CORRECTIONS):
+        raise ValueError(
+            "learner.ratio.normalise_weights = true divides the weights of a correction by their mean, and "
+            f'learner.ratio.correction = "{config.correction}" has no weights; choose another, as "truncated_is", or '
+            "leave normalise_weights out"
+        )
+    rejects = bool(config.rejections) or config.correction in REJECTING_CORRECTIONS
+    if not config.count_rejected and not rejects:
+        raise ValueError(
+            "learner.ratio.count_rejected = false takes rejected tokens out of the denominator, and nothing is "
+            'rejected; add learner.ratio.rejections, or correction = "geometric_kept", or leave count_rejected out'
+        )
+    if config.count_rejected and not config.normalise_weights:
+        return None
+    if weight is not None and config.correction in REJECTING_CORRECTIONS:
+        masks.insert(0, weight)
+        weight = None
+    if weight is not None and config.normalise_weights:
+        weight = _normalised(weight, per_token=config.correction in TOKEN_CORRECTIONS)
+    return StepCorrection(weight=weight, mask=_product(masks), count_rejected=config.count_rejected)
+
+
+def _normalised(weight: CorrectionFactor, *, per_token: bool) -> CorrectionFactor:
+    """`weight`, of mean 1 over the tokens that it is given, or over their answers."""
+
+    def factor(trainer: Tensor, behaviour: Tensor, sequence: Tensor) -> Tensor:
+        found = weight(trainer, behaviour, sequence)
+        if per_token:
+            return mismatch.normalised_weight(found)
+        return mismatch.sequence_normalised_weight(found, sequence)
 
     return factor
 

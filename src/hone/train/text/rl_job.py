@@ -49,6 +49,7 @@ from hone.train.text.ratio import (
     require_small_mismatch,
     resolve_correction,
     resolve_denominator,
+    resolve_step_correction,
 )
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
@@ -131,7 +132,7 @@ class TextGradientRunConfig(TextRunConfig):
                 "against recorded log-probabilities computes only the second; set learner.ratio.denominator = "
                 '"recomputed"'
             )
-        resolve_correction(self.learner.ratio)
+        resolve_step_correction(self.learner.ratio)
         return self
 
     def micro_batch_tokens(self) -> int:
@@ -366,6 +367,7 @@ def gradient_learner(
         micro_batch_tokens=config.learner.micro_batch_tokens,
         reference=policies.reference() if loss.needs_reference else None,
         correction=resolve_correction(config.learner.ratio),
+        step_correction=resolve_step_correction(config.learner.ratio),
         diagnostics=config.learner.ratio.diagnostics,
     )
     learner = token_learner(

@@ -59,6 +59,8 @@ class TokenBatch:
     """`[n, K]` of the policy as it was when the update began."""
     token_factor: Tensor | None = None
     """`[n]` what a selection over the whole optimizer batch decided."""
+    correction: Tensor | None = None
+    """`[n]` factor of the mismatch correction, where it was computed over the whole step."""
     sampling_mask: SamplingMask | None = None
     """What sampling left to choose from, where it cut anything off."""
     group: Tensor | None = None
@@ -81,6 +83,10 @@ class PrecomputedColumns:
     """`[N, K]` their log-probabilities, nats."""
     token_factor: NDArray[np.floating] | None = None
     """`[N]` of a selection over the whole optimizer batch."""
+    correction: NDArray[np.floating] | None = None
+    """`[N]` factor of the mismatch correction, over the whole step."""
+    counted: NDArray[np.bool_] | None = None
+    """`[N]` flags of the decisions that count in the weights' denominators; None: all."""
 
     def take(self, where: Ints) -> "PrecomputedColumns":
         return PrecomputedColumns(
@@ -89,6 +95,8 @@ class PrecomputedColumns:
             top_k_ids=None if self.top_k_ids is None else self.top_k_ids[where],
             top_k_logp=None if self.top_k_logp is None else self.top_k_logp[where],
             token_factor=None if self.token_factor is None else self.token_factor[where],
+            correction=None if self.correction is None else self.correction[where],
+            counted=None if self.counted is None else self.counted[where],
         )
 
 
@@ -210,17 +218,24 @@ class TokenRows:
 
     def _sequence_weight(self, reduction: Reduction) -> NDArray[np.float64]:
         """`[E]` weight of a decision of each sequence, by the totals of all ranks."""
-        scheme, episodes = self.layout.scheme, self.episodes
+        scheme, lengths = self.layout.scheme, self._counted_lengths()
         if isinstance(scheme, PromptScheme):
-            return whole_batch(scheme.weigh, reduction)(episodes.lengths, episodes.group)
-        return whole_batch(scheme, reduction)(episodes.lengths)
+            return whole_batch(scheme.weigh, reduction)(lengths, self.episodes.group)
+        return whole_batch(scheme, reduction)(lengths)
+
+    def _counted_lengths(self) -> Ints:
+        """`[E]` decisions of each sequence that count in the weights' denominators."""
+        counted = self.precomputed.counted
+        if counted is None:
+            return self.episodes.lengths
+        return np.bincount(self.episodes.owner[counted], minlength=len(self.episodes))
 
     def _fixed_weight(self, term: TermWeights, reduction: Reduction) -> NDArray[np.float64]:
         """`[E]` weight of the term for each sequence, or for its group, by the totals of all ranks."""
         if term.per != "group":
-            return whole_batch(term.scheme, reduction)(self.episodes.lengths)
+            return whole_batch(term.scheme, reduction)(self._counted_lengths())
         assert self.layout.unit == "group", 'weights per group need unit = "group"'
-        decisions = np.diff(self.episodes.offsets[self.unit_sequences])
+        decisions = np.diff(offsets_of(self._counted_lengths())[self.unit_sequences])
         return whole_batch(term.scheme, reduction)(decisions)[owner_of(self.unit_sequences)]
 
     def _contributing(self) -> NDArray[np.bool_]:
@@ -269,6 +284,7 @@ class TokenRows:
             if known.top_k_ids is None or known.top_k_logp is None
             else TopKTokens(ids=column(known.top_k_ids), logp=column(known.top_k_logp)),
             token_factor=None if known.token_factor is None else column(known.token_factor),
+            correction=None if known.correction is None else column(known.correction),
             sampling_mask=None
             if kept is None
             else SamplingMask(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
