@@ -11,7 +11,7 @@ from hone.core.random import generator
 from hone.credit.group import group_relative, leave_one_out
 from hone.credit.returns import gae, reward_as_advantage
 from hone.lab.exact import all_groups, group_advantages
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 
@@ -60,6 +60,27 @@ def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, 
     return moments
 
 
+def claims_of(
+    moments: list[dict[str, tuple[float, float]]],
+    shares: dict[str, float],
+    easy: dict[str, float],
+    hard: dict[str, float],
+) -> list[BoundedClaim]:
+    """Claims on shares of the gradient and variances by chance (`moments`), and at p = 0.9 (`easy`) and 0.1."""
+    raw, mean, loo, critic = shares
+    return [
+        at_most(
+            "REINFORCE, leave-one-out and critic miss the true gradient by",
+            max(abs(each[name][0] - 1) for each in moments for name in (raw, loo, critic)),
+            1e-5,
+        ),
+        at_most("group mean: share of the gradient off (G-1)/G by", abs(shares[mean] - 0.75), 1e-5),
+        at_least("variance without a baseline over leave-one-out, p = 0.9", easy[raw] / easy[loo], 3),
+        at_most("variance without a baseline over leave-one-out, p = 0.1", hard[raw] / hard[loo], 1),
+        at_most("variance of a perfect critic over leave-one-out", easy[critic] / easy[loo], 0.9),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     chances = CHANCES[1::4] if quick else CHANCES
@@ -71,17 +92,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     )
     shares, alone = _by_name(gradient_moments(0.9, wrong, filler=0))
     raw, mean, loo, critic = shares
-    claims = [
-        at_most(
-            "REINFORCE, leave-one-out and critic miss the true gradient by",
-            max(abs(each[name][0] - 1) for each in moments for name in (raw, loo, critic)),
-            1e-5,
-        ),
-        at_most("group mean: share of the gradient off (G-1)/G by", abs(shares[mean] - 0.75), 1e-5),
-        at_least("variance without a baseline over leave-one-out, p = 0.9", easy[raw] / easy[loo], 3),
-        at_most("variance without a baseline over leave-one-out, p = 0.1", hard[raw] / hard[loo], 1),
-        at_most("variance of a perfect critic over leave-one-out", easy[critic] / easy[loo], 0.9),
-    ]
     return ExperimentResult(
         header=("baseline", "share of true gradient", "variance, p = 0.1", "p = 0.9", "p = 0.9, one token alone"),
         rows=[
@@ -103,7 +113,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"answer is the deciding token alone). A perfect critic has {easy[critic] / easy[loo]:.2f} times, and the "
             f"plain group mean is leave-one-out times {shares[mean]:.2f}."
         ),
-        claims=claims,
+        claims=claims_of(moments, shares, easy, hard),
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hone.envs.gym.world import GymConfig
 from hone.lab.control import train_job
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.off_policy.her_dqn import ENTRY, HerDqnConfig
 from hone.train.control.hindsight import HindsightConfig
@@ -37,16 +37,20 @@ def success_rate(bits: int, share: float, *, seed: int, turns: int) -> float:
     return train_job(make_job(bits, share, seed=seed, turns=turns), steps=turns)["eval/score"]
 
 
+def claims_of(on: list[float], at: int, off: list[float]) -> list[BoundedClaim]:
+    """Claims on the goals reached with and without hindsight; the number `at` is that of 8 bits."""
+    return [
+        at_least("goals of 8 bits reached with hindsight", on[at], 0.7),
+        at_most("the same without", off[at], 0.4),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, sizes = (240, (8,)) if quick else (300, (4, 6, 8, 10))
     result = {name: [success_rate(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
     at = sizes.index(8)
     on, off = result["with hindsight"], result["without"]
-    claims = [
-        at_least("goals of 8 bits reached with hindsight", on[at], 0.7),
-        at_most("the same without", off[at], 0.4),
-    ]
     return ExperimentResult(
         header=("replay", *(f"{n} bits" for n in sizes)),
         rows=[(name, *(f"{share:.0%}" for share in values)) for name, values in result.items()],
@@ -55,7 +59,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"With {turns} iterations of 16 steps and 4 updates, hindsight relabelling learns to reach {on[at]:.0%} of "
             f"the goals of 8 bits; without it {off[at]:.0%} are reached."
         ),
-        claims=claims,
+        claims=claims_of(on, at, off),
     )
 
 

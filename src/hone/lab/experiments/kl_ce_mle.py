@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hone.core.random import generator
 from hone.lab.exact import gradient, minimise, relative_distance
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.objectives.offline import behaviour_cloning
 from hone.report.html import format_number
 
@@ -54,6 +54,21 @@ def identity_errors(seed: int, data: Tensor) -> tuple[float, float, float]:
     return off, float((likelihood - cross).abs().detach()), relative_distance(by_likelihood, by_kl)
 
 
+def claims_of(
+    off: float, off_likelihood: float, off_gradient: float, width: dict[str, float], held: dict[str, float]
+) -> list[BoundedClaim]:
+    """Claims on the errors of the identities, and on the width and the probability of the valley of each fit."""
+    forward, reverse = held
+    return [
+        at_most("cross-entropy minus entropy minus KL, nats", off, 1e-12),
+        at_most("mean negative log-likelihood minus cross-entropy, nats", off_likelihood, 1e-12),
+        at_most("gradients of likelihood and KL apart by", off_gradient, 1e-9),
+        at_least("width of the likelihood fit over the reward fit", width[forward] / width[reverse], 2.0),
+        at_least("probability of the valley, likelihood fit", held[forward], 0.1),
+        at_most("probability of the valley, reward fit", held[reverse], 0.05),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps = 250 if quick else 1000
@@ -66,15 +81,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     valley = slice(27, 34)
     chances = {name: fit().detach().exp() for name, fit in fits.items()}
     held = {name: float(chance[valley].sum()) for name, chance in chances.items()}
-    forward, reverse = fits
-    claims = [
-        at_most("cross-entropy minus entropy minus KL, nats", off, 1e-12),
-        at_most("mean negative log-likelihood minus cross-entropy, nats", off_likelihood, 1e-12),
-        at_most("gradients of likelihood and KL apart by", off_gradient, 1e-9),
-        at_least("width of the likelihood fit over the reward fit", likely.width / greedy.width, 2.0),
-        at_least("probability of the valley, likelihood fit", held[forward], 0.1),
-        at_most("probability of the valley, reward fit", held[reverse], 0.05),
-    ]
     return ExperimentResult(
         header=("one mode fitted by", "width", "probability of the valley between the modes"),
         rows=[(name, format_number(fit.width), format_number(held[name])) for name, fit in fits.items()],
@@ -92,7 +98,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"{error_bound(off_gradient)}). This direction covers both modes, with width {likely.width:.1f}. The "
             f"reverse direction, that of RL with a KL penalty, fits one mode, with width {greedy.width:.1f}."
         ),
-        claims=claims,
+        claims=claims_of(off, off_likelihood, off_gradient, {name: fit.width for name, fit in fits.items()}, held),
     )
 
 

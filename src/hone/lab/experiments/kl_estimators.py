@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hone.core.random import generator
 from hone.lab.exact import gradient, relative_distance
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.objectives.kl import k1, k2, k3, weighted_k3
 from hone.objectives.policy import reinforce_loss
 
@@ -65,15 +65,13 @@ def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, fl
     return result
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    distances = np.array([0.1, 0.3, 1.0, 2.0]) if quick else np.linspace(0.05, 2.0, 40)
-    errors = [value_errors(seed, float(distance)) for distance in distances]
-    kls = [true for true, _ in errors]
-    slopes = gradient_directions(seed, 1.0)
-    _, near = value_errors(seed, 0.1)
-    far_kl, far = value_errors(seed, 1.5)
-    claims = [
+def claims_of(
+    errors: list[tuple[float, dict[str, tuple[float, float]]]],
+    near: dict[str, tuple[float, float]],
+    slopes: dict[str, tuple[float, float, float]],
+) -> list[BoundedClaim]:
+    """Claims on the errors as estimates, those at a small KL, and the gradients as losses, by estimator."""
+    return [
         at_most("largest bias of k3 as an estimate", max(abs(each["k3"][0]) for _, each in errors), 1e-9),
         at_least("largest bias of k2 as an estimate", max(abs(each["k2"][0]) for _, each in errors), 0.02),
         at_most("noise of k3 over k1 at a small KL", near["k3"][1] / near["k1"][1], 0.5),
@@ -85,6 +83,16 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             "gradient of ratio * k3 as a loss, difference from KL(policy || reference)", slopes["ratio * k3"][1], 1e-9
         ),
     ]
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    distances = np.array([0.1, 0.3, 1.0, 2.0]) if quick else np.linspace(0.05, 2.0, 40)
+    errors = [value_errors(seed, float(distance)) for distance in distances]
+    kls = [true for true, _ in errors]
+    slopes = gradient_directions(seed, 1.0)
+    _, near = value_errors(seed, 0.1)
+    far_kl, far = value_errors(seed, 1.5)
     return ExperimentResult(
         header=(
             "as a loss",
@@ -111,7 +119,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"(less than {error_bound(slopes['k1'][0])} of it), k2 and ratio-weighted k3 have exactly the gradient of "
             f"KL(policy || reference), and plain k3 that of KL(reference || policy), {slopes['k3'][1]:.0%} away."
         ),
-        claims=claims,
+        claims=claims_of(errors, near, slopes),
         figures={"far_kl_nats": far_kl},
     )
 

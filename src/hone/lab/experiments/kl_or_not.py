@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.policies import answer_paths, frozen_copy, kl_between, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, Puzzle, addition
 from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
@@ -54,6 +54,17 @@ def train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floa
     return policy, metrics["drift"]
 
 
+def claims_of(
+    far: dict[float, float], tight: float, free: float, here: dict[float, float], there: dict[float, float]
+) -> list[BoundedClaim]:
+    """Claims on the drift, and the solved questions `here` (trained) and `there` (others), by weight of the KL term."""
+    return [
+        at_most("drift on other questions, with the KL term over without", far[tight] / far[free], 0.7),
+        at_most("solved without the KL term minus with it", here[free] - here[tight], 0.1),
+        at_least("other questions solved, with the KL term over without", there[tight] / there[free], 1.05),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs, weights = (40, 1, (0.0, 0.3)) if quick else (80, 2, WEIGHTS)
@@ -75,18 +86,13 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     far = {weight: float(np.mean([path[-1] for path in paths])) for weight, paths in drift.items()}
     here = {weight: float(np.mean(values)) for weight, values in solved.items()}
     there = {weight: float(np.mean(values)) for weight, values in kept.items()}
-    claims = [
-        at_most("drift on other questions, with the KL term over without", far[tight] / far[free], 0.7),
-        at_most("solved without the KL term minus with it", here[free] - here[tight], 0.1),
-        at_least("other questions solved, with the KL term over without", there[tight] / there[free], 1.05),
-    ]
     return ExperimentResult(
         header=("weight of KL", "training questions solved", "other questions solved", "drift on those, nats"),
         rows=[(format_number(w), f"{here[w]:.1%}", f"{there[w]:.1%}", format_number(far[w])) for w in weights],
         panels=[
             plot_by_step(
                 "KL(policy || reference) on other questions, nats",
-                {f"weight {w}" if w else "no KL term": np.mean(paths, axis=0) for w, paths in drift.items()},
+                {f"weight {w}" if w else "no KL term": np.stack(paths) for w, paths in drift.items()},
             )
         ],
         verdict=(
@@ -94,7 +100,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"to {far[tight]:.2f} nats. {there[tight]:.0%} of them remain solved instead of {there[free]:.0%} "
             f"({before:.0%} before training), at {here[tight]:.1%} against {here[free]:.1%} on the training questions."
         ),
-        claims=claims,
+        claims=claims_of(far, tight, free, here, there),
     )
 
 

@@ -9,7 +9,7 @@ from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.returns import gae
 from hone.lab.exact import scored_episodes
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 
@@ -60,6 +60,16 @@ def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floa
     return bias, variance
 
 
+def claims_of(bias: Floats, variance: Floats, total: Floats, best: int) -> list[BoundedClaim]:
+    """Claims on squared bias, variance and squared error by lambda `[DECAYS]`; `best` has the least error."""
+    return [
+        at_most("squared bias of Monte Carlo over one-step", bias[-1] / bias[0], 0.05),
+        at_least("variance of Monte Carlo over one-step", variance[-1] / variance[0], 2.0),
+        at_most("best squared error over one-step", total[best] / total[0], 0.98),
+        at_most("best squared error over Monte Carlo", total[best] / total[-1], 0.9),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     count = 4000 if quick else 20_000
@@ -67,12 +77,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     bias, variance = np.mean([b for b, _ in result], axis=0), np.mean([v for _, v in result], axis=0)
     total = bias + variance
     best = int(total.argmin())
-    claims = [
-        at_most("squared bias of Monte Carlo over one-step", bias[-1] / bias[0], 0.05),
-        at_least("variance of Monte Carlo over one-step", variance[-1] / variance[0], 2.0),
-        at_most("best squared error over one-step", total[best] / total[0], 0.98),
-        at_most("best squared error over Monte Carlo", total[best] / total[-1], 0.9),
-    ]
     return ExperimentResult(
         header=("lambda", "squared bias", "variance", "squared error"),
         rows=[
@@ -93,7 +97,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"lambda = {DECAYS[best]} has the lowest squared error, {total[best]:.2f} against {total[0]:.2f} and "
             f"{total[-1]:.2f}."
         ),
-        claims=claims,
+        claims=claims_of(bias, variance, total, best),
     )
 
 

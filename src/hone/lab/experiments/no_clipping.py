@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hone.lab.exact import gradient
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, clipped_objective, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate, importance_weighted
 from hone.objectives.ratios import ratio
@@ -34,6 +34,20 @@ def surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, floa
     return -float(smaller), -float(gradient(bare.sum(), now))
 
 
+def claims_of(
+    kl: dict[str, float], most: dict[str, float], last: dict[str, float], wrong_way: float, bare: float
+) -> list[BoundedClaim]:
+    """Claims on the figures of trainings by objective, and on two gradients of the surrogate."""
+    kept, free = OBJECTIVES
+    return [
+        at_least("KL of an update, no clip over clipped", kl[free] / kl[kept], 1.5),
+        at_least("largest ratio, no clip over clipped", most[free] / most[kept], 1.0),
+        at_least("questions solved, clipped minus no clip", last[kept] - last[free], -0.02),
+        at_least("gradient of a bad token that became more likely, with the minimum", -wrong_way, 1.0),
+        at_most("the same, clipped term alone", abs(bare), 1e-6),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (20, 1) if quick else (40, 3)
@@ -51,18 +65,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     most = {name: float(each["policy/ratio_max"].max()) for name, each in result.items()}
     entropy = {name: float(each["entropy_nats"][:, steps // 2].mean()) for name, each in result.items()}
     wrong_way, bare = surrogate_gradients(0.5, -1.0)
-    claims = [
-        at_least("KL of an update, no clip over clipped", kl[free] / kl[kept], 1.5),
-        at_least("largest ratio, no clip over clipped", most[free] / most[kept], 1.0),
-        at_least("questions solved, clipped minus no clip", last[kept] - last[free], -0.02),
-        at_least("gradient of a bad token that became more likely, with the minimum", -wrong_way, 1.0),
-        at_most("the same, clipped term alone", abs(bare), 1e-6),
-    ]
     return ExperimentResult(
         header=("objective", "solved", "KL of an update, nats", "largest ratio", "entropy half-way, nats"),
         rows=[(name, *map(format_number, (last[name], kl[name], most[name], entropy[name]))) for name in result],
         panels=[
-            plot_by_step(title, {name: each[metric].mean(axis=0) for name, each in result.items()}, log_y=log)
+            plot_by_step(title, {name: each[metric] for name, each in result.items()}, log_y=log)
             for title, metric, log in (
                 ("share of additions solved", "solved", False),
                 ("largest ratio of an update", "policy/ratio_max", True),
@@ -75,7 +82,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"at {last[free]:.1%} solved against {last[kept]:.1%}. Without the minimum, a token with negative "
             f"advantage that became 1.65 times as likely gets no gradient ({bare:.0f} against {wrong_way:.2f})."
         ),
-        claims=claims,
+        claims=claims_of(kl, most, last, wrong_way, bare),
     )
 
 

@@ -13,7 +13,7 @@ from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_valu
 from hone.envs.gym.world import GymConfig
 from hone.envs.suite.grid_worlds import FourRoomsEnv
 from hone.lab.control import train_job, with_rewards
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.recipes.tabular import option_q_learning, q_learning
 from hone.report.html import format_number
@@ -99,20 +99,10 @@ def goals_reached(kind: str, *, seed: int, turns: int) -> Floats:
     return result
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    turns, runs = (60, 4) if quick else (150, 4)
-    plan = plan_with_options(FourRoomsEnv())
-    goals = {
-        kind: np.mean([goals_reached(kind, seed=10 * seed + k, turns=turns) for k in range(runs)], axis=0)
-        for kind in KINDS
-    }
-    steps = EACH * ROOMS
-    early = {kind: float(path[:EARLY].sum()) for kind, path in goals.items()}
-    late = {kind: steps * (turns // 5) / float(path[-(turns // 5) :].sum()) for kind, path in goals.items()}
-    sweeps = {kind: int(np.argmax(each.progress >= 0.9)) for kind, each in plan.items()}
+def claims_of(sweeps: dict[str, int], plan: dict[str, OptionPlan], early: dict[str, float]) -> list[BoundedClaim]:
+    """Claims on sweeps and plans by choice, and on the goals reached early in learning."""
     single, ways = KINDS
-    claims = [
+    return [
         at_most("sweeps to 90% of the optimal value, options over actions", sweeps[ways] / sweeps[single], 0.6),
         at_most(
             "decisions to the goal, hallway options alone over actions",
@@ -122,6 +112,22 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_least("value of hallway options alone, share of the optimum", plan[ONLY].value_share, 0.9),
         at_least("goals reached early in learning, options over actions", early[ways] / early[single], 1.2),
     ]
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    turns, runs = (60, 4) if quick else (150, 4)
+    plan = plan_with_options(FourRoomsEnv())
+    goals = {
+        kind: np.stack([goals_reached(kind, seed=10 * seed + k, turns=turns) for k in range(runs)]) for kind in KINDS
+    }
+    steps = EACH * ROOMS
+    early = {kind: float(path[:, :EARLY].sum(axis=1).mean()) for kind, path in goals.items()}
+    late = {
+        kind: steps * (turns // 5) / float(path[:, -(turns // 5) :].sum(axis=1).mean()) for kind, path in goals.items()
+    }
+    sweeps = {kind: int(np.argmax(each.progress >= 0.9)) for kind, each in plan.items()}
+    single, ways = KINDS
     return ExperimentResult(
         header=("choices", "sweeps to 90%", "value", "decisions to the goal", "goals early", "steps per goal, late"),
         rows=[
@@ -133,7 +139,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             line_plot("share of the optimal value", "sweeps of value iteration", range(SWEEPS + 1),
                   {kind: each.progress for kind, each in plan.items()}),
             line_plot("goals reached in training", "environment steps", steps * np.arange(1, turns + 1),
-                  {kind: np.cumsum(path) for kind, path in goals.items()}),
+                  {kind: np.cumsum(path, axis=1) for kind, path in goals.items()}),
         ],
         verdict=(
             f"In four rooms, hallway options let value iteration reach 90% of the optimal value in {sweeps[ways]} "
@@ -143,7 +149,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"in its first {steps * EARLY:,} steps, and needed {late[ways]:.0f} steps per goal at the end against "
             f"{late[single]:.0f}."
         ),
-        claims=claims,
+        claims=claims_of(sweeps, plan, early),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from hone.core.episodes import Episodes
 from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.envs.finite.world import FiniteWorld
 from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, train_recipe
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 from hone.tabular.batch import RateConfig
@@ -59,6 +59,17 @@ def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[
     return wrong, believed
 
 
+def claims_of(share: dict[str, float], bias: dict[str, float], last: dict[str, float]) -> list[BoundedClaim]:
+    """Claims on the share of wrong decisions, the largest bias and the last estimate, by method."""
+    single, double = METHODS
+    return [
+        at_least("share of wrong decisions, Q-learning over double", share[single] / share[double], 1.2),
+        at_least("largest overestimation of the bets, Q-learning", bias[single], 0.1),
+        at_most("the same, double Q-learning", bias[double], 0.12),
+        at_most("final estimate of double Q-learning minus the true value", last[double] - TRUTH, 0.0),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, learners = (400, 300) if quick else (800, 1000)
@@ -68,12 +79,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     bias = {name: float(believed.max()) - TRUTH for name, (_, believed) in result.items()}
     last = {name: float(believed[-turns // 10 :].mean()) for name, (_, believed) in result.items()}
     single, double = METHODS
-    claims = [
-        at_least("share of wrong decisions, Q-learning over double", share[single] / share[double], 1.2),
-        at_least("largest overestimation of the bets, Q-learning", bias[single], 0.1),
-        at_most("the same, double Q-learning", bias[double], 0.12),
-        at_most("final estimate of double Q-learning minus the true value", last[double] - TRUTH, 0.0),
-    ]
     after = np.arange(WINDOW, turns + 1)
     return ExperimentResult(
         header=("method", "wrong decisions", "at worst", "largest estimate", "final estimate", "true value"),
@@ -95,7 +100,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"{format_number(bias[double] + TRUTH)}, with {peak[double]:.0%} at worst and {share[double]:.0%} overall, "
             f"and ends below the true value ({format_number(last[double])}; Q-learning {format_number(last[single])})."
         ),
-        claims=claims,
+        claims=claims_of(share, bias, last),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hone.core.random import generator
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import parity
 from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate
@@ -73,6 +73,17 @@ def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs:
     return final_accuracy(train_seeds(plan, seed=seed, runs=runs))
 
 
+def claims_of(long: int, noise: dict[int, dict[str, tuple[float, float]]]) -> list[BoundedClaim]:
+    """Claims on the spread and the clipped share by length and ratio; `long` is the longest."""
+    token, sequence = "token ratios", "sequence ratio"
+    return [
+        at_least(f"spread of the gradient's factor, {long} tokens, token ratios", noise[long][token][0], 0.2),
+        at_most("the same, sequence over token ratios", noise[long][sequence][0] / noise[long][token][0], 0.2),
+        at_least("clipped by noise alone, token ratios", noise[long][token][1], 0.01),
+        at_most("clipped by noise alone, sequence ratio", noise[long][sequence][1], 0.001),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs, lengths = (10, 1, (1, 16, 256)) if quick else (60, 2, LENGTHS)
@@ -84,12 +95,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     }
     token, sequence = "token ratios", "sequence ratio"
     long = lengths[-1]
-    claims = [
-        at_least(f"spread of the gradient's factor, {long} tokens, token ratios", noise[long][token][0], 0.2),
-        at_most("the same, sequence over token ratios", noise[long][sequence][0] / noise[long][token][0], 0.2),
-        at_least("clipped by noise alone, token ratios", noise[long][token][1], 0.01),
-        at_most("clipped by noise alone, sequence ratio", noise[long][sequence][1], 0.001),
-    ]
     return ExperimentResult(
         header=("ratio", *(f"spread, {n} tokens" for n in lengths), "solved, no noise", "solved, noise"),
         rows=[
@@ -117,7 +122,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"the noise: the share solved changes by {solved[token, True] - solved[token, False]:+.1%} and "
             f"{solved[sequence, True] - solved[sequence, False]:+.1%}."
         ),
-        claims=claims,
+        claims=claims_of(long, noise),
     )
 
 

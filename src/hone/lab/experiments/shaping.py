@@ -16,7 +16,7 @@ from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_valu
 from hone.envs.finite.world import FiniteWorld
 from hone.envs.suite.grid_worlds import steps_to_end
 from hone.lab.control import replicate_mdp, tabular_recipe, train_recipe, with_rewards
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 from hone.tabular.batch import RateConfig
@@ -89,6 +89,26 @@ def credits_by_name(potential: Floats) -> dict[str, TabularCredit]:
     }
 
 
+def claims_of(
+    off: float, by_bonus: Floats, best: float, level: dict[str, float], path: dict[str, Floats]
+) -> list[BoundedClaim]:
+    """Claims on the distance `off` the optimum, the optimum `best`, and the values of learners and of shaped mazes."""
+    return [
+        at_most("optimal policy under a potential, distance to the optimum", off, 1e-9),
+        at_most(
+            f"value of the optimal policy under a bonus of {WEIGHT}, share of the optimum",
+            float(by_bonus[-2]) / best,
+            0.01,
+        ),
+        at_least(
+            "share of the optimum, mean over training, with a potential minus without",
+            level["potential"] - level["no shaping"],
+            0.2,
+        ),
+        at_most("final value with a bonus, share of the optimum", float(path["bonus"][-3:].mean()) / best, 0.1),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, copies = (200, 4) if quick else (600, 12)
@@ -104,20 +124,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     }
     level = {name: float(values.mean()) / best for name, values in path.items()}
     harmless = max(weight for weight, value in zip(WEIGHTS, by_bonus, strict=True) if value > best - 1e-9)
-    claims = [
-        at_most("optimal policy under a potential, distance to the optimum", off, 1e-9),
-        at_most(
-            f"value of the optimal policy under a bonus of {WEIGHT}, share of the optimum",
-            float(by_bonus[-2]) / best,
-            0.01,
-        ),
-        at_least(
-            "share of the optimum, mean over training, with a potential minus without",
-            level["potential"] - level["no shaping"],
-            0.2,
-        ),
-        at_most("final value with a bonus, share of the optimum", float(path["bonus"][-3:].mean()) / best, 0.1),
-    ]
     x = EACH * JUDGED * np.arange(1, turns // JUDGED + 1)
     rows = [(name, f"{level[name]:.0%}", f"{float(values[-3:].mean()) / best:.0%}") for name, values in path.items()]
     return ExperimentResult(
@@ -136,7 +142,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"{level['no shaping']:.0%} of the optimum without shaping and {level['potential']:.0%} with a potential, "
             f"and ends at {float(path['bonus'][-3:].mean()) / best:.0%} with a bonus."
         ),
-        claims=claims,
+        claims=claims_of(off, by_bonus, best, level, path),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.group import Scale, group_relative
 from hone.lab.exact import count_probabilities, group_advantages, scores_by_count
-from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 
@@ -35,6 +35,19 @@ def question_weights(chances: Floats, scale: Scale) -> Floats:
     return (weight * pull).sum(axis=1) / (chances * (1 - chances))
 
 
+def claims_of(
+    preference: float, edge: dict[str, float], middle: dict[str, float], shares: dict[str, float], close: Floats
+) -> list[BoundedClaim]:
+    """Claims on the weight of questions at p = 0.9 (`edge`) and 0.5 (`middle`), shares, and advantages."""
+    grpo, plain = SCALES
+    return [
+        at_least("weight of a question with p = 0.9 over one with p = 0.5, divided", preference, 1.3),
+        at_most("the same, not divided: difference from 1", abs(edge[plain] / middle[plain] - 1), 1e-5),
+        at_least("share of very easy and very hard questions, divided over not", shares[grpo] / shares[plain], 1.1),
+        at_least("advantage of scores 0.01 apart over scores 1 apart, divided", abs(close[0] / close[1]).min(), 0.95),
+    ]
+
+
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     grid = np.linspace(0.02, 0.98, 13 if quick else 49)
@@ -52,12 +65,6 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     close = group_advantages(
         partial(advantages, scale="group"), np.array([[0.50, 0.51, 0.50, 0.51], [0.0, 1.0, 0.0, 1.0]])
     )
-    claims = [
-        at_least("weight of a question with p = 0.9 over one with p = 0.5, divided", preference, 1.3),
-        at_most("the same, not divided: difference from 1", abs(edge[plain] / middle[plain] - 1), 1e-5),
-        at_least("share of very easy and very hard questions, divided over not", shares[grpo] / shares[plain], 1.1),
-        at_least("advantage of scores 0.01 apart over scores 1 apart, divided", abs(close[0] / close[1]).min(), 0.95),
-    ]
     return ExperimentResult(
         header=("advantage", "weight at p = 0.5", "weight at p = 0.9", "share of p < 0.15 or p > 0.85"),
         rows=[(name, format_number(middle[name]), format_number(edge[name]), f"{shares[name]:.0%}") for name in SCALES],
@@ -75,7 +82,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"{shares[grpo]:.0%} of the gradient instead of {shares[plain]:.0%}. Scores 0.01 apart then count as much "
             "as scores 1 apart."
         ),
-        claims=claims,
+        claims=claims_of(preference, edge, middle, shares, close),
     )
 
 

@@ -14,7 +14,7 @@ from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_valu
 from hone.envs.finite.world import FiniteWorld
 from hone.envs.logs.parquet import DecisionLog
 from hone.lab.control import train_recipe
-from hone.lab.finding import Experiment, ExperimentResult, at_least, line_plot
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, line_plot
 from hone.lab.puzzles import Floats
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
@@ -76,22 +76,12 @@ def train_network(share: float, *, rate: float, seed: int, world: int, turns: in
     return off, result
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    turns, worlds, rates = (60, 1, RATES[1:]) if quick else (100, 2, RATES)
-    result = {
-        (name, rate): np.mean(
-            [train_network(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)], axis=0
-        )
-        for name, share in SHARES.items()
-        for rate in rates
-    }
-    late = {case: float(paths[1][turns // 2 :].mean()) for case, paths in result.items()}
-    off = {case: float(paths[0][-1]) for case, paths in result.items()}
-    fast, slow = rates[-1], min(SHARES, key=SHARES.__getitem__)
+def claims_of(
+    fast: float, late: dict[tuple[str, float], float], off: dict[tuple[str, float], float], slow: str
+) -> list[BoundedClaim]:
+    """Claims on the late value and the final error, by target network and learning rate."""
     once, tenth = list(SHARES)[:2]
-    middle = rates[-2]
-    claims = [
+    return [
         at_least(
             f"value in the second half at learning rate {fast}, target network over none",
             late[tenth, fast] / late[once, fast],
@@ -99,6 +89,23 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ),
         at_least("final value error, slowest target network over none", off[slow, fast] / off[once, fast], 1.5),
     ]
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    turns, worlds, rates = (60, 1, RATES[1:]) if quick else (100, 2, RATES)
+    result = {
+        (name, rate): np.array(
+            [train_network(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)]
+        )
+        for name, share in SHARES.items()
+        for rate in rates
+    }
+    late = {case: float(paths[:, 1, turns // 2 :].mean()) for case, paths in result.items()}
+    off = {case: float(paths[:, 0, -1].mean()) for case, paths in result.items()}
+    fast, slow = rates[-1], min(SHARES, key=SHARES.__getitem__)
+    once, tenth = list(SHARES)[:2]
+    middle = rates[-2]
     x = UPDATES * np.arange(1, turns + 1)
     return ExperimentResult(
         header=("target network", *(f"value, rate {rate:g}" for rate in rates), f"value error, rate {fast:g}"),
@@ -107,9 +114,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot(f"value of the policy over the optimum, rate {fast:g}", "updates", x,
-                  {name: result[name, fast][1] for name in SHARES}),
+                  {name: result[name, fast][:, 1] for name in SHARES}),
             line_plot("value error over the size of the values", "updates", x, {name: result[name,
-            fast][0] for name in SHARES}),
+            fast][:, 0] for name in SHARES}),
         ],
         verdict=(
             f"Without a target network (learning rate {fast:g}) the policy has {late[once, fast]:.0%} of the optimal "
@@ -118,7 +125,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"all updates the value error is {off[once, fast]:.0%} of the values without, {off[tenth, fast]:.0%} with "
             f"tau = 0.1 and {off[slow, fast]:.0%} with tau = 0.02."
         ),
-        claims=claims,
+        claims=claims_of(fast, late, off, slow),
         figures={f"worth/{name}/{rate:g}": value for (name, rate), value in late.items()},
     )  # fmt: skip
 
