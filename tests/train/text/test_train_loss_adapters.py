@@ -162,9 +162,10 @@ def test_every_aggregation_of_a_recipe_takes_a_length(name: str) -> None:
 
 
 def test_simko_has_the_keys_of_the_clipped_losses() -> None:
-    keys = {"negative_cap": 3.0, "clip_high": 0.28, "kl": 0.01}
+    keys = {"negative_cap": 3.0, "clip_high": 0.28, "clip_low": 0.1}
     config = load_recipe("simko").config.model_validate(settings("simko", steps=3, full=False, algorithm=keys))
-    assert (config.algorithm.negative_cap, config.algorithm.clip_high, config.algorithm.kl) == (3.0, 0.28, 0.01)
+    found = config.algorithm
+    assert (found.negative_cap, found.clip_high, found.clip_low) == (3.0, 0.28, 0.1)
     with pytest.raises(ValidationError, match=r"negative_cap = 1\.1 is below 1 \+ clip_high"):
         load_recipe("simko").config.model_validate(
             settings("simko", steps=3, full=False, algorithm={"negative_cap": 1.1})

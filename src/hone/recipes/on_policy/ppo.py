@@ -18,6 +18,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.control import on_policy
 from hone.train.control.ppo_backward import ppo_loss_with_backward
 from hone.train.control.rows import StepRows
+from hone.train.control.value_loss import ClippedValueLoss, SquaredValueLoss, ValueLossConfig, old_value_rows
 from hone.train.learner.config import LearnerConfig
 from hone.train.learner.gradient import TrainingRows
 from hone.train.sources.normalise import NormaliseConfig
@@ -34,6 +35,8 @@ class PpoAlgorithm(on_policy.ActorCriticAlgorithm):
     """Lower clip width of the probability ratio: the ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
     """Upper clip width of the probability ratio: the ratio is clipped at 1 + clip_high."""
+    value_loss: ValueLossConfig = SquaredValueLoss()
+    """Loss of the critic: `squared`, `huber`, or `clipped` around the value before the update (PPO2)."""
     clip_decay: Literal["constant", "linear"] | None = None
     """Schedule of both clip widths: constant, or linear to 0 at the last optimizer step. None: linear where
     `learner.lr_decay` is, else constant."""
@@ -72,17 +75,20 @@ class ClipSchedule:
 def objective(
     policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
 ) -> LossTerms:
-    """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
+    """Clipped surrogate + value_weight * the critic's loss - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     low, high = clip_range(algorithm, clip_schedule)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
-    return on_policy.actor_critic_loss(surrogate, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
+    weights = (algorithm.value_weight, algorithm.entropy_weight)
+    return on_policy.actor_critic_loss(
+        surrogate, now, rows.target, *weights, critic_loss=algorithm.value_loss.critic_loss(rows)
+    )
 
 
 def objective_with_backward(
     policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
 ) -> LossTerms:
-    """`objective`, with its gradient added to the parameters' gradients."""
+    """`objective` with the squared error, and its gradient added to the parameters' gradients."""
     low, high = clip_range(algorithm, clip_schedule)
     return ppo_loss_with_backward(
         policy, rows, low=low, high=high, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
@@ -98,11 +104,15 @@ def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> t
 def ppo_method(config: on_policy.OnPolicyRunConfig, algorithm: PpoAlgorithm) -> on_policy.OnPolicyMethod:
     """Credit and loss of PPO with the numbers of `algorithm`."""
     shrinks = (algorithm.clip_decay or config.learner.lr_decay) == "linear"
+    value_loss, written_out = algorithm.value_loss, partial(objective_with_backward, algorithm=algorithm)
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
     return on_policy.OnPolicyMethod(
         credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm, clip_schedule=width),
-        objective_with_backward=partial(objective_with_backward, algorithm=algorithm, clip_schedule=width),
+        objective_with_backward=partial(written_out, clip_schedule=width)
+        if isinstance(value_loss, SquaredValueLoss)
+        else None,
+        layout=old_value_rows if isinstance(value_loss, ClippedValueLoss) else None,
         normalise=algorithm.normalise,
         max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,

@@ -9,7 +9,7 @@ from hone.objectives.simko import SimkoStrength, TopKCandidates, forking_tokens,
 from hone.train.text import recipe
 
 
-class SimkoAlgorithm(recipe.ClipConfig):
+class SimkoAlgorithm(recipe.AggregationConfig):
     """The numbers of the authors' scripts."""
 
     likeliest: int = recipe.Field(default=3, ge=1)
@@ -20,8 +20,19 @@ class SimkoAlgorithm(recipe.ClipConfig):
     """Part of the gradient that is spread."""
     boost: float = recipe.Field(default=1.1, ge=1)
     """Factor of the advantage of wrong answers at positions where the most likely token was chosen."""
+    clip_low: float = recipe.Field(default=0.2, gt=0, lt=1)
+    """A token's ratio is clipped below 1 - clip_low where its advantage is negative."""
+    clip_high: float = recipe.Field(default=0.2, gt=0)
+    """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
+    negative_cap: float | None = recipe.Field(default=None, gt=1)
+    """Dual clip: ratio above which a token with negative advantage has no gradient any more; unset: none."""
     advantage: recipe.AdvantageConfig = recipe.AdvantageConfig()
     """Baseline, divisor and whitening of the advantages."""
+
+    @recipe.model_validator(mode="after")
+    def _cap_beyond_clip(self) -> "SimkoAlgorithm":
+        recipe.require_cap_beyond_clip(self.negative_cap, self.clip_high)
+        return self
 
 
 class SimkoConfig(recipe.TextGradientRunConfig):
@@ -33,7 +44,13 @@ class SimkoConfig(recipe.TextGradientRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen = self.algorithm
-        strength = SimkoStrength(smoothing=chosen.mix, penalty_scale=chosen.boost, **recipe.clip_range(chosen))
+        strength = SimkoStrength(
+            smoothing=chosen.mix,
+            penalty_scale=chosen.boost,
+            low=chosen.clip_low,
+            high=chosen.clip_high,
+            negative_cap=chosen.negative_cap,
+        )
 
         def objective(view: recipe.TokenView) -> recipe.LossTerms:
             assert view.top_k_logp is not None
@@ -52,7 +69,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
         )  # fmt: skip
         return recipe.TextMethod(
             credit=recipe.group_advantage(chosen.advantage),
-            learner=recipe.gradient_learner(self, policies, recipe.with_penalties(loss, chosen)),
+            learner=recipe.gradient_learner(self, policies, loss),
         )
 
 

@@ -7,7 +7,7 @@ runs. A recipe hands over its credit and its loss.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import torch
 from pydantic import Field, model_validator
@@ -46,6 +46,8 @@ P = TypeVar("P", bound=ControlPolicy)
 M = TypeVar("M", bound=nn.Module)
 R = TypeVar("R", bound="RolloutRunConfig")
 C = TypeVar("C", bound="OnPolicyRunConfig")
+CriticLoss: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
+"""Values and their targets `[n]` -> the critic's loss."""
 
 
 class RolloutRunConfig(RunConfig):
@@ -86,7 +88,7 @@ class ActorCriticAlgorithm(Config):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Weight of the critic's squared error."""
+    """Weight of the critic's loss."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
 
@@ -104,13 +106,20 @@ def standardised_gae(episodes: Episodes, values: Values, *, discount: float, gae
 
 
 def actor_critic_loss(
-    actor: LossTerms, now: PolicyOutput, target: Tensor, value_weight: float, entropy_weight: float
+    actor: LossTerms,
+    now: PolicyOutput,
+    target: Tensor,
+    value_weight: float,
+    entropy_weight: float,
+    critic_loss: CriticLoss | None = None,
 ) -> LossTerms:
-    """`actor` + value_weight * the critic's squared error - entropy_weight * entropy; no error without a critic."""
+    """`actor` + value_weight * the critic's loss (squared error) - entropy_weight * entropy; no error without a
+    critic.
+    """
     parts = [actor]
     loss = actor.loss
     if now.value is not None:
-        parts.append(squared_error(now.value, target))
+        parts.append(squared_error(now.value, target) if critic_loss is None else critic_loss(now.value, target))
         loss = torch.add(loss, parts[1].loss, alpha=value_weight)
     if entropy_weight:
         loss = torch.sub(loss, now.entropy(), alpha=entropy_weight)
@@ -153,6 +162,8 @@ class OnPolicyMethod:
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile."""
     use_critic: bool = True
+    layout: Callable[[ActorCritic, Episodes, Credits], StepRows] | None = None
+    """Rows of a loss that looks at the policy before the update; None: `step_rows`."""
     wrap_source: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
     """Wrapper of the source, applied before collection runs ahead."""
     prepare: Callable[[ActorCritic, Any, int, Reduction], TrainingRows[StepRows]] | None = None
@@ -172,7 +183,9 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
     learner = GradientLearner(
         policy=policy,
-        layout=partial(step_rows, device=config.run.device),
+        layout=partial(step_rows, device=config.run.device)
+        if method.layout is None
+        else partial(method.layout, policy),
         phases=[
             policy_phase(
                 policy,
