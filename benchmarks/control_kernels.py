@@ -7,8 +7,8 @@
 Both sides are the same recipe with the same seed in one process, in float32 on one thread: with the part, and in plain
 torch with autograd. They take turns in slices of a few iterations; a ratio is the CPU time of the plain side over that
 of the other, the median over pairs of slices, with a 95% bootstrap interval. A part stays in hone where a whole recipe
-is at least 1.3 times as fast with it. The compiled networks need a processor with AMX tiles, and their rows are left
-out elsewhere.
+is at least 1.3 times as fast with it. The compiled networks need a processor with AVX2, and their rows are left out
+elsewhere. For a lesser processor's figures on a better one, lower hone and torch alike, as CONTRIBUTING.md says.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def switched(job: TrainingJob[Any], iterations: int, *, on: bool) -> float:
 def compiled_rows(*, quick: bool) -> Iterator[Row]:
     """ReLU networks by compiled kernels and by torch."""
     if not perceptron.available_functions():
-        print("no AMX here: the rows of the compiled networks are left out")
+        print("no AVX2 here: the rows of the compiled networks are left out")
         return
     with tempfile.TemporaryDirectory() as folder:
         makers: dict[str, tuple[Callable[[], TrainingJob[Any]], int]] = {}

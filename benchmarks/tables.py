@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hone.native.build import instruction_set_limit
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -40,7 +42,9 @@ def processor() -> str:
         return platform.machine()
     flags = facts.get("flags", "").split()
     sets = [name for name, flag in (("AMX", "amx_tile"), ("AVX-512", "avx512f"), ("AVX2", "avx2")) if flag in flags]
-    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']}; {', '.join(sets)})"
+    limit = instruction_set_limit()
+    lowered = f"; lowered to {limit}" if limit else ""
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']}; {', '.join(sets)}{lowered})"
 
 
 def table(rows: Sequence[Row], *, threads: int, quick: bool) -> str:

@@ -43,7 +43,12 @@ def test_the_runner_and_small_networks_keep_the_limit(level: str, monkeypatch: p
     runner = engine_library.load_library()
     assert set(runner.instruction_sets()) <= set(allowed)
     assert {runner.choose(None, bfloat16=bfloat16) for bfloat16 in (False, True)} <= set(allowed)
-    assert perceptron.open_functions(perceptron.build().path) == {}
+    path = perceptron.build().path
+    for isa in perceptron.ISA_NAMES:
+        if isa not in allowed:
+            with pytest.raises(ConfigError, match=f"instruction set '{isa}' is not supported here"):
+                perceptron.open_functions(path, isa)
+    assert level != "portable" or perceptron.open_functions(path) == {}
 
 
 @compiled

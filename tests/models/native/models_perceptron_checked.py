@@ -2,19 +2,28 @@
 
 import test_models_perceptron as cases
 
+from hone.core.errors import ConfigError
 from hone.models.native import perceptron
+
+SHAPES = (
+    ([1, 32, 32, 1], 32),
+    ([4, 40, 33, 1], 77),
+    ([128, 64, 100, 32], 300),
+    ([3, 64, 96, 40, 50, 2], 257),
+)
 
 
 def main() -> None:
-    checked = perceptron.open_functions(perceptron.build(checked=True).path)
-    perceptron._loaded = lambda: checked  # pyright: ignore[reportAttributeAccessIssue] - instead of the usual build
-    for sizes, rows in (
-        ([1, 32, 32, 1], 32),
-        ([4, 40, 33, 1], 77),
-        ([128, 64, 100, 32], 300),
-        ([3, 64, 96, 40, 50, 2], 257),
-    ):
-        cases.check(sizes, rows)
+    path = perceptron.build(checked=True).path
+    for isa in perceptron.ISA_NAMES:
+        try:
+            checked = perceptron.open_functions(path, isa)
+        except ConfigError:  # another processor's
+            continue
+        # instead of the usual build
+        perceptron._loaded = lambda functions=checked: functions  # pyright: ignore[reportAttributeAccessIssue]
+        for sizes, rows in SHAPES:
+            cases.check(sizes, rows)
     print("ok")
 
 

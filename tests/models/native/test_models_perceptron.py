@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
 from torch import Tensor
 
+from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import generator
 from hone.models.control.layer_norm_mlp import LayerNormMlp
 from hone.models.control.mlp import Mlp, MlpConfig
@@ -20,9 +21,24 @@ from hone.models.native import perceptron
 from hone.native.build import SWITCH
 from hone.train.learner.flat_parameters import FlatParameters
 
-needs_tiles = pytest.mark.skipif(
-    not perceptron.available_functions(), reason="takes a processor with AMX, and a compiler"
+needs_kernels = pytest.mark.skipif(
+    not perceptron.available_functions(), reason="takes a processor with AVX2, and a compiler"
 )
+
+
+@pytest.fixture(params=perceptron.ISA_NAMES)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set of this processor: the kernels run in it."""
+    name = str(request.param)
+    try:
+        functions = perceptron.open_functions(perceptron.build().path, name)
+    except (ConfigError, ResourceError) as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(perceptron, "_loaded", lambda: functions)
+    return name
+
+
+every_isa = pytest.mark.usefixtures("isa")
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +99,8 @@ def check(sizes: list[int], rows: int, seed: int = 0) -> None:
     assert max(relative_error(one, real) for one, real in zip(ours.parts(), true.parts(), strict=True)) < 2e-6
 
 
-@needs_tiles
-@settings(max_examples=25, deadline=None)
+@every_isa
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(32, 100), min_size=2, max_size=4),
     st.integers(1, 40),
@@ -96,7 +112,7 @@ def test_any_shape(hidden: list[int], inputs: int, outputs: int, rows: int, seed
     check([inputs, *hidden, outputs], rows, seed)
 
 
-@needs_tiles
+@every_isa
 @pytest.mark.parametrize("sizes", [[4, 256, 256, 1], [4, 256, 256, 2], [4, 400, 300, 1]])
 @pytest.mark.parametrize("rows", [256, 1000])
 def test_about_as_exact_as_torch(sizes: list[int], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +125,7 @@ def test_about_as_exact_as_torch(sizes: list[int], rows: int, monkeypatch: pytes
         assert relative_error(one, real) <= 1.25 * relative_error(other, real)
 
 
-@needs_tiles
+@every_isa
 def test_an_output_depends_on_its_own_row_and_not_on_the_graph() -> None:
     network = new_network([3, 64, 96, 1])
     x = draw(1, 200, 3)
@@ -119,7 +135,7 @@ def test_an_output_depends_on_its_own_row_and_not_on_the_graph() -> None:
         assert torch.equal(network(x[37:101]), with_graph[37:101])
 
 
-@needs_tiles
+@every_isa
 def test_a_frozen_network_gives_the_same_gradient_of_its_inputs_and_none_of_its_weights() -> None:
     network = new_network([3, 64, 64, 1])
     slope, x = draw(2, 64, 1), draw(1, 64, 3).requires_grad_()
@@ -132,7 +148,7 @@ def test_a_frozen_network_gives_the_same_gradient_of_its_inputs_and_none_of_its_
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-@needs_tiles
+@every_isa
 def test_gradients_accumulate_where_a_network_is_asked_twice() -> None:
     network = new_network([3, 64, 64, 1])
     flat = FlatParameters(network.parameters())
@@ -143,7 +159,7 @@ def test_gradients_accumulate_where_a_network_is_asked_twice() -> None:
     torch.testing.assert_close(flat.gradient, 2 * once, rtol=1e-5, atol=1e-6)
 
 
-@needs_tiles
+@every_isa
 def test_in_a_learner_gradients_are_added_where_the_optimizer_reads_them() -> None:
     """Two networks of which one is asked twice, one in torch beside them, and what an earlier step left behind."""
     networks = [new_network([3, 64, 64, 1], seed) for seed in range(2)]
@@ -161,7 +177,7 @@ def test_in_a_learner_gradients_are_added_where_the_optimizer_reads_them() -> No
     torch.testing.assert_close(torch.cat([part.flatten() for part in outside]), expected[0])
 
 
-@needs_tiles
+@every_isa
 def test_a_gradient_of_a_gradient_agrees_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient penalty: torch computes it, from what the kernels kept."""
     network = new_network([3, 64, 64, 1])
@@ -177,7 +193,7 @@ def test_a_gradient_of_a_gradient_agrees_with_torch(monkeypatch: pytest.MonkeyPa
     assert relative_error(ours, penalty_gradient().double()) < 1e-5
 
 
-@needs_tiles
+@every_isa
 def test_a_weight_that_changes_before_the_backward_pass_is_an_error() -> None:
     network = new_network([3, 64, 64, 1])
     out = network(draw(1, 64, 3))
@@ -187,7 +203,7 @@ def test_a_weight_that_changes_before_the_backward_pass_is_an_error() -> None:
         out.sum().backward()
 
 
-@needs_tiles
+@every_isa
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_an_input_that_is_not_finite_shows(bad: float) -> None:
     """The outputs of its row are not finite either: the learner stops at them."""
@@ -200,7 +216,7 @@ def test_an_input_that_is_not_finite_shows(bad: float) -> None:
     assert not result.by_parameters.isfinite().all()
 
 
-@needs_tiles
+@every_isa
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_rows_of_very_different_sizes_keep_their_precision(outputs: int) -> None:
     """Numbers become bytes by the size of their own row: rows of 1e-9 and of 1e9 side by side."""
@@ -217,7 +233,7 @@ def test_rows_of_very_different_sizes_keep_their_precision(outputs: int) -> None
         assert float(wrong.max()) < 1e-3  # of sums that come to nearly 0
 
 
-@needs_tiles
+@every_isa
 def test_inactive_units_and_zero_weights_are_exact() -> None:
     network = new_network([3, 64, 64, 1])
     with torch.no_grad():
@@ -234,7 +250,7 @@ def test_inactive_units_and_zero_weights_are_exact() -> None:
     assert not both_passes(network, draw(1, 70, 3), torch.zeros(70, 1)).out.any()
 
 
-@needs_tiles
+@every_isa
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_a_weight_that_is_not_finite_shows(layer: int) -> None:
     network = new_network([3, 64, 64, 1])
@@ -243,7 +259,7 @@ def test_a_weight_that_is_not_finite_shows(layer: int) -> None:
     assert not both_passes(network, draw(1, 64, 3), torch.ones(64, 1)).out.isfinite().any()
 
 
-@needs_tiles
+@every_isa
 def test_a_copy_has_its_own_weights_and_moved_weights_are_found() -> None:
     network = new_network([3, 64, 64, 1])
     x = draw(1, 64, 3)
@@ -285,7 +301,7 @@ def test_layer_normalisation_and_other_precisions_stay_in_torch() -> None:
     assert not network.kernels.supports(draw(1, 64, 3).double())
 
 
-@needs_tiles
+@every_isa
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = new_network([3, 64, 64, 1]).kernels
     assert kernels is not None
@@ -294,7 +310,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not kernels.supports(draw(1, 64, 3))
 
 
-@needs_tiles
+@needs_kernels
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded by ld.so")
 def test_sanitizers_find_nothing() -> None:

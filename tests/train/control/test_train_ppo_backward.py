@@ -71,7 +71,7 @@ def test_the_backward_pass_of_a_network(relu: bool, hidden: list[int], inputs: i
     assert torch.equal(tape.out, before)
 
 
-@pytest.mark.skipif(not perceptron.available_functions(), reason="takes a processor with AMX, and a compiler")
+@pytest.mark.skipif(not perceptron.available_functions(), reason="takes a processor with AVX2, and a compiler")
 def test_the_backward_pass_of_a_network_with_compiled_kernels() -> None:
     network = Mlp(3, 2, MlpConfig(hidden=[64, 64], activation="relu"), seed=0, stream="x")
     flat = FlatParameters(network.parameters())

@@ -197,7 +197,7 @@ class Mlp(nn.Module):
     """`inputs -> hidden... -> outputs`, orthogonal initial weights (Saxe et al., 2014), biases 0.
 
     Hidden layers have gain sqrt(2), the last one `gain`: 0.01 gives a nearly uniform initial policy. ReLU networks
-    run in compiled kernels where the processor has AMX tiles.
+    run in compiled kernels on processors with AVX2, AVX-512 or AMX.
     """
 
     has_kernels: ClassVar[bool] = True

@@ -1,14 +1,15 @@
-"""Both passes of a small ReLU network by compiled kernels, on processors with AMX: a torch function with gradients.
+"""Both passes of a small ReLU network by compiled kernels, on processors with AVX2, AVX-512 or AMX: a torch function
+with gradients.
 
 The C interface of perceptron/perceptron.h, and the networks that it serves. `Mlp` asks here first and runs in plain
-torch everywhere else. Numbers are rounded to 24 bits of the greatest one of their row and multiplied as three bytes
-each, which on networks is as exact as float32 (perceptron/digits.h). Whole recipes are 1.5 to 3.6 times as fast on such
-a processor (benchmarks/RESULTS.md).
+torch everywhere else. Products are those of float32 numbers in vector registers. With AMX, numbers are rounded to 24
+bits of the greatest one of their row and multiplied as three bytes each, which on networks is as exact as float32
+(perceptron/digits.h). benchmarks/RESULTS.md has what they are worth in whole recipes.
 """
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +18,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.core.errors import ResourceError
+from hone.core.errors import ConfigError, ResourceError
 from hone.models.gradient_buffers import accumulation_buffers
-from hone.native.build import AVX512, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86, within_limit
+from hone.native.build import (
+    AVX2,
+    AVX512,
+    BuiltLibrary,
+    InstructionSet,
+    NativeSource,
+    is_disabled,
+    on_x86,
+    within_limit,
+)
 from hone.native.build import build as build_source
 from hone.native.open import LibraryFunctions, load_functions
 
 LIBRARY_LABEL: Final = "the compiled perceptron"
+ISA_NAMES: Final = ("avx2", "avx512", "amx")
+"""Instruction sets, in the order of perceptron/api.cpp."""
 FOLDER: Final = Path(__file__).parent / "perceptron"
 LAYERS: Final = range(3, 9)
 """Number of weight matrices; with two, no product is large enough for a tile."""
@@ -36,36 +48,48 @@ MIN_ROWS: Final = 32
 
 _At, _Long = ctypes.c_void_p, ctypes.c_int64
 _MAX_LAYERS: Final = LAYERS.stop - 1
+_FILES: Final = {"avx2": "perceptron_vector.cpp", "avx512": "perceptron_vector.cpp", "amx": "perceptron_amx.cpp"}
+_FLAGS: Final = {
+    "avx2": ("-DHONE_ISA=avx2", *AVX2),
+    "avx512": ("-DHONE_ISA=avx512", *AVX512),
+    "amx": (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+}
 _SIGNATURES: Final = {
-    "hone_runs": (ctypes.c_int32, []),
-    "hone_forward": (None, [_At, _Long, _At, _At, _At]),
-    "hone_backward": (None, [_At, _Long, _At, _At, _At, _At, ctypes.c_int32]),
+    "hone_instruction_sets": (ctypes.c_uint32, []),
+    "hone_forward": (None, [ctypes.c_int32, _At, _Long, _At, _At, _At]),
+    "hone_backward": (None, [ctypes.c_int32, _At, _Long, _At, _At, _At, _At, ctypes.c_int32]),
 }
 
 
 def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
     """The library, as `hone.native.build.build` makes it."""
-    amx = InstructionSet(
-        name="amx", file="perceptron_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
-    )
     plain = InstructionSet(name="plain", file="memory.cpp", flags=())
+    sets = tuple(InstructionSet(name=name, file=_FILES[name], flags=_FLAGS[name]) for name in ISA_NAMES)
     source = NativeSource(
         name="perceptron",
         description=LIBRARY_LABEL,
         folder=FOLDER,
         files=(),
-        instruction_sets=(plain, amx) if on_x86() else (plain,),
+        instruction_sets=(plain, *sets) if on_x86() else (plain,),
     )
     return build_source(source, force=force, checked=checked)
 
 
-def open_functions(path: Path) -> LibraryFunctions:
-    """Functions of the library at `path`; none on a processor without AMX, or where `$HONE_NATIVE_ISA` forbids it.
+def open_functions(path: Path, isa: str | None = None) -> LibraryFunctions:
+    """Both passes of the library at `path` by `isa`, or by the most capable instruction set of this processor within
+    `$HONE_NATIVE_ISA`; none where there is none.
 
-    Raises ResourceError for a bad library.
+    Raises ResourceError for a bad library, and ConfigError for an unsupported instruction set.
     """
     functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
-    return functions if within_limit(["amx"]) and functions["hone_runs"]() else {}
+    bits = int(functions["hone_instruction_sets"]())
+    runs = within_limit(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
+    if isa is not None and isa not in runs:
+        raise ConfigError(f"instruction set {isa!r} is not supported here; supported: {', '.join(runs) or 'none'}")
+    if not runs:
+        return {}
+    number = ISA_NAMES.index(isa or runs[-1])
+    return {name: partial(functions[name], number) for name in ("hone_forward", "hone_backward")}
 
 
 @cache

@@ -1,31 +1,54 @@
-// The C functions.
+// The C functions: both passes by one of the instruction sets, numbered from 0.
 #include "perceptron.h"
 #include "processor.h"
 
 #define HONE_OUT extern "C" __attribute__((visibility("default")))
 
-// Whether the passes run here.
-HONE_OUT int32_t hone_runs() {
-#ifdef HONE_HAS_AMX
-  return hone::runs_amx();
+namespace hone {
+namespace {
+
+struct Passes {
+  bool (*runs)();
+  void (*forward)(const Perceptron&, const Forward&);
+  void (*backward)(const Perceptron&, const Backward&);
+};
+
+// In the order of their names in perceptron.py; null where the compiler did not know the instructions.
+constexpr Passes PASSES[] = {
+#ifdef HONE_HAS_AVX2
+    {runs_avx2, avx2::forward, avx2::backward},
 #else
-  return 0;
+    {},
 #endif
+#ifdef HONE_HAS_AVX512
+    {runs_avx512, avx512::forward, avx512::backward},
+#else
+    {},
+#endif
+#ifdef HONE_HAS_AMX
+    {runs_amx, amx::forward, amx::backward},
+#else
+    {},
+#endif
+};
+
+}  // namespace
+}  // namespace hone
+
+// One bit for each instruction set that runs here.
+HONE_OUT uint32_t hone_instruction_sets() {
+  uint32_t bits = 0;
+  for (int set = 0; set < 3; ++set)
+    if (hone::PASSES[set].runs && hone::PASSES[set].runs()) bits |= 1u << set;
+  return bits;
 }
 
-HONE_OUT void hone_forward(const hone::Perceptron* net, int64_t rows, const float* x, float* tape, float* y) {
-#ifdef HONE_HAS_AMX
-  hone::forward_amx(*net, {rows, x, tape, y});
-#else
-  (void)net, (void)rows, (void)x, (void)tape, (void)y;
-#endif
+HONE_OUT void hone_forward(int32_t set, const hone::Perceptron* net, int64_t rows, const float* x, float* tape,
+                           float* y) {
+  hone::PASSES[set].forward(*net, {rows, x, tape, y});
 }
 
-HONE_OUT void hone_backward(const hone::Perceptron* net, int64_t rows, const float* x, const float* tape,
+HONE_OUT void hone_backward(int32_t set, const hone::Perceptron* net, int64_t rows, const float* x, const float* tape,
                             const float* slope, float* d_x, int32_t weights) {
-#ifdef HONE_HAS_AMX
-  hone::backward_amx(*net, {rows, x, tape, slope, d_x, weights != 0});
-#else
-  (void)net, (void)rows, (void)x, (void)tape, (void)slope, (void)d_x, (void)weights;
-#endif
+  hone::PASSES[set].backward(*net, {rows, x, tape, slope, d_x, weights != 0});
 }

@@ -1,7 +1,7 @@
 // A perceptron's two passes: what the caller hands over, and how its memory is laid out.
 //
-// Rows (decisions of a batch) are taken 32 at a time, a panel: [features][32 rows], features padded to a multiple of 32
-// by zeros. A tape is the panels of all hidden layers, one block of rows after the other.
+// Rows (decisions of a batch) are taken a panel at a time: [features][rows of the panel]. A tape is the panels of all
+// hidden layers, one panel of rows after the other, in the order of the instruction set that wrote it.
 #pragma once
 #include <cstddef>
 
@@ -37,10 +37,19 @@ struct Backward {
   bool weights;        // whether their gradients are added to
 };
 
-#ifdef HONE_HAS_AMX
-void forward_amx(const Perceptron& net, const Forward& a);
-void backward_amx(const Perceptron& net, const Backward& a);
-#endif
+// Of each instruction set.
+namespace avx2 {
+void forward(const Perceptron& net, const Forward& a);
+void backward(const Perceptron& net, const Backward& a);
+}  // namespace avx2
+namespace avx512 {
+void forward(const Perceptron& net, const Forward& a);
+void backward(const Perceptron& net, const Backward& a);
+}  // namespace avx512
+namespace amx {
+void forward(const Perceptron& net, const Forward& a);
+void backward(const Perceptron& net, const Backward& a);
+}  // namespace amx
 
 // Memory that is kept for the next call, of at least `floats`.
 float* room(int place, size_t floats);

@@ -1,5 +1,7 @@
 // A perceptron of rectified units, forwards and backwards, float32 in and out, by products of bytes (digits.h).
 //
+// A panel is [features][32 rows], features padded to a multiple of 32 by zeros.
+//
 // Floor, for a hidden layer of 256 units on 256 units: 33.6 million multiplications and additions a pass and 256 rows,
 // six times that in bytes: 31 us at the 6,500 billion a second that a core's tiles do of them alone. A network of one
 // output needs half of it each way back: the slope of its last hidden layer is a scalar per row, times a weight per
@@ -13,7 +15,7 @@
 
 namespace hone {
 
-void forward_amx(const Perceptron& net, const Forward& a) {
+void amx::forward(const Perceptron& net, const Forward& a) {
   const Shape shape(net);
   int8_t* weights = reinterpret_cast<int8_t*>(room(WEIGHTS, shape.bytes() / 4 + 1));
   int8_t* right = reinterpret_cast<int8_t*>(room(RIGHT, shape.widest * PANEL * PANELS * 3 / 2));
@@ -40,7 +42,7 @@ void forward_amx(const Perceptron& net, const Forward& a) {
   tiles::leave();
 }
 
-void backward_amx(const Perceptron& net, const Backward& a) {
+void amx::backward(const Perceptron& net, const Backward& a) {
   const Shape shape(net);
   const int64_t last = net.layers - 1, ins = net.sizes[0], outs = net.sizes[net.layers];
   const bool alone = outs == 1 && last >= 2;
