@@ -84,14 +84,14 @@ PARTS: dict[str, list[ScoredExample]] = {
     "a2c": [ScoredExample(name="a2c_cartpole", title="a2c, CartPole-v1, 500,000 steps", bar=475.0)],
     "rnd": [ScoredExample(name="ppo_rnd_maze", title=MAZE, bar=0.9, unit="of episodes", may_fail=1)],
     "tables": [
-        table_example("monte_carlo_frozen_lake", "monte_carlo, FrozenLake-v1"),
-        table_example("sarsa_lambda_frozen_lake", "sarsa_lambda, FrozenLake-v1"),
         table_example("q_learning_taxi", "q_learning, Taxi-v4"),
         table_example("expected_sarsa_taxi", "expected_sarsa, Taxi-v4"),
         table_example("double_q_learning_cliff_walking", "double_q_learning, CliffWalking-v1"),
         table_example("sarsa_cliff_edge", "sarsa, CliffWalking-v1"),
         table_example("dyna_q_maze", "dyna_q, maze of Sutton (1990)"),
         table_example("prioritized_sweeping_maze", "prioritized_sweeping, maze of Sutton (1990)"),
+        table_example("monte_carlo_frozen_lake", "monte_carlo, FrozenLake-v1"),
+        table_example("sarsa_lambda_frozen_lake", "sarsa_lambda, FrozenLake-v1"),
     ],
     "dqn": [ScoredExample(name="dqn_cartpole", title="dqn, CartPole-v1", bar=475.0)],
     "sac": [ScoredExample(name="sac_pendulum", title="sac, Pendulum-v1", bar=-200.0)],
@@ -137,8 +137,9 @@ def summary(
     worst, below = int(values.argmin()), int((values < example.bar).sum())
     took = "" if np.isnan(steps).all() else f", bar after {np.nanmedian(steps):,.0f} steps"
     enough = f"{SEEDS - example.may_fail} of {SEEDS} seeds" if example.may_fail else "every seed"
+    title = f"{example.title}, seeds {seeds[0]} to {seeds[-1]}"
     return Row(
-        row=f"{example.title} (worst seed {seeds[worst]}: {values[worst]:.4g}{took}, {np.median(seconds):.0f} CPU s)",
+        row=f"{title} (worst seed {seeds[worst]}: {values[worst]:.4g}{took}, {np.median(seconds):.0f} CPU s)",
         value=float(values.mean()), unit=example.unit, low=float(low), high=float(high), seeds=len(values),
         bar=f">= {example.bar:g} in {enough}", met=None if quick or len(values) < SEEDS else below <= example.may_fail,
     )  # fmt: skip

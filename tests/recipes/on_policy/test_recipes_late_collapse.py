@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from hone.core.config import fill_defaults
+from hone.core.episodes import Episodes
 from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.intrinsic_reward import CuriousActorCritic
 from hone.recipes.registry import load_recipe
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import train
@@ -81,6 +83,48 @@ def test_the_last_steps_of_ppo_hardly_move_the_policy(steps: int) -> None:
     )
     assert clip == pytest.approx(1 / (20 * steps)), "one optimizer step before 0"
     assert rate == pytest.approx(1e-3 / (20 * steps))
+
+
+class GoalFound(Exception):  # noqa: N818 - ends a run on purpose
+    """An episode was paid."""
+
+
+@pytest.mark.slow  # 40 iterations, four CPU seconds
+@pytest.mark.parametrize("asked", [{"entropy_weight": 0.03, "novelty_scale_decay": 0.7}])
+def test_random_network_distillation_does_not_lose_the_edge_of_the_known_states(asked: dict[str, float]) -> None:
+    """With an entropy bonus of 0.03 alone this seed left the edge, and did not come back in 300 iterations."""
+    path = Path(__file__).resolve().parents[3] / "examples" / "control" / "ppo_rnd_maze.toml"
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    entry = load_recipe("ppo_rnd")
+    config = entry.config.model_validate(fill_defaults(entry.config, {**tables, "seed": 1009, "algorithm": asked}))
+    job = entry.build(config)
+
+    def stop_at_the_goal(_: int, episodes: Episodes, *__: object) -> None:
+        if episodes.score[episodes.terminated].any():
+            raise GoalFound
+
+    with pytest.raises(GoalFound):
+        train(job.recipe, steps=200, callback=stop_at_the_goal)
+    job.close()
+
+
+@pytest.mark.parametrize("recipe", ["ppo_rnd", "ppo_icm", "ppo_counts"])
+@pytest.mark.parametrize(
+    ("asked", "decay"), [({}, 0.9), ({"novelty_scale_decay": 0.5}, 0.5), ({"novelty_scale_decay": 1.0}, 1.0)]
+)
+def test_the_scale_of_novelty_forgets_as_fast_as_it_is_told(recipe: str, asked: dict[str, float], decay: float) -> None:
+    """N returns an iteration, each iteration's weighted by a power of the decay."""
+    entry = load_recipe(recipe)
+    env = {"id": "hone/Maze-v0", "num_envs": 2}
+    tables = {"recipe": recipe, "name": "x", "steps": 3, "env": env, "algorithm": asked}
+    config = entry.config.model_validate(fill_defaults(entry.config, tables))
+    job = entry.build(config)
+    train(job.recipe, steps=3, callback=lambda *_: None)
+    job.close()
+    weights = sum(128 * decay**age for age in range(3))
+    policy = job.recipe.learner.policy
+    assert isinstance(policy, CuriousActorCritic)
+    assert float(policy.returns.get_buffer("count")) == pytest.approx(weights)
 
 
 @pytest.mark.slow  # 200 iterations, ten CPU seconds

@@ -36,10 +36,6 @@ from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import gaussian_spaces, world_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
-RETURN_STATISTICS_DECAY = 0.9
-"""Weight of what novelty came to before, a turn later. The paper forgets nothing; then a network that learns fast makes
-novelty so small that the second critic's errors hide it."""
-
 
 class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
     """PPO's numbers, and those of the second stream; `discount` is of the extrinsic reward, `gae_lambda` of both."""
@@ -52,6 +48,10 @@ class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
     """Weight of the extrinsic advantage. The paper has 2; more reduces exploration sooner once rewards are found."""
     novelty_weight: float = Field(default=1.0, ge=0)
     """Weight of the intrinsic advantage; 0 is PPO without it."""
+    novelty_scale_decay: float = Field(default=0.9, gt=0, le=1)
+    """Weight, an iteration later, of the returns by whose standard deviation the intrinsic reward is divided. The paper
+    forgets none (1). Where novelty falls faster than its scale, it ends below the errors of its critic; a small decay
+    keeps it at full size after all is known."""
 
 
 class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
@@ -116,7 +116,7 @@ class IntrinsicRewardCredit:
         before[: len(running)] = running.cpu().numpy()[: len(before)]
         returns = running_returns(raw, lanes, before, discount=self.algorithm.novelty_discount)
         running[: len(before)] = torch.from_numpy(returns[lanes[1:] - 1][: len(running)]).to(device)
-        policy.returns.update(torch.from_numpy(returns[:, None]).to(device), keep=RETURN_STATISTICS_DECAY)
+        policy.returns.update(torch.from_numpy(returns[:, None]).to(device), keep=self.algorithm.novelty_scale_decay)
         return raw / (float(policy.returns.std()[0]) + 1e-8)
 
 
