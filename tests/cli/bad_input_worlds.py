@@ -63,7 +63,7 @@ CASES = [
          says=["is not supported", "FlattenObservation"]),
     Case(row=56, name="no actions", code=2, config=ppo("NoActions"), says=["action space", "has no elements"]),
     Case(row=56, name="no bounds for a squashed policy", code=2, config=ppo("Unbounded", "sac"),
-         says=["has no finite bounds", "RescaleAction"]),
+         says=["has no finite bounds", "TransformAction"]),
     Case(row=56, name="no such class", code=2, config=ppo("Goood"),
          says=["has no class or function 'Goood'; did you mean Good?"]),
     Case(row=56, name="no such file", code=2, config=ppo("Good").replace("bad_worlds.py", "worlds.py"),

@@ -17,7 +17,7 @@ TEXT = """# Presets of other libraries
 `preset = "trl"`, `"verl"` or `"areal"` gives a recipe on text the mathematics that the library runs under its name by
 default: keys of `[algorithm]` and `[learner.ratio]`, and no others. Learning rates, batch sizes and lengths stay yours.
 
-```toml
+```text
 recipe = "grpo"
 preset = "verl"
 
