@@ -30,14 +30,21 @@ def slow(scores: list[float], groups: list[int], *, scale: Scale, epsilon: float
     found_by = by_group(list(zip(groups, scores, strict=True)))
     all_scores = [score for scores in found_by.values() for score in scores]
     spread = statistics.stdev(all_scores) if len(all_scores) > 1 else 1.0
+    above = [score - statistics.fmean(scores) for scores in found_by.values() for score in scores]
+    centred = statistics.stdev(above) if len(above) > 1 else 1.0
     found: list[float] = []
     for score, group in zip(scores, groups, strict=True):
         own = found_by.get(group, [])
         if math.isnan(score) or len(own) < 2 or len(set(own)) == 1:
             found.append(0.0)
             continue
-        divisor = {"group": statistics.stdev(own) + epsilon, "batch": spread + epsilon, "none": 1.0}[scale]
-        found.append((score - statistics.fmean(own)) / divisor)
+        divisors = {
+            "group": statistics.stdev(own) + epsilon,
+            "batch": spread + epsilon,
+            "centred_batch": centred + epsilon,
+            "none": 1.0,
+        }
+        found.append((score - statistics.fmean(own)) / divisors[scale])
     return found
 
 
@@ -64,6 +71,16 @@ def test_scaled_by_the_batch_by_hand() -> None:
     np.testing.assert_allclose(found, np.array([1, -1, 2, -2]) / (math.sqrt(14 / 3) + 1e-6), rtol=1e-6)
 
 
+def test_scaled_by_the_centred_scores_of_the_batch_by_hand() -> None:
+    """Scores 2, 0, 5, 1 minus their groups' means: 1, -1, 2, -2, of sample deviation sqrt(10/3), whatever the means."""
+    expected = np.array([1, -1, 2, -2]) / (math.sqrt(10 / 3) + 1e-6)
+    for shift in (0, 100):
+        found = advantage(answers([2, 0, 5 + shift, 1 + shift], [0, 0, 1, 1]), "centred_batch")
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    silent = group_relative(answers([3, 3, 8, 8], [0, 0, 1, 1]), NO_VALUES, scale="centred_batch", epsilon=0.0)
+    assert silent.advantage.tolist() == [0, 0, 0, 0]
+
+
 def test_deviation_of_a_population_by_hand() -> None:
     found = group_relative(answers([1, 0, 0, 1]), NO_VALUES, ddof=0).advantage
     np.testing.assert_allclose(found, np.array([1, -1, -1, 1]) * 0.5 / (0.5 + 1e-6), rtol=1e-6)
@@ -76,7 +93,7 @@ def test_every_decision_of_an_answer_gets_its_answers_credit() -> None:
 
 def test_single_and_equal_scores_say_nothing_and_are_counted() -> None:
     episodes = answers([7, 1, 1, 0.1, 0.1, 0.1, 0, 1], [0, 1, 1, 2, 2, 2, 3, 3])
-    for scale in ("group", "batch", "none"):
+    for scale in ("group", "batch", "centred_batch", "none"):
         credits = group_relative(episodes, NO_VALUES, scale=scale)
         assert credits.advantage[:6].tolist() == [0] * 6
         assert (np.abs(credits.advantage[6:]) > 0.2).all()
@@ -98,7 +115,7 @@ def test_missing_scores_leave_the_statistics() -> None:
 
 def test_nothing_scored_is_no_fault() -> None:
     episodes = answers([nan, nan], [0, 0])
-    for scale in ("group", "batch", "none"):
+    for scale in ("group", "batch", "centred_batch", "none"):
         credits = group_relative(episodes, NO_VALUES, scale=scale)
         assert credits.advantage.tolist() == [0, 0]
         assert credits.metrics[ZERO] == 0
@@ -111,7 +128,7 @@ def test_a_penalty_elsewhere_silences_no_group() -> None:
     np.testing.assert_allclose(found[:2], [-math.sqrt(0.5), math.sqrt(0.5)], rtol=1e-5)
 
 
-scales = st.sampled_from(["group", "batch", "none"])
+scales = st.sampled_from(["group", "batch", "centred_batch", "none"])
 
 
 @given(any_scores, scales)

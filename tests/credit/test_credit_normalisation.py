@@ -22,7 +22,7 @@ from hone.credit.reinforce import (
 )
 
 CENTERS = ("group", "leave_one_out", "batch", "none")
-SCALES = ("group", "batch", "none")
+SCALES = ("group", "batch", "centred_batch", "none")
 
 
 def deviation(values: list[float], ddof: int) -> float:
@@ -36,31 +36,42 @@ def equal(values: list[float]) -> bool:
     return len(set(values)) <= 1
 
 
+def slow_baseline(batch: Batch, index: int, center: str) -> float:
+    """Baseline of a score; its own where no other answer is there to be compared with."""
+    group, score = batch[index]
+    others = [
+        other for place, (number, other) in enumerate(batch)
+        if number == group and place != index and not math.isnan(other)
+    ]  # fmt: skip
+    return {
+        "group": lambda: statistics.fmean([*others, score]),
+        "leave_one_out": lambda: statistics.fmean(others or [score]),
+        "batch": lambda: statistics.fmean(other for _, other in batch if not math.isnan(other)),
+        "none": lambda: 0.0,
+    }[center]()
+
+
 def slow(batch: Batch, center: str, scale: str, ddof: int, epsilon: float) -> list[float]:
     heard = [score for _, score in batch if not math.isnan(score)]
+    above = [
+        score - slow_baseline(batch, index, center)
+        for index, (_, score) in enumerate(batch)
+        if not math.isnan(score)
+    ]  # fmt: skip
     found: list[float] = []
     for index, (group, score) in enumerate(batch):
         mates = [other for number, other in batch if number == group and not math.isnan(other)]
-        others = [
-            other for place, (number, other) in enumerate(batch)
-            if number == group and place != index and not math.isnan(other)
-        ]  # fmt: skip
         dead = equal(mates) and (center in ("group", "leave_one_out") or scale == "group")
         if math.isnan(score) or dead:
             found.append(0.0)
             continue
-        baseline = {
-            "group": lambda mates=mates: statistics.fmean(mates),
-            "leave_one_out": lambda others=others: statistics.fmean(others),
-            "batch": lambda: statistics.fmean(heard),
-            "none": lambda: 0.0,
-        }[center]()
         divisor = 1.0
         if scale == "group":
             divisor = deviation(mates, ddof) + epsilon
-        elif scale == "batch" and len(heard) > ddof:
-            divisor = deviation(heard, ddof) + epsilon
-        found.append(0.0 if center == "batch" and equal(heard) else (score - baseline) / divisor)
+        elif scale in ("batch", "centred_batch") and len(heard) > ddof:
+            divisor = deviation(heard if scale == "batch" else above, ddof) + epsilon
+        advantage = (score - slow_baseline(batch, index, center)) / divisor
+        found.append(0.0 if center == "batch" and equal(heard) else advantage)
     return found
 
 

@@ -43,7 +43,7 @@ NOTES = {
     "`passk_best` its `grpo_passk`.",
     "areal": "Defaults of its actor, with the two normalisations of its examples: scores by group, then advantages "
     "over the tokens of the batch. `cispo` has the bounds that its documentation gives, 0 and 5. Its batch deviation "
-    "is that of centred scores; here, as in TRL, that of the scores.",
+    'is `algorithm.advantage.scale = "centred_batch"`.',
 }
 
 

@@ -23,7 +23,7 @@ from hone.credit.grouping import (
 )
 
 Center = Literal["group", "leave_one_out", "batch", "none"]
-Scale = Literal["group", "batch", "none"]
+Scale = Literal["group", "batch", "centred_batch", "none"]
 Ddof = Literal[0, 1]
 
 
@@ -44,21 +44,22 @@ def group_relative(
     `scale="group"` they are not, for there is nothing to divide by, and get 0.
 
     `scale="group"`: std of the answer's group. `"none"`: no division (Dr.GRPO, Liu et al. 2025, 2503.20783). `"batch"`:
-    std of all scores of the batch (LitePPO, 2025, 2508.08221). The paper of GRPO does not state its ddof; ddof 1 is
-    used by TRL, verl, slime, OpenRLHF and SkyRL, and 0 is smaller by sqrt((K-1)/K), which makes A larger.
+    std of all scores of the batch (LitePPO, 2025, 2508.08221). `"centred_batch"`: std of the scores minus their
+    baselines, which is smaller where groups differ in their means (AReaL, ms-swift). The paper of GRPO does not state
+    its ddof; ddof 1 is used by TRL, verl, slime, OpenRLHF and SkyRL, and 0 is smaller by sqrt((K-1)/K), which makes A
+    larger.
 
     Elsewhere: epsilon is 1e-4 in TRL, 1e-6 in verl, slime, SkyRL and ROLL, 1e-8 in Dr.GRPO's code, 1e-9 in OpenRLHF. A
     single answer gets its raw score in verl and SkyRL and NaN in OpenRLHF; here 0. NeMo-RL divides by a leave-one-out
-    deviation. AReaL standardises over the batch's tokens once more (`whitened`), and its batch deviation is that of
-    the centred scores, smaller where groups differ in their means; here, as in TRL, it is that of the scores.
+    deviation. AReaL standardises over the batch's tokens once more (`whitened`). `"batch"` is TRL's.
     """
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     deviation, dead = group_deviation(score, numbers, ddof=ddof)
     advantage = _minus_baseline(score, numbers, center)
     if scale == "group":
         advantage /= np.where(dead, 1.0, deviation + epsilon)[numbers]
-    elif scale == "batch" and len(score) > ddof:
-        advantage /= _batch_divisor(score, ddof, epsilon)
+    elif scale in ("batch", "centred_batch") and len(score) > ddof:
+        advantage /= _batch_divisor(score if scale == "batch" else advantage, ddof, epsilon)
     silent = dead if center in ("group", "leave_one_out") or scale == "group" else np.zeros_like(dead)
     return broadcast_advantage(episodes, np.where(silent[numbers], 0.0, advantage), dead)
 
@@ -78,7 +79,7 @@ def _minus_baseline(score: Floats, numbers: Ints, center: Center) -> Floats:
 
 
 def _batch_divisor(score: Floats, ddof: Ddof, epsilon: float) -> float:
-    """The deviation of all scores plus epsilon; 1 where both are 0."""
+    """The deviation of all scores (or centred scores) plus epsilon; 1 where both are 0."""
     return float(score.std(ddof=ddof)) + epsilon or 1.0
 
 
