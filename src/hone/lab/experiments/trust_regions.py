@@ -162,7 +162,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             LinePlot(
-                title="additions solved by cumulative KL, each run",
+                title="additions solved by cumulative KL, two runs",
                 x_label="sum of the steps' KL, nats",
                 series=[
                     PlotSeries(
