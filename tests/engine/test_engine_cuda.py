@@ -79,7 +79,7 @@ def test_the_cuda_path_with_a_slow_kernel_says_what_the_cpu_says(monkeypatch, fi
         attend = flash.FlashPagedAttention(self._shape, self._store, places, splits=self._splits)
         return self._run(places.tokens, places.positions, attend, self._linear)
 
-    monkeypatch.setattr(flash, "varlen_attn", attend_slowly)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attend_slowly)
     monkeypatch.setattr(flash.CudaGraphSteps, "run", eager)
     asked = [request(number, samples=2, length=40 * number + 3, max_tokens=8) for number in range(4)]
     found, plain = by_name(generate(made, asked)), by_name(generate(engine_of(model, slots=5), asked))
