@@ -52,7 +52,10 @@ def run(call: CommandCall) -> int:
 
 
 def run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[ExperimentResult, float]:
-    """Run an experiment; returns its result and the seconds that it took."""
+    """Run an experiment on one thread, as sums by several may depend on the load; its result, and its seconds."""
+    import torch  # noqa: PLC0415 - the experiments import it; a list of them needs none
+
+    torch.set_num_threads(1)
     began_s = clock.monotonic_s()
     finding = experiment.run(seed, quick=quick)
     return finding, clock.monotonic_s() - began_s
