@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pandas
 import pyarrow
 import pytest
@@ -102,6 +103,8 @@ def test_a_dataset_is_rows_a_dataframe_or_a_table() -> None:
         sources.append(values["task"]["source"])
         assert Path(sources[-1]).is_file()
     assert sources[0] == sources[1]
+    counted = document_of({"task": {"source": [{"prompt": "1", "n": np.int64(3)}]}}, [], Path("runs")).values
+    assert Path(counted["task"]["source"]).read_text() == '{"prompt": "1", "n": 3}\n'
     assert sources[0].endswith(".jsonl")
     assert sources[2].endswith(".parquet")
     assert pandas.read_parquet(sources[2]).to_dict("records") == ROWS

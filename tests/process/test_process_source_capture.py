@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import re
 from collections import OrderedDict
 from functools import partial
@@ -136,3 +137,13 @@ def test_what_has_no_text_is_refused_by_name(kind: str) -> None:
     }[kind]
     with pytest.raises(ConfigError, match=said):
         module_text(thing)
+
+
+def test_a_class_of_a_notebook_is_found_among_others_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = "class Twin:\n    def say(self):\n        return 1\n\nfirst = Twin\n\n"
+    cell += "class Twin:\n    def say(self):\n        return 2\n"
+    monkeypatch.setitem(linecache.cache, "<cell>", (len(cell), None, cell.splitlines(keepends=True), "<cell>"))
+    names: dict[str, object] = {"__name__": "a notebook"}
+    exec(compile(cell, "<cell>", "exec"), names)
+    assert run(names["first"], "Twin")().say() == 1
+    assert run(names["Twin"])().say() == 2

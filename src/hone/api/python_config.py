@@ -142,7 +142,7 @@ class _ObjectWriter:
         if at and at[-1] == "source" and isinstance(value, list | tuple):
             rows = cast("Sequence[object]", value)
             try:
-                lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
+                lines = [json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain_number) for row in rows]
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"its rows must be dicts of text, numbers, lists and dicts: {error}") from None
             return str(self._write("rows", ".jsonl", ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")))
@@ -154,6 +154,13 @@ class _ObjectWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content)
         return path
+
+
+def _plain_number(value: object) -> object:
+    """A number of numpy's as Python's. Raises TypeError for anything else that JSON does not have."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} is neither text nor a number")
 
 
 def _arrow_table(value: object) -> Any:  # noqa: ANN401 - a pyarrow.Table, which has no types

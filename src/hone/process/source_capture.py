@@ -9,6 +9,7 @@ import __future__
 
 import ast
 import builtins
+import contextlib
 import inspect
 import linecache
 import re
@@ -136,14 +137,14 @@ def _function_source(function: FunctionType) -> str:
 
 def _class_source(made: type) -> str:
     """Text of a class. The standard library finds none in a notebook: there its methods know the cell."""
-    try:
+    with contextlib.suppress(OSError, TypeError):
         return inspect.getsource(made)
-    except (OSError, TypeError):
-        pass
     for code in _codes(made):
         lines = linecache.getlines(code.co_filename)
         for node in ast.walk(ast.parse("".join(lines))):
-            if isinstance(node, ast.ClassDef) and node.name == made.__name__:
+            if not isinstance(node, ast.ClassDef) or node.name != made.__name__:
+                continue
+            if node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):  # not another class of this name
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno])
     raise _no_source(made)

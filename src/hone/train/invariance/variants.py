@@ -20,7 +20,7 @@ from hone.train.text.rows import TokenBatch, TokenRows
 LARGE_MICRO_BATCH = 512
 """Sequences, or decisions of control, of the largest micro-batch."""
 SILENCED_EVERY = 3
-"""Of so many units, one has advantage 0 in the check of what is left out."""
+"""Period of the units with advantage 0, in the check that a learner may leave such units out."""
 
 Objective = Callable[[Any, Any], LossTerms]
 RowFinisher = Callable[[TrainingRows[Any], Reduction], TrainingRows[Any]]

@@ -18,13 +18,7 @@ from hone.core.state import Stateful
 from hone.engine.clients.config import ServerEngine
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.world import Prompt, TextWorld
-from hone.evaluate.text.engine_actor import (
-    EngineActor,
-    EngineGuarantees,
-    make_client,
-    make_engine,
-    make_prompts,
-)
+from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
 from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
