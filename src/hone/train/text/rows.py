@@ -25,6 +25,7 @@ from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.text.token_batch import PrecomputedColumns, TokenBatch
 
 _PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
@@ -32,72 +33,6 @@ MIN_SHARED_PART = 3
 """A sequence shares a row's trunk when that is at least one part in so many of it."""
 RowUnit: TypeAlias = Literal["sample", "group"]
 """What minibatches, micro-batches and ranks never split: a sequence, or all sequences of one `Episodes.group`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
-    """n decisions of some rows, as tensors."""
-
-    packed: PackedBatch
-    at: Tensor
-    """`[n]` position in the packed tokens whose hidden state decided."""
-    chosen: Tensor
-    """`[n]` int64."""
-    behaviour_logp: Tensor
-    """`[n]` nats, of the behaviour policy."""
-    advantage: Tensor
-    """`[n]`."""
-    weight: Tensor
-    """`[n]`."""
-    ref_logp: Tensor | None
-    """`[n]` nats, of the reference policy."""
-    sequence: Tensor
-    """`[n]` number of the decision's sequence within this batch."""
-    old_logp: Tensor | None = None
-    """`[n]` nats, of the policy as it was when the update began."""
-    old_top_k: TopKTokens | None = None
-    """`[n, K]` of the policy as it was when the update began."""
-    token_factor: Tensor | None = None
-    """`[n]` what a selection over the whole optimizer batch decided."""
-    correction: Tensor | None = None
-    """`[n]` factor of the mismatch correction, where it was computed over the whole step."""
-    sampling_mask: SamplingMask | None = None
-    """What sampling left to choose from, where it cut anything off."""
-    group: Tensor | None = None
-    """`[sequences]` number of each sequence's group within this batch, ascending; None: groups may be split."""
-    term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Weights of the loss terms that have their own, by name: `[n]`, `[sequences]` or `[groups]`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecomputedColumns:
-    """Columns computed for each decision before a gradient; None: not requested."""
-
-    ref_logp: NDArray[np.floating] | None = None
-    """`[N]` log-probability under the reference policy, nats."""
-    old_logp: NDArray[np.floating] | None = None
-    """`[N]` log-probability under the policy as it was when the update began, nats."""
-    top_k_ids: NDArray[np.int64] | None = None
-    """`[N, K]` the tokens that policy found likeliest."""
-    top_k_logp: NDArray[np.floating] | None = None
-    """`[N, K]` their log-probabilities, nats."""
-    token_factor: NDArray[np.floating] | None = None
-    """`[N]` of a selection over the whole optimizer batch."""
-    correction: NDArray[np.floating] | None = None
-    """`[N]` factor of the mismatch correction, over the whole step."""
-    counted: NDArray[np.bool_] | None = None
-    """`[N]` flags of the decisions that count in the weights' denominators; None: all."""
-
-    def take(self, where: Ints) -> "PrecomputedColumns":
-        return PrecomputedColumns(
-            ref_logp=None if self.ref_logp is None else self.ref_logp[where],
-            old_logp=None if self.old_logp is None else self.old_logp[where],
-            top_k_ids=None if self.top_k_ids is None else self.top_k_ids[where],
-            top_k_logp=None if self.top_k_logp is None else self.top_k_logp[where],
-            token_factor=None if self.token_factor is None else self.token_factor[where],
-            correction=None if self.correction is None else self.correction[where],
-            counted=None if self.counted is None else self.counted[where],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +94,7 @@ class TokenRows:
     """`[E]` weight of each decision of a sequence, once fixed."""
     term_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     """`[E]` each, by the term's name: weight of its values for a sequence or for the sequence's group, once fixed."""
-    precomputed: PrecomputedColumns = PrecomputedColumns()
+    precomputed: PrecomputedColumns = field(default_factory=PrecomputedColumns)
 
     def __len__(self) -> int:
         return len(self.unit_offsets) - 1
@@ -285,6 +220,8 @@ class TokenRows:
             else TopKTokens(ids=column(known.top_k_ids), logp=column(known.top_k_logp)),
             token_factor=None if known.token_factor is None else column(known.token_factor),
             correction=None if known.correction is None else column(known.correction),
+            value_target=None if known.value_target is None else column(known.value_target),
+            old_value=None if known.old_value is None else column(known.old_value),
             sampling_mask=None
             if kept is None
             else SamplingMask(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
