@@ -189,6 +189,17 @@ class Episodes:
         transcript = {"seen": _take_transcript(self.seen, index, rows)} if isinstance(self.seen, Transcript) else {}
         return self._gather(offsets_of(lengths), rows, index, transcript)
 
+    def keep_decisions(self, marks: NDArray[np.bool_]) -> Self:
+        """The same episodes with the decisions that `marks` `[N]` names, and no others. What was said at the others
+        stays in the transcript: it is context."""
+        rows, counts = np.flatnonzero(marks), np.bincount(self.owner[marks], minlength=len(self))
+        if not isinstance(self.seen, Transcript):
+            return self._gather(offsets_of(counts), rows, np.arange(len(self)), {})
+        seen = self.seen
+        kept = None if seen.kept is None else seen.kept.take(rows)
+        changed = {"seen": Transcript(tokens=seen.tokens, offsets=seen.offsets, at=seen.at[rows], kept=kept)}
+        return self._gather(offsets_of(counts), rows, np.arange(len(self)), changed)
+
     def join_pieces(self, last: NDArray[np.bool_]) -> Self:
         """Merge neighbouring pieces of one episode. `last` `[E]` marks the final piece of each; columns per episode
         are taken from it."""

@@ -101,7 +101,7 @@ class ModelConfig:
         """True if the attention's output projection has a bias; Qwen2 has biases on q, k and v only."""
         return self.family != "qwen2" and self.attention_bias
 
-    def to_hf(self, head: Literal["CausalLM", "SequenceClassification"] = "CausalLM") -> Json:
+    def to_hf(self, head: Literal["CausalLM", "SequenceClassification", "TokenClassification"] = "CausalLM") -> Json:
         """The `config.json` of transformers 5, without `dtype`, which depends on the weights."""
         config: Json = dict(self.extra)
         config.update(

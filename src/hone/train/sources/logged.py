@@ -1,12 +1,13 @@
-"""Logged sources: episodes of a dataset, in a fresh permutation for each epoch."""
+"""Logged sources: episodes of a dataset, or whole groups of them, in a fresh permutation for each epoch."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
+from hone.core.ragged import offsets_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer
 
@@ -15,7 +16,8 @@ P = TypeVar("P")
 
 @dataclass
 class LogSource(Generic[P]):
-    """Reads a log back, `batch` episodes at a time, in a fresh permutation each epoch; no row is ever skipped.
+    """Reads a log back, `batch_size` episodes (or groups) at a time, in a fresh permutation each epoch; no row is ever
+    skipped.
 
     The cursor is one integer: the order is recomputed from (seed, epoch), so an exact resume costs nothing.
     """
@@ -23,18 +25,31 @@ class LogSource(Generic[P]):
     log: Episodes
     batch_size: int
     seed: int
+    unit: Literal["sample", "group"] = "sample"
+    """What is drawn: single episodes, or all episodes of one `Episodes.group` together, such as the answers of a
+    pair."""
     rows_drawn: int = 0
 
     def collect(self) -> Episodes:
         picks: list[np.ndarray] = []
         wanted = self.batch_size
         while wanted:
-            epoch, start = divmod(self.rows_drawn, len(self.log))
+            epoch, start = divmod(self.rows_drawn, self.units)
             order = self._order(epoch)[start : start + wanted]
             picks.append(order)
             self.rows_drawn += len(order)
             wanted -= len(order)
-        return self.log.take(np.concatenate(picks))
+        drawn = np.concatenate(picks)
+        if self.unit == "sample":
+            return self.log.take(drawn)
+        return self.log.take(
+            self._members[ranges(self._group_offsets[:-1][drawn], np.diff(self._group_offsets)[drawn])]
+        )
+
+    @property
+    def units(self) -> int:
+        """Episodes of the log, or its groups."""
+        return len(self.log) if self.unit == "sample" else len(self._group_offsets) - 1
 
     def publish(self, policy: P) -> None:
         """A log does not act."""
@@ -51,9 +66,12 @@ class LogSource(Generic[P]):
     def _order(self, epoch: int) -> np.ndarray:
         if self._cached_epoch != epoch:
             self._cached_epoch = epoch
-            self._cached_order = permutation(self.seed, "logged", epoch, count=len(self.log))
+            self._cached_order = permutation(self.seed, "logged", epoch, count=self.units)
         return self._cached_order
 
     def __post_init__(self) -> None:
         self._cached_epoch = -1
         self._cached_order = np.zeros(0, dtype=np.int64)
+        if self.unit == "group":
+            self._members = np.argsort(self.log.group, kind="stable")
+            self._group_offsets = offsets_of(np.unique(self.log.group, return_counts=True)[1])

@@ -25,12 +25,11 @@ from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.text.shared_prefixes import shared_rows
 from hone.train.text.token_batch import PrecomputedColumns, TokenBatch
 
 _PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
-MIN_SHARED_PART = 3
-"""A sequence shares a row's trunk when that is at least one part in so many of it."""
 RowUnit: TypeAlias = Literal["sample", "group"]
 """What minibatches, micro-batches and ranks never split: a sequence, or all sequences of one `Episodes.group`."""
 
@@ -51,6 +50,9 @@ class TokenLayout:
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
     row_tokens: int = 512
     """A row takes no further sequence beyond this: attention within a row costs the square of its length."""
+    after: bool = False
+    """Look at the state after each decision's token, which judges the token too, instead of the state before it, which
+    chose it: a scorer's place. The last token of a sequence is then read as well."""
     pad_to_size: bool = False
     """Fill a batch up to one of a few sizes with tokens that nobody looks at: libraries that compile a product for each
     size, as those for bfloat16 do, then meet the same sizes again and again."""
@@ -64,7 +66,7 @@ class TokenLayout:
             advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
             episodes = episodes.take(order)
             begins = np.diff(episodes.group, prepend=episodes.group[:1] - 1) > 0
-        starts, trunks = _rows(episodes, row_tokens, begins)
+        starts, trunks = shared_rows(episodes, row_tokens, begins)
         units = np.flatnonzero(begins[starts]) if self.unit == "group" else np.arange(len(starts))
         return TokenRows(
             layout=self,
@@ -247,9 +249,15 @@ class TokenRows:
         )
 
     def _suffix_lengths(self) -> Ints:
-        """`[E]` tokens of each sequence after its trunk that have to be read (the last one predicts nothing)."""
-        lengths = np.diff(self.episodes.transcript.offsets)
-        return lengths - np.repeat(self.prefix_lengths, np.diff(self.row_offsets)) - 1
+        """`[E]` tokens of each sequence after its trunk that have to be read (the last one predicts nothing, and is
+        read only where it is judged)."""
+        lengths = np.diff(self.episodes.transcript.offsets) - self._unread
+        return lengths - np.repeat(self.prefix_lengths, np.diff(self.row_offsets))
+
+    @property
+    def _unread(self) -> int:
+        """Tokens from the position that is looked at to a decision's own."""
+        return 0 if self.layout.after else 1
 
     def _pack(self) -> tuple[PackedBatch, Ints]:
         """The rows' tokens, and for each decision where in them it was decided.
@@ -284,7 +292,8 @@ class TokenRows:
             branch=torch.from_numpy(branch).to(device) if branched else None,
         )
         owner = self.episodes.owner
-        before = seen.at - seen.offsets[:-1][owner] - 1 - shared[owner]  # -1: decided at the trunk's last token
+        # -1: decided at the trunk's last token
+        before = seen.at - seen.offsets[:-1][owner] - self._unread - shared[owner]
         at = np.where(before < 0, segments[1:][trunk][row][owner] - 1, segments[:-1][body][owner] + before)
         return packed, at
 
@@ -293,43 +302,3 @@ def padded_size(tokens: int) -> int:
     """The next of eight sizes per power of two, and at least 64: at most an eighth more work, few different sizes."""
     step = max(64, 1 << max(0, tokens.bit_length() - 4))
     return -(-tokens // step) * step
-
-
-def _rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`; `begins` `[E]` begin a row.
-
-    A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t) and a
-    third of it is shared; less would not pay for the longer attention. So answers to one question stay together, and
-    examples that share only a system prompt share just that.
-    """
-    seen = episodes.transcript
-    asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
-    prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
-    like_before = np.where(begins, 0, _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked)).tolist()
-    starts: list[int] = []
-    trunks: list[int] = []
-    together, read = 0, 0
-    for number, (prompt, length, alike) in enumerate(zip(prompts, lengths, like_before, strict=True)):
-        if together:
-            alike = min(trunks[-1], alike)  # the one before begins with the trunk, as the row's first does
-            grown = read + length - (together + 1) * alike
-            pays = together * alike > (together - 1) * trunks[-1] and MIN_SHARED_PART * alike >= length
-            if pays and alike + grown <= row_tokens:
-                trunks[-1], together, read = alike, together + 1, read + length
-                continue
-        starts.append(number)
-        trunks.append(prompt)
-        together, read = 1, length
-    return np.array(starts, dtype=np.int64), np.array(trunks, dtype=np.int64)
-
-
-def _common_prefix_lengths(tokens: NDArray[np.integer], begins: Ints, most: Ints) -> Ints:
-    """`[E]` tokens in which each sequence and the one before it begin alike, of the first `most` `[E]` of both."""
-    alike = np.minimum(most, np.roll(most, 1))
-    alike[:1] = 0
-    places = ranges(np.zeros_like(alike), alike)
-    here, before = (np.repeat(first, alike) + places for first in (begins, np.roll(begins, 1)))
-    differ = np.flatnonzero(tokens[here] != tokens[before])
-    owner, first = np.unique(np.repeat(np.arange(len(alike)), alike)[differ], return_index=True)
-    alike[owner] = places[differ[first]]
-    return alike

@@ -19,7 +19,8 @@ class TokenBatch:
 
     packed: PackedBatch
     at: Tensor
-    """`[n]` position in the packed tokens whose hidden state decided."""
+    """`[n]` position in the packed tokens whose hidden state decided; of the decision's own token in a layout
+    `after`."""
     chosen: Tensor
     """`[n]` int64."""
     behaviour_logp: Tensor
