@@ -18,7 +18,7 @@ from hone.core.ragged import offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
 from hone.envs.text.conversation import Conversation, ConversationLoop, TextEnvironment
-from hone.envs.text.dataset import PromptContent
+from hone.envs.text.row_checks import PromptContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
