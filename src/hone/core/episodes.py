@@ -120,6 +120,9 @@ class Episodes:
     """`[E]` stable identity of the episode, the same for all its pieces."""
     time: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
     """`[N]` seconds at which each action was taken."""
+    ref_logp: Annotated[NDArray[np.float32] | None, Column("decision", np.float32, optional=True)] = None
+    """`[N]` nats: log-probability of the action under a reference policy, in a log that was asked once; NaN where it
+    was not asked."""
 
     def __post_init__(self) -> None:
         decisions, count = int(self.offsets[-1]), len(self.offsets) - 1

@@ -1,13 +1,13 @@
 """Logged sources: episodes of a dataset, or whole groups of them, in a fresh permutation for each epoch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
-from hone.core.ragged import offsets_of, ranges
+from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer
 
@@ -19,6 +19,7 @@ class LogSource(Generic[P]):
     """Reads a log back, `batch_size` episodes (or groups) at a time, in a fresh permutation each epoch; no row is ever
     skipped.
 
+    A group that is drawn again in a later epoch has another number, so that no batch merges the two.
     The cursor is one integer: the order is recomputed from (seed, epoch), so an exact resume costs nothing.
     """
 
@@ -32,19 +33,31 @@ class LogSource(Generic[P]):
 
     def collect(self) -> Episodes:
         picks: list[np.ndarray] = []
+        epochs: list[np.ndarray] = []
         wanted = self.batch_size
         while wanted:
             epoch, start = divmod(self.rows_drawn, self.units)
             order = self._order(epoch)[start : start + wanted]
             picks.append(order)
+            epochs.append(np.full(len(order), epoch))
             self.rows_drawn += len(order)
             wanted -= len(order)
         drawn = np.concatenate(picks)
         if self.unit == "sample":
             return self.log.take(drawn)
-        return self.log.take(
-            self._members[ranges(self._group_offsets[:-1][drawn], np.diff(self._group_offsets)[drawn])]
-        )
+        episodes = self.log.take(self.episodes_of(drawn))
+        epoch = np.repeat(np.concatenate(epochs), np.diff(self._group_offsets)[drawn])
+        return replace(episodes, group=episodes.group + epoch * (int(self.log.group.max()) + 1))
+
+    def episodes_of(self, units: Ints) -> Ints:
+        """Places in the log of the episodes of `units`, unit by unit."""
+        if self.unit == "sample":
+            return units
+        return self._members[ranges(self._group_offsets[:-1][units], np.diff(self._group_offsets)[units])]
+
+    def first_units(self, count: int) -> Ints:
+        """The units that the first `count` draws of the run take, each once."""
+        return self._order(0)[:count]
 
     @property
     def units(self) -> int:

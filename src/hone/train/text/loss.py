@@ -20,7 +20,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
-from hone.models.language.token_logprobs import TopKTokens
+from hone.models.language.token_logprobs import CHUNK_ELEMENTS, TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
@@ -248,6 +248,20 @@ def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tupl
     """Numbers and log-probabilities `[n, count]` of the most probable tokens: a question for `TokenRows.evaluate`."""
     found = policy.top_k_tokens(batch.packed, batch.at, count)
     return found.ids, found.logp
+
+
+def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+    """`[n]` sum over the vocabulary of pi(v)^2, as many rows at a time as a chunk of logits has room for: a question
+    for `TokenRows.evaluate`.
+    """
+    hidden = policy.decoder.hidden(batch.packed)[batch.at]
+    found = [
+        policy.decoder.top_k_tokens(
+            part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
+        )
+        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
+    ]
+    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
 
 
 def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -31,10 +30,9 @@ from hone.credit.kl_reward import (
     k2,
     k3,
 )
-from hone.models.language.token_logprobs import CHUNK_ELEMENTS
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_sum
-from hone.train.text.loss import chosen_logp
+from hone.train.text.loss import chosen_logp, collision_probability
 from hone.train.text.rows import TokenBatch, TokenLayout
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute}
@@ -76,7 +74,7 @@ class TextPolicies:
 
     def collision_probability(self) -> DecisionColumn:
         """sum over the vocabulary of pi(v)^2 at each decision, of the policy as it stands."""
-        return partial(self._evaluate_tokens, question=partial(_collision_probability, self.policy))
+        return partial(self._evaluate_tokens, question=partial(collision_probability, self.policy))
 
     def _evaluate_tokens(
         self, episodes: Episodes, *, question: Callable[[TokenBatch], tuple[Tensor]]
@@ -90,18 +88,6 @@ class TextPolicies:
             self.frozen_policies[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
         self.fingerprints[name] = self.frozen_policies[path].fingerprint()
         return self.frozen_policies[path]
-
-
-def _collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
-    """`[n]`; as many rows at a time as a chunk of logits has room for."""
-    hidden = policy.decoder.hidden(batch.packed)[batch.at]
-    found = [
-        policy.decoder.top_k_tokens(
-            part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
-        )
-        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
-    ]
-    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
 
 
 # ------------------------------------------------------------------------------------ the price of a distance

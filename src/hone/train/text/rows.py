@@ -127,7 +127,11 @@ class TokenRows:
             sequence_weight=self._sequence_weight(reduction),
             term_weights={name: self._fixed_weight(term, reduction) for name, term in self.layout.term_weights.items()},
         )
-        return rows._with_advantage() if self.layout.skip_zero_advantage else rows
+        return rows._keep(rows._contributing()) if self.layout.skip_zero_advantage else rows
+
+    def without_zero_advantage(self) -> Self:
+        """The sequences of which an advantage is not 0; of a group, those that are left."""
+        return self._keep(self._nonzero())
 
     def evaluate(
         self, question: Callable[[TokenBatch], Sequence[Tensor]], budget_tokens: int
@@ -175,17 +179,21 @@ class TokenRows:
         decisions = np.diff(offsets_of(self._counted_lengths())[self.unit_sequences])
         return whole_batch(term.scheme, reduction)(decisions)[owner_of(self.unit_sequences)]
 
+    def _nonzero(self) -> NDArray[np.bool_]:
+        """`[E]` whether an advantage of the sequence is not 0."""
+        return np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes)) > 0
+
     def _contributing(self) -> NDArray[np.bool_]:
         """`[E]` whether an advantage of the sequence, or of its group where that is the unit, is not 0."""
-        flags = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes)) > 0
+        flags = self._nonzero()
         if self.layout.unit == "sample":
             return flags
         group = owner_of(self.unit_sequences)
         return (np.bincount(group, weights=flags) > 0)[group]
 
-    def _with_advantage(self) -> Self:
-        """The sequences that contribute to a gradient."""
-        kept = np.flatnonzero(self._contributing())
+    def _keep(self, flags: NDArray[np.bool_]) -> Self:
+        """The sequences of `flags` `[E]`."""
+        kept = np.flatnonzero(flags)
         per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self.prefix_lengths))
         inner = np.flatnonzero(per_row)
         per_unit = np.bincount(owner_of(self.unit_offsets)[inner], minlength=len(self))
