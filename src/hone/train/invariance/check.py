@@ -24,6 +24,7 @@ from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.value_network import ValueNetwork
 from hone.store.certificate import GradientCertificate, GradientCheck
 from hone.train.config import RunConfig
 from hone.train.invariance.probe import (
@@ -35,6 +36,7 @@ from hone.train.invariance.probe import (
     synthetic_credits,
     synthetic_token_episodes,
     with_copy_logprobs,
+    with_copy_values,
 )
 from hone.train.invariance.variants import (
     BatchVariant,
@@ -49,6 +51,7 @@ from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
+from hone.train.text.critic import ActorCriticLearner
 from hone.train.text.rl_job import TextRunConfig
 from hone.train.text.rows import TokenRows
 
@@ -102,6 +105,8 @@ def gradient_probes(
     laid = learner.layout(episodes, credits)
     if isinstance(laid, TokenRows) and isinstance(double, TokenPolicy):
         laid = with_copy_logprobs(laid, double, seed=seed)
+    if isinstance(laid, TokenRows) and isinstance(double, ValueNetwork):
+        laid = with_copy_values(laid, seed=seed)
     found: list[GradientProbe] = []
     for phase in learner.phases:
         finish = partial(_finished_rows, phase, double)
@@ -138,6 +143,8 @@ def job_gradient_probes(
     state, which synthetic answers must not change before a run.
     """
     learner, source = job.recipe.learner, job.recipe.source
+    if isinstance(learner, ActorCriticLearner):
+        return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
     if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, SUPPORTED_POLICIES):
         return []
     double = shrunken_copy(learner.policy, seed=seed)
@@ -157,6 +164,22 @@ def job_gradient_probes(
     else:
         credits = synthetic_credits(episodes, seed=seed)
     return gradient_probes(learner, double, episodes, credits, seed=seed)
+
+
+def _actor_critic_probes(
+    learner: ActorCriticLearner, job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
+) -> list[GradientProbe]:
+    """Probes of a policy's phase and of its critic's, on the same episodes and credits."""
+    policy, critic = (shrunken_copy(one.policy, seed=seed) for one in (learner.actor, learner.critic))
+    assert isinstance(policy, TokenPolicy)
+    assert isinstance(critic, ValueNetwork)
+    episodes = synthetic_token_episodes(policy, _answer_shape(job, config, quick=not own_credit), seed=seed)
+    values = learner.view.values(critic, episodes)
+    credits = job.recipe.credit(episodes, values) if own_credit else synthetic_credits(episodes, seed=seed)
+    return [
+        *gradient_probes(learner.actor, policy, episodes, credits, seed=seed),
+        *gradient_probes(learner.critic, critic, episodes, credits, seed=seed),
+    ]
 
 
 def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
@@ -240,14 +263,15 @@ def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0
 
 def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
     """Name, description and gradient of the same batch, computed in another way."""
-    if isinstance(trial.policy, TokenPolicy):
+    if isinstance(trial.policy, TokenPolicy | ValueNetwork):
         spoilt = replace(trial, objective=with_nan_hidden_states(trial.objective))
         what = "hidden states of prompts and tool output"
         yield "NaN where nothing was decided", what, summed_gradient(spoilt, [trial.rows])
-        if isinstance(trial.rows, TokenRows) and trial.rows.precomputed.old_logp is None:
-            given = replace(trial, objective=with_explicit_old_logp(trial.objective))
-            what = "the policy's own log-probabilities before the update"
-            yield "old log-probabilities as data", what, summed_gradient(given, [trial.rows])
+    rows = trial.rows
+    if isinstance(trial.policy, TokenPolicy) and isinstance(rows, TokenRows) and rows.precomputed.old_logp is None:
+        given = replace(trial, objective=with_explicit_old_logp(trial.objective))
+        what = "the policy's own log-probabilities before the update"
+        yield "old log-probabilities as data", what, summed_gradient(given, [rows])
     if trial.objective_with_backward is not None:
         what = "autograd of `objective` against `objective_with_backward`"
         yield "gradient written out", what, written_out_gradient(trial, [trial.rows])

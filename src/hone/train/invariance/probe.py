@@ -24,6 +24,7 @@ from hone.models.control.mlp import ObservationInputs
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.train.text.loss import chosen_logp, likeliest_tokens
 from hone.train.text.rows import TokenLayout, TokenRows
@@ -67,6 +68,15 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
         double = TokenPolicy(decoder, policy.tokenizer, policy.temperature)
         double.vocab_size_used = min(policy.vocab_size_used, VOCABULARY)
         return double
+    if isinstance(policy, ValueNetwork):
+        decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
+        decoder.set_compute_dtype("float64")
+        critic = ValueNetwork(decoder, outputs=policy.head.weight.shape[0])
+        draws = generator(seed, "certificate", "head")
+        with torch.no_grad():
+            for parameter in critic.head.parameters():
+                parameter.copy_(torch.from_numpy(0.2 * draws.standard_normal(tuple(parameter.shape))))
+        return critic
     other = copy.deepcopy(policy).double()
     if isinstance(other, ControlPolicy):
         other.spaces = replace(other.spaces, inputs=Float64Inputs(**asdict(other.spaces.inputs)))
@@ -233,6 +243,15 @@ def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> To
         question = partial(likeliest_tokens, double, known.top_k_ids.shape[1])
         ids, logp = _token_rows(episodes).evaluate(question, 1 << 40)
         known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp.astype(np.float64))
+    return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
+
+
+def with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
+    """Replace the real critic's values in `rows` by synthetic ones near their targets."""
+    known = rows.precomputed
+    assert known.value_target is not None
+    noise = generator(seed, "certificate", "values").standard_normal(rows.episodes.decisions)
+    known = replace(known, old_value=known.value_target.astype(np.float64) + 0.3 * noise)
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
 
 

@@ -115,15 +115,17 @@ def policy_phase(
     objective: Callable[[P, B], LossTerms],
     config: OptimizerConfig,
     *,
+    name: str = "policy",
     prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None,
     on_micro_batch: Callable[[B, LossTerms], None] | None = None,
     objective_with_backward: Callable[[P, B], LossTerms] | None = None,
 ) -> OptimizerPhase[P, B]:
-    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
+    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW. `name` begins the
+    names of its metrics."""
     parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
     first, second = config.betas
     return OptimizerPhase(
-        name="policy",
+        name=name,
         objective=objective,
         parameters=parameters,
         optimizer=Adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),

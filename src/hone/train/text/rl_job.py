@@ -23,7 +23,7 @@ from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, no_notices
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
@@ -202,6 +202,8 @@ class TextMethod:
     """Every prompt is answered greedily as well, for credit that compares with that."""
     credit_state: Stateful | None = None
     """The credit's, where it has one."""
+    pop_notes: Callable[[], Sequence[str]] = no_notices
+    """Returns notes for the user since the last call."""
 
 
 def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
@@ -237,7 +239,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
 
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
     job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *actor.notes()])
-    return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes()], close=close)
+    return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes(), *chosen.pop_notes()], close=close)
 
 
 def _wrapped_source(
