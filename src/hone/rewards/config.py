@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from hone.core.config import Config
+from hone.rewards.judges.config import PairwiseQuestion, RewardJudge
 
 
 class RewardFunction(Config):
@@ -78,7 +79,9 @@ def _default_kind(value: object) -> object:
 
 
 Reward: TypeAlias = Annotated[
-    RewardFunction | RewardModel | RewardServer, Field(discriminator="kind"), BeforeValidator(_default_kind)
+    RewardFunction | RewardModel | RewardServer | RewardJudge,
+    Field(discriminator="kind"),
+    BeforeValidator(_default_kind),
 ]
 
 
@@ -126,6 +129,21 @@ class RewardsConfig(Config):
     def worker_functions(self) -> list[RewardFunction]:
         """The rewards that run in worker processes."""
         return [reward for reward in self.functions if isinstance(reward, RewardFunction)]
+
+    @property
+    def judges(self) -> dict[str, RewardJudge]:
+        """The judges by the names of their scores."""
+        named = zip(self.names, self.functions, strict=True)
+        return {name: reward for name, reward in named if isinstance(reward, RewardJudge)}
+
+    def check_group_size(self, answers: int, key: str) -> None:
+        """Raise ValueError where a judge compares the answers to a prompt and `key` gives it only one."""
+        for name, judge in self.judges.items():
+            if answers < 2 and isinstance(judge.ask, PairwiseQuestion) and judge.ask.reference is None:
+                raise ValueError(
+                    f"judge {name!r} compares answers to one prompt, and {key} gives it {answers}; set ask.reference "
+                    "to a column with an answer to compare with, or take a rubric"
+                )
 
     @property
     def has_model(self) -> bool:

@@ -13,12 +13,14 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
 from hone.core.judging import DatasetRow, ScorerInput
 from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
+from hone.evaluate.text.judges.member import JudgeMember, judge_member
 from hone.evaluate.text.open_policy import policy_folder
 from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
 from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer
 from hone.rewards.jobs import RewardBatch, parse_results
+from hone.rewards.judges.config import RewardJudge
 from hone.rewards.scorer import FunctionMember, RewardMember, RewardScorer, reward_batch
 from hone.rewards.scores import RewardResult, failed_result, result_from_value
 from hone.rewards.wire import pack
@@ -28,24 +30,29 @@ ModelLoader: TypeAlias = Callable[[str, str], ScalarHeadModel]
 """Folder and data type of the weights -> the model, on its device."""
 
 
-def reward_scorer(config: RewardsConfig, *, load: ModelLoader) -> RewardScorer:
-    """The scorer of a config; it starts and loads nothing before the first check or answer.
+def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
+    """The scorer of a config, with local judges on `device`; it loads nothing before the first check or answer.
 
     Raises ConfigError for an address that cannot be one, or a key that the environment lacks.
     """
     functions = [place for place, reward in enumerate(config.functions) if isinstance(reward, RewardFunction)]
     members: list[tuple[Sequence[int], RewardMember]] = []
+    judges: dict[str, JudgeMember] = {}
     for place, reward in enumerate(config.functions):
         if isinstance(reward, RewardModel):
             members.append(([place], RewardModelMember(reward, load)))
         elif isinstance(reward, RewardServer):
             members.append(([place], RewardServerMember(reward)))
+        elif isinstance(reward, RewardJudge):
+            name = config.names[place]
+            judges[name] = judge_member(reward, name, device=device)
+            members.append(([place], judges[name]))
         elif place == functions[0]:
             members.append((functions, FunctionMember(RewardWorkerPool(config))))
     budget = UnscoredBudget(
         allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
     )
-    return RewardScorer(config, members, budget)
+    return RewardScorer(config, members, budget, judges=judges)
 
 
 def load_reward_model(path: str, weights: str, *, device: str, tokenizer: Tokenizer) -> ScalarHeadModel:

@@ -55,6 +55,7 @@ class EvaluationConfig(Config):
             raise ValueError(
                 f"temperature = {self.temperature} has no effect on greedy answers; set greedy = false, or remove it"
             )
+        self.rewards.check_group_size(1, "an evaluation, with one answer to each prompt,")
         return self
 
     def sampling(self) -> SamplingParams:

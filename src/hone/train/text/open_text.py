@@ -94,13 +94,14 @@ class TextInputs(Generic[T]):
     def scorer(self) -> RewardScorer:
         """The scorer of training answers, with its worker processes."""
         assert self.rewards is not None
-        return reward_scorer(self.rewards, load=self.reward_model)
+        return reward_scorer(self.rewards, load=self.reward_model, device=self.config.run.device)
 
     @cached_property
     def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
         assert self.config.evaluation is not None
-        return reward_scorer(self.config.evaluation.rewards, load=self.reward_model)
+        rewards = self.config.evaluation.rewards
+        return reward_scorer(rewards, load=self.reward_model, device=self.config.run.device)
 
     @cached_property
     def reward_model(self) -> Callable[[str, str], ScalarHeadModel]:

@@ -74,6 +74,7 @@ class TextRunConfig(LanguageRunConfig):
             require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
             requirement(self)
+        self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
 
     @classmethod
@@ -225,7 +226,10 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     )
     actor = _engine_actor(config, policy, prompts)
     ahead, source = _wrapped_source(
-        LiveSource[TokenPolicy](world, actor, actor_metrics=actor.metrics), actor, chosen, config.rollout
+        LiveSource[TokenPolicy](world, actor, actor_metrics=lambda: {**actor.metrics(), **judge.metrics()}),
+        actor,
+        chosen,
+        config.rollout,
     )
 
     def judged(episodes: Episodes, values: Values) -> Credits:
