@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from hone.core.config import Config
 from hone.core.errors import DataError
 from hone.evaluate.saved_config import config_tree
-from hone.evaluate.text.open_policy import ModelSource, policy_folder
+from hone.evaluate.text.open_policy import ModelSource, load_policy_tokenizer, policy_folder
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import load_tokenizer
 from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.recipes.registry import load_recipe
 from hone.store.certificate import GradientCertificate
@@ -86,7 +85,7 @@ def _scaled_down_source(model: ModelSource, folder: Path) -> ModelSource:
         return ModelSource(new=shrunken_new_model(model.new), compute="float32")
     assert model.path is not None
     place = policy_folder(Path(model.path))
-    tokenizer = load_tokenizer(place)
+    tokenizer = load_policy_tokenizer(place)
     TokenPolicy(new_model(shrunken_model_config(read_config(place)), seed=0), tokenizer).save(folder)
     return ModelSource(path=str(folder), compute="float32")
 

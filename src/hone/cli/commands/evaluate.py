@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from hone.evaluate.checkpoint import PolicyEvaluation
 
 
+_POLICY_FILES = ("config.json", "adapter_config.json", "policy.json")
+"""Files that make a folder that of a model, of an adapter, or of a control policy."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTarget:
     """Checkpoint and settings of an evaluation or of samples."""
@@ -176,7 +180,7 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     path = Path(text)
     verify_policy(path)
     for folder in (path, path / "policy"):
-        a_policy = (folder / "config.json").is_file() or (folder / "policy.json").is_file()
+        a_policy = any((folder / name).is_file() for name in _POLICY_FILES)
         if a_policy and not (folder / "manifest.json").is_file():
             above = (
                 folder.absolute().parents

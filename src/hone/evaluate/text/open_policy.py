@@ -11,8 +11,9 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
-from hone.models.language.hf_checkpoint import load_model, read_config
+from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
+from hone.models.language.lora import LoraConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
 from hone.store.folder import open_run
@@ -58,9 +59,12 @@ class ModelSource(Config):
     """Initial policy of a run: exactly one of `path` and `new`."""
 
     path: str | None = None
-    """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
+    """A Hugging Face folder, an adapter's folder of PEFT, a run of hone (its newest checkpoint), or one of its
+    checkpoints."""
     new: NewModelConfig | None = None
     """Start from random weights."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter in place of all weights: a new one, or that of `path` if it is an adapter's folder."""
     optimizer: bool = False
     """Also start from the optimizer's state of the checkpoint `path`, saved by a recipe with the same optimizer; the
     learning-rate schedule begins anew."""
@@ -81,6 +85,13 @@ class ModelSource(Config):
             raise ValueError("give exactly one of model.path and model.new")
         if self.optimizer and self.path is None:
             raise ValueError("model.optimizer = true needs model.path, a checkpoint or run of hone")
+        if self.lora is not None and self.new is not None:
+            raise ValueError("model.lora adapts a trained model: give model.path; a new one has nothing to keep")
+        if self.lora is not None and self.weights == "bfloat16":
+            raise ValueError(
+                'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
+                '= "float32" (model.compute = "bfloat16" is as fast)'
+            )
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
         low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
@@ -98,6 +109,7 @@ def open_policy(
 
     Raises DataError naming the folder and the problem.
     """
+    adapter = None
     if source.new is not None:
         tokenizer = tokenizer or _new_tokenizer(source.new, chat=False)
         decoder = new_model(
@@ -109,17 +121,20 @@ def open_policy(
     else:
         assert source.path is not None
         folder = policy_folder(Path(source.path))
-        tokenizer = tokenizer or load_tokenizer(folder)
-        decoder = load_model(
-            folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
-        )
+        tokenizer = tokenizer or load_policy_tokenizer(folder)
+        recompute = source.activation_checkpointing
+        if source.lora is None:
+            decoder = load_model(folder, device=device, dtype=source.weights, checkpoint_activations=recompute)
+        else:
+            adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
+            decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
     decoder.set_compute_dtype(_compute(source, device))
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
         decoder.use_bitwise_arithmetic()
-    return TokenPolicy(decoder, tokenizer, temperature)
+    return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter)
 
 
 def _compute(source: ModelSource, device: str) -> str:
@@ -149,9 +164,14 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     assert source.path is not None
     folder = policy_folder(Path(source.path))
     config = read_config(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_policy_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size, where=str(folder))
     return tokenizer, config.max_positions
+
+
+def load_policy_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder, or of an adapter's: its own, or else that of its base. Raises DataError."""
+    return load_tokenizer(folder if (folder / "tokenizer.json").is_file() else model_folder(folder))
 
 
 def model_config(source: ModelSource, tokenizer: Tokenizer) -> ModelConfig:

@@ -13,6 +13,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
+from hone.train.learner.parameter_store import ParameterStore
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
@@ -119,10 +120,12 @@ def policy_phase(
     prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None,
     on_micro_batch: Callable[[B, LossTerms], None] | None = None,
     objective_with_backward: Callable[[P, B], LossTerms] | None = None,
+    parameters: ParameterStore | None = None,
 ) -> OptimizerPhase[P, B]:
-    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW. `name` begins the
-    names of its metrics."""
-    parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
+    """The one phase of a policy-gradient or supervised learner: `parameters`, by default all of `policy`, and AdamW.
+    `name` begins the names of its metrics."""
+    if parameters is None:
+        parameters = FlatParameters(policy.parameters(), (one for one, _ in policy.named_parameters()))
     first, second = config.betas
     return OptimizerPhase(
         name=name,

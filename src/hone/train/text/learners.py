@@ -1,6 +1,7 @@
 """Learners of language-model policies, and what every job of theirs has in common."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,8 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
-from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.low_rank_parameters import LowRankParameters
 from hone.train.loop import Recipe
 from hone.train.text.flops import token_compute_cost
 from hone.train.text.matmul_rate import matmul_rate
@@ -64,7 +66,7 @@ def token_learner(
     return GradientLearner(
         policy=policy,
         layout=layout,
-        phases=[policy_phase(policy, objective, config, prepare=prepare)],
+        phases=[_phase(config, policy, objective, prepare)],
         seed=seed,
         learning_rate=learning_rate_schedule(config, config.optimizer_steps(steps)),
         epochs=config.epochs,
@@ -73,3 +75,17 @@ def token_learner(
         micro_batch_tokens=config.micro_batch_tokens,
         compute_cost=partial(token_compute_cost, epochs=config.epochs),
     )
+
+
+def _phase(
+    config: LearnerConfig,
+    policy: TokenPolicy,
+    objective: Callable[[TokenPolicy, TokenBatch], LossTerms],
+    prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None,
+) -> OptimizerPhase[TokenPolicy, TokenBatch]:
+    """The phase of all weights of a policy, or of its adapter, which is merged after each step."""
+    adapter = policy.adapter
+    if adapter is None:
+        return policy_phase(policy, objective, config, prepare=prepare)
+    phase = policy_phase(policy, objective, config, prepare=prepare, parameters=LowRankParameters(adapter))
+    return replace(phase, after_step=lambda _: adapter.merge())

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
 from hone.envs.text.task import TaskConfig
-from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
 from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
+from hone.models.language.hf_checkpoint import check_adapter
+from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
@@ -153,6 +155,8 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     if known:
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
         checks["fits"] = lambda: inputs.prepared[1]
+    if known and inputs.config.model.lora is not None:
+        checks["lora"] = partial(_adapter_warnings, inputs.config.model)
     if known and inputs.config.model.optimizer:
         checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
     if evaluation is not None:
@@ -204,6 +208,15 @@ def _policy_warnings(path: str) -> list[str]:
     """None; raises DataError where the policy's folder cannot be read."""
     open_tokenizer(ModelSource(path=path))
     return []
+
+
+def _adapter_warnings(source: ModelSource) -> list[str]:
+    """One on dropout. Raises ConfigError for an adapter that does not fit the model of `model.path`."""
+    assert source.path is not None and source.lora is not None
+    folder = policy_folder(Path(source.path))
+    check_adapter(folder, source.lora)
+    dropout = read_peft_folder(folder).dropout if is_adapter(folder) else 0.0
+    return [f"{folder}: lora_dropout = {dropout:g} is not applied: hone trains adapters without"] if dropout else []
 
 
 def _optimizer_warnings(source: ModelSource) -> list[str]:

@@ -385,8 +385,11 @@ def gradient_learner(
 
 def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:
     def frozen(path: str | None) -> TokenPolicy:
-        """Another folder, or the policy that the run started from, loaded once more."""
-        source = config.model.model_copy(update={} if path is None else {"path": path, "new": None})
+        """Another folder, or the policy that the run started from: the base of a new adapter, or loaded once more."""
+        if path is None and policy.adapter is not None and policy.adapter.starts_at_base:
+            return policy.base_policy()
+        other = {} if path is None else {"path": path, "new": None}
+        source = config.model.model_copy(update={"lora": None, **other})
         same = policy.tokenizer if path is None else None
         return open_policy(
             source, seed=config.seed, device=config.run.device, temperature=policy.temperature, tokenizer=same
