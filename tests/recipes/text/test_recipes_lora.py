@@ -58,7 +58,7 @@ def run(job: TrainingJob[Any], *, steps: int, first: int = 1) -> TrainingJob[Any
     return job
 
 
-@pytest.mark.parametrize("name", ["sft", "grpo", "gspo", "rloo", "dppo", "reinforce_plus_plus"])
+@pytest.mark.parametrize("name", ["sft", "grpo", "gspo", "rloo", "dppo", "ppo_text"])
 def test_a_resume_is_the_same_run_to_the_bit(name: str, place: Path) -> None:
     tables = tables_of(name)
     straight = run(job_of(name, tables), steps=3)

@@ -111,6 +111,12 @@ def learning_rate_schedule(config: OptimizerConfig, total: int) -> Callable[[int
     return rate
 
 
+def adamw(parameters: ParameterStore, config: OptimizerConfig) -> Adam:
+    """The optimizer of a config."""
+    first, second = config.betas
+    return Adam(parameters, weight_decay=config.weight_decay, betas=(first, second))
+
+
 def policy_phase(
     policy: P,
     objective: Callable[[P, B], LossTerms],
@@ -120,18 +126,15 @@ def policy_phase(
     prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None,
     on_micro_batch: Callable[[B, LossTerms], None] | None = None,
     objective_with_backward: Callable[[P, B], LossTerms] | None = None,
-    parameters: ParameterStore | None = None,
 ) -> OptimizerPhase[P, B]:
-    """The one phase of a policy-gradient or supervised learner: `parameters`, by default all of `policy`, and AdamW.
-    `name` begins the names of its metrics."""
-    if parameters is None:
-        parameters = FlatParameters(policy.parameters(), (one for one, _ in policy.named_parameters()))
-    first, second = config.betas
+    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW. `name` begins the
+    names of its metrics."""
+    parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
     return OptimizerPhase(
         name=name,
         objective=objective,
         parameters=parameters,
-        optimizer=Adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
+        optimizer=adamw(parameters, config),
         max_grad_norm=config.max_grad_norm or None,
         prepare=prepare,
         on_micro_batch=on_micro_batch,

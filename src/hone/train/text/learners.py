@@ -1,7 +1,6 @@
 """Learners of language-model policies, and what every job of theirs has in common."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
+from hone.train.learner.config import LearnerConfig, adamw, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.learner.low_rank_parameters import LowRankParameters
 from hone.train.loop import Recipe
@@ -87,5 +86,13 @@ def _phase(
     adapter = policy.adapter
     if adapter is None:
         return policy_phase(policy, objective, config, prepare=prepare)
-    phase = policy_phase(policy, objective, config, prepare=prepare, parameters=LowRankParameters(adapter))
-    return replace(phase, after_step=lambda _: adapter.merge())
+    parameters = LowRankParameters(adapter)
+    return OptimizerPhase(
+        name="policy",
+        objective=objective,
+        parameters=parameters,
+        optimizer=adamw(parameters, config),
+        max_grad_norm=config.max_grad_norm or None,
+        prepare=prepare,
+        after_step=lambda _: adapter.merge(),
+    )
