@@ -37,6 +37,15 @@ class BatchInvariantLinearFn(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
+class ExpertShape(Protocol):
+    """Sizes of a mixture of experts."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def per_token(self) -> int: ...
+
+
 class ModelShape(Protocol):
     """Sizes of a model."""
 
@@ -52,6 +61,10 @@ class ModelShape(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_positions(self) -> int: ...
+    @property
+    def experts(self) -> ExpertShape | None:
+        """The mixture of experts in each layer; None for a dense model."""
+        ...
 
 
 class GenerationModel(Protocol):

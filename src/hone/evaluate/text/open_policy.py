@@ -11,6 +11,7 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
+from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraConfig
@@ -20,6 +21,26 @@ from hone.store.folder import open_run
 from hone.store.verification import verify_policy
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
+
+
+class NewExpertsConfig(Config):
+    """Mixture of experts of a new network."""
+
+    count: int = Field(default=8, ge=2, le=MAX_EXPERTS)
+    """Experts of each layer."""
+    per_token: int = Field(default=2, ge=1)
+    """Experts that each token goes to."""
+    width: int = Field(default=0, ge=0)
+    """Inner features of one expert; 0: `intermediate_size`."""
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> "NewExpertsConfig":
+        if self.per_token > self.count:
+            raise ValueError(
+                f"experts.per_token = {self.per_token} is above experts.count = {self.count}: a token cannot go to "
+                "more experts than there are"
+            )
+        return self
 
 
 class NewModelConfig(Config):
@@ -39,6 +60,8 @@ class NewModelConfig(Config):
     """Width of a head; even."""
     intermediate_size: int = Field(default=384, ge=8)
     """Width of the gated MLP."""
+    experts: NewExpertsConfig | None = None
+    """Mixture of experts in place of each MLP, for the families qwen3_moe, mixtral and olmoe."""
     max_positions: int = Field(default=512, ge=8)
     """Longest context, in tokens."""
     tokenizer: Literal["characters", "bytes"] = "characters"
@@ -52,6 +75,11 @@ class NewModelConfig(Config):
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        if (self.family in EXPERT_FAMILIES) == (self.experts is None):
+            raise ValueError(
+                f"family = {self.family!r} {'has no experts' if self.experts else 'needs a table experts'}; families "
+                f"with experts: {', '.join(EXPERT_FAMILIES)}"
+            )
         return self
 
 
@@ -204,11 +232,17 @@ def _new_tokenizer(new: NewModelConfig, *, chat: bool) -> Tokenizer:
 
 
 def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    experts, intermediate = None, new.intermediate_size
+    if new.experts is not None:
+        width = new.experts.width or intermediate
+        experts = ExpertsConfig(count=new.experts.count, per_token=new.experts.per_token, width=width)
+        intermediate = width
     return ModelConfig(
         family=new.family,
+        experts=experts,
         vocab_size=tokenizer.size,  # no padding: other tools sample from every row
         hidden_size=new.hidden_size,
-        intermediate_size=new.intermediate_size,
+        intermediate_size=intermediate,
         layers=new.layers,
         heads=new.heads,
         kv_heads=new.kv_heads,

@@ -12,7 +12,7 @@ from typing import Final, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.models.language.config import ModelConfig, model_config_from_hf
@@ -56,7 +56,7 @@ def model_folder(folder: Path | str) -> Path:
 def load_model(
     folder: Path | str, *, device: str = "cpu", dtype: str = "float32", checkpoint_activations: bool = False
 ) -> Decoder:
-    """The Decoder of a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3; one file or sharded), or of an adapter's.
+    """The Decoder of a Hugging Face folder (see `config.FAMILIES`; one file or sharded), or of an adapter's.
 
     Raises DataError, with every fault at once, naming file and tensor: no such folder, no or damaged weights, missing,
     unexpected or misshapen tensors, numbers that are not finite, an architecture that hone does not know.
@@ -111,11 +111,11 @@ def _load_with_adapter(found: PeftFolder, device: str = "cpu", *, checkpoint_act
 
 def load_weights(model: Decoder, folder: Path | str) -> None:
     """Load a folder's weights in place. Raises DataError as `load_model` does; the model may be partly loaded then."""
-    load_pieces(dict(model.named_parameters()), checkpoint_pieces(model.config), model.config, folder)
+    load_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config, folder)
 
 
 def load_pieces(
-    parameters: Mapping[str, nn.Parameter], pieces: Iterable[CheckpointPiece], config: ModelConfig, folder: Path | str
+    parameters: Mapping[str, Tensor], pieces: Iterable[CheckpointPiece], config: ModelConfig, folder: Path | str
 ) -> None:
     """Load exactly the tensors `pieces` of a folder into `parameters`. Raises as `load_weights`."""
     folder = _existing(Path(folder))
@@ -152,13 +152,11 @@ def save_model(
     copied = {} if tokenizer_from is None else tokenizer_files(tokenizer_from)
     for name, content in copied.items():
         (folder / name).write_bytes(content)
-    save_pieces(
-        dict(model.named_parameters()), checkpoint_pieces(model.config), model.config.to_hf(), folder, shard_bytes
-    )
+    save_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config.to_hf(), folder, shard_bytes)
 
 
 def save_pieces(
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     pieces: Iterable[CheckpointPiece],
     config: Mapping[str, object],
     folder: Path,
@@ -182,7 +180,7 @@ def save_pieces(
 
 
 def _shards(
-    everything: Sequence[CheckpointPiece], parameters: Mapping[str, nn.Parameter], limit: int
+    everything: Sequence[CheckpointPiece], parameters: Mapping[str, Tensor], limit: int
 ) -> list[list[CheckpointPiece]]:
     parts: list[list[CheckpointPiece]] = [[]]
     filled = 0
@@ -196,11 +194,11 @@ def _shards(
     return parts
 
 
-def _rows(parameters: Mapping[str, nn.Parameter], piece: CheckpointPiece) -> Tensor:
+def _rows(parameters: Mapping[str, Tensor], piece: CheckpointPiece) -> Tensor:
     return parameters[piece.parameter_name].detach()[piece.start : piece.start + piece.rows]
 
 
-def _bytes(parameters: Mapping[str, nn.Parameter], piece: CheckpointPiece) -> int:
+def _bytes(parameters: Mapping[str, Tensor], piece: CheckpointPiece) -> int:
     rows = _rows(parameters, piece)
     return rows.numel() * rows.element_size()
 
@@ -281,7 +279,7 @@ def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
 def _read_file(
     file: Path,
     wanted: Mapping[str, CheckpointPiece],
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     found: dict[str, Path],
     faults: ErrorCollector,
 ) -> None:
@@ -300,7 +298,7 @@ def _read_file(
         faults.add(f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
 
 
-def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
+def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[str]:
     target = _rows(parameters, piece)
     if tensor.shape != target.shape:
         given, asked = tuple(tensor.shape), tuple(target.shape)

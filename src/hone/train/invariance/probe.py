@@ -90,12 +90,25 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
 
 def shrunken_model_config(config: ModelConfig) -> ModelConfig:
     """Config of the same architecture with fewer and narrower layers."""
-    return replace(config, **_shrunken_sizes(config.heads, config.kv_heads, config.layers))
+    sizes, experts = _shrunken_sizes(config.heads, config.kv_heads, config.layers), config.experts
+    if experts is not None:
+        few = _shrunken_experts(experts.count, experts.per_token)
+        experts = replace(experts, **few, width=sizes["intermediate_size"])
+    return replace(config, **sizes, experts=experts)
 
 
 def shrunken_new_model(new: NewModelConfig) -> NewModelConfig:
     """Smaller config of a new model."""
-    return new.model_copy(update=_shrunken_sizes(new.heads, new.kv_heads, new.layers))
+    sizes, experts = _shrunken_sizes(new.heads, new.kv_heads, new.layers), new.experts
+    if experts is not None:
+        few = _shrunken_experts(experts.count, experts.per_token)
+        experts = experts.model_copy(update={**few, "width": sizes["intermediate_size"]})
+    return new.model_copy(update={**sizes, "experts": experts})
+
+
+def _shrunken_experts(count: int, per_token: int) -> dict[str, int]:
+    """Four experts at most, and two of them for a token."""
+    return {"count": min(4, count), "per_token": min(2, per_token)}
 
 
 def _shrunken_sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:

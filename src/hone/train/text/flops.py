@@ -14,10 +14,13 @@ FLOPS_PER_MULTIPLY_ADD: Final = 2
 
 
 def layer_parameters(config: ModelConfig) -> int:
-    """Weights that every token is multiplied by: projections and MLPs of all layers; neither norms nor embeddings."""
+    """Weights that every token is multiplied by: projections and MLPs of all layers; neither norms nor embeddings. Of a
+    mixture of experts: the router and the experts that a token goes to."""
     width = config.heads * config.head_dim
     attention = config.hidden_size * (width + 2 * config.kv_heads * config.head_dim) + width * config.hidden_size
-    return config.layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    experts = config.experts
+    mlps, router = (1, 0) if experts is None else (experts.per_token, experts.count * config.hidden_size)
+    return config.layers * (attention + router + 3 * mlps * config.hidden_size * config.mlp_width)
 
 
 def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tensor) -> Tensor:
