@@ -107,6 +107,10 @@ class RewardsConfig(Config):
     """Share of the last `missing_window` answers that may lack a score before the run stops."""
     missing_window: int = Field(default=200, ge=1)
     """Answers over which the share is taken."""
+    step_end: str = ""
+    """Text that ends a step of an answer, such as ";" or a newline: functions may then return a list with one score
+    for each piece of `answer.split(step_end)`, which is paid at the piece's last token; unset: answers have no
+    steps."""
     max_unscored_batches: int = Field(default=3, ge=1)
     """Batches in a row without a single score after which the run stops."""
 

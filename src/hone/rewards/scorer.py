@@ -184,4 +184,5 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
         },
         ids=[answer.id for answer in answers],
         turns=[answer.turns for answer in answers],
+        unit="turn" if answers[0].steps is None else "step",
     )

@@ -157,6 +157,7 @@ class TextEvaluation:
             samples=1,
             seed=self.config.seed,
             shuffle=False,
+            step_end=self.config.rewards.step_end,
         )
         episodes = world.rollout(session)
         texts = text_after_prompt(episodes, decode)

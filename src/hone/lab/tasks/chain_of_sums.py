@@ -138,6 +138,22 @@ def right_chain(prompts: Sequence[object], completions: Sequence[object]) -> lis
     ]
 
 
+def right_steps(prompts: Sequence[object], completions: Sequence[object]) -> list[list[float]]:
+    """Reward function of steps, for `rewards.step_end = ";"`: 1 for each step that is right like all before it, 0 for
+    every other piece."""
+    found: list[list[float]] = []
+    for prompt, answer in zip(prompts, completions, strict=True):
+        text = completion_text(answer)
+        labels = step_labels(read_problem(prompt), text)
+        pieces = text.split(SEPARATOR)
+        places = [place for place, piece in enumerate(pieces) if piece.strip()]
+        scores = [0.0] * len(pieces)
+        for place, label in zip(places, labels, strict=True):
+            scores[place] = float(label)
+        found.append(scores)
+    return found
+
+
 def right_so_far(prompts: Sequence[object], completions: Sequence[object]) -> list[float]:
     """Reward function, a perfect verifier of steps: 1 if all steps written so far are right, for parts of answers."""
     return [

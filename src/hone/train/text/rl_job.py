@@ -223,6 +223,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
         samples=config.rollout.samples_per_prompt,
         seed=config.seed,
         greedy_baseline=chosen.greedy_baseline,
+        step_end=config.rewards.step_end,
     )
     actor = _engine_actor(config, policy, prompts)
     ahead, source = _wrapped_source(
