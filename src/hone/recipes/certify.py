@@ -32,7 +32,7 @@ from hone.train.invariance.check import (
 )
 from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
-from hone.train.text.open_text import STAGE_PREFIX, LanguageRunConfig
+from hone.train.text.open_text import STAGE_PREFIX, NetworkRunConfig
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -73,7 +73,7 @@ def scaled_down_config(config: C, folder: Path) -> C:
     """Reduce a config to one CPU thread, a small model of the same family (saved in `folder` if needed) and no
     evaluation of text."""
     changes: dict[str, Config | None] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
-    if isinstance(config, LanguageRunConfig):
+    if isinstance(config, NetworkRunConfig):
         changes |= {"model": _scaled_down_source(config.model, folder), "evaluation": None}
         if config.task.is_generated:
             changes["task"] = config.task.model_copy(update={"size": min(config.task.size, TASK_EXAMPLES)})
@@ -95,7 +95,7 @@ def with_stage_models(configs: Sequence[C]) -> list[C]:
     models: dict[str, ModelSource] = {}
     found: list[C] = []
     for config in configs:
-        if isinstance(config, LanguageRunConfig):
+        if isinstance(config, NetworkRunConfig):
             model = config.model
             origin = models.get((model.path or "").removeprefix(STAGE_PREFIX))
             if origin is not None and model.path is not None and model.path.startswith(STAGE_PREFIX):

@@ -128,6 +128,7 @@ def _evaluation(measured: Sequence[EvaluationScore], compared: Sequence[PairedDi
         return EMPTY
     parts = [element("h2", text("Evaluation"))]
     parts += [styled("p", "verdict", *_verdict(pair)) for pair in compared]
+    parts += [styled("p", "bad", text(f"{line}.")) for line in measured[-1].warnings]
     for metric in dict.fromkeys(e.metric for e in measured):
         rows = [e for e in measured if e.metric == metric]
         plot = interval_plot([IntervalRow(label=e.stage, mean=e.mean, low=e.low, high=e.high) for e in rows])

@@ -13,6 +13,7 @@ import torch
 from certificate_worlds import (
     CONTROL,
     NO_GRADIENT,
+    SCORERS,
     built,
     checked,
     finite,
@@ -91,7 +92,7 @@ def trial_of(folder: Path, recipe: str, *overrides: str) -> GradientProbe:
 
 def test_there_is_a_config_for_every_recipe() -> None:
     """A recipe of another kind needs one in `certificate_worlds.py`, or stands there as one without a gradient."""
-    known = {*TEXT, *CONTROL, *NO_GRADIENT, "sft"}
+    known = {*TEXT, *CONTROL, *NO_GRADIENT, *SCORERS, "sft"}
     assert [name for name in recipe_names() if name not in known] == []
 
 

@@ -92,15 +92,22 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
     """Evaluate as the recipe does, or else the policy's mode. Raises as `checkpoint.evaluate_checkpoint`."""
     from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
 
-    if target.run is not None and checkpoint.is_control(target.policy):
+    if target.run is not None:
         config = config_tree(target.run)
         name = config.get("recipe")
         entry = load_recipe(name) if isinstance(name, str) and is_recipe(name) else None
         if entry is not None and entry.evaluate is not None:
-            wanted = EvaluationRequest(policy=target.policy, episodes=problems, seed=target.seed)
-            return checkpoint.PolicyEvaluation(
-                scores=entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
+            notes: list[str] = []
+            wanted = EvaluationRequest(
+                policy=target.policy,
+                episodes=problems,
+                seed=target.seed,
+                device=target.device,
+                task=target.task.task,
+                warn=notes.append,
             )
+            scores = entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
+            return checkpoint.PolicyEvaluation(scores=scores, notes=notes)
     return checkpoint.evaluate_checkpoint(
         target.policy, run=target.run, problems=problems, seed=target.seed, device=target.device, task=target.task
     )

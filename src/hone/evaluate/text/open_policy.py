@@ -157,7 +157,7 @@ def open_policy(
             adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
             decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
-    decoder.set_compute_dtype(_compute(source, device))
+    decoder.set_compute_dtype(resolved_compute(source, device))
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
@@ -165,8 +165,9 @@ def open_policy(
     return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter)
 
 
-def _compute(source: ModelSource, device: str) -> str:
-    """Resolve `compute` by the processor's instructions, not by a measurement, so that runs are reproducible."""
+def resolved_compute(source: ModelSource, device: str) -> str:
+    """Data type of the trainer's products: `auto` is resolved by the processor's instructions, not by a measurement, so
+    that runs are reproducible."""
     if source.compute != "auto":
         return source.compute
     if source.weights == "bfloat16" or source.exactness == "bitwise":

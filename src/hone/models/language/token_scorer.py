@@ -5,12 +5,14 @@ It is to a reward model, a verifier of steps or a critic what `TokenPolicy` is t
 
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hone.models.language.decoder import Decoder
 from hone.models.language.scalar_head import ScalarHeadModel
+from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.models.packing import PackedBatch
 
@@ -51,3 +53,7 @@ class TokenScorer(nn.Module):
     def load(self, folder: Path) -> None:
         """Load, in place, the weights of a folder that `save` wrote. Raises DataError when they do not fit."""
         self.model.load(folder)
+
+
+LanguageNetwork: TypeAlias = TokenPolicy | TokenScorer
+"""A decoder with a head and its tokenizer: what runs on text train, save and ship."""

@@ -24,6 +24,7 @@ from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.value_network import ValueNetwork
 from hone.store.certificate import GradientCertificate, GradientCheck
 from hone.train.config import RunConfig
@@ -57,7 +58,7 @@ from hone.train.text.rows import TokenRows
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""
-SUPPORTED_POLICIES = (TokenPolicy, ControlPolicy)
+SUPPORTED_POLICIES = (TokenPolicy, TokenScorer, ControlPolicy)
 """Policies that `shrunken_copy` supports; others have no certificate."""
 LEAST_GRADIENT = 1e-14
 """Largest component of a gradient that may be the rounding of zeros."""
@@ -103,6 +104,8 @@ def gradient_probes(
 ) -> list[GradientProbe]:
     """Probes of the learner's phases on `episodes`, with `double` as the policy."""
     laid = learner.layout(episodes, credits)
+    if isinstance(laid, TokenRows):
+        laid = replace(laid, layout=replace(laid.layout, device="cpu"))
     if isinstance(laid, TokenRows) and isinstance(double, TokenPolicy):
         laid = with_copy_logprobs(laid, double, seed=seed)
     if isinstance(laid, TokenRows) and isinstance(double, ValueNetwork):
@@ -151,7 +154,7 @@ def job_gradient_probes(
     if isinstance(double, TokenPolicy):
         episodes = synthetic_token_episodes(double, _answer_shape(job, config, quick=not own_credit), seed=seed)
     elif isinstance(source, LogSource):
-        episodes = source.log.take(np.arange(min(CONTROL_STEPS, len(source.log))))
+        episodes = source.log.take(source.episodes_of(np.arange(min(CONTROL_STEPS, source.units))))
     elif isinstance(double, ControlPolicy):
         episodes = synthetic_control_episodes(double, seed=seed)
         episodes = episodes.transitions() if isinstance(source, ReplaySource) else episodes
@@ -159,7 +162,7 @@ def job_gradient_probes(
         return []
     if own_credit:
         credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
-    elif isinstance(source, LogSource) and isinstance(double, TokenPolicy):
+    elif isinstance(source, LogSource) and isinstance(double, TokenPolicy | TokenScorer):
         credits = Credits(advantage=episodes.reward)
     else:
         credits = synthetic_credits(episodes, seed=seed)
@@ -263,7 +266,7 @@ def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0
 
 def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
     """Name, description and gradient of the same batch, computed in another way."""
-    if isinstance(trial.policy, TokenPolicy | ValueNetwork):
+    if isinstance(trial.policy, TokenPolicy | TokenScorer | ValueNetwork):
         spoilt = replace(trial, objective=with_nan_hidden_states(trial.objective))
         what = "hidden states of prompts and tool output"
         yield "NaN where nothing was decided", what, summed_gradient(spoilt, [trial.rows])

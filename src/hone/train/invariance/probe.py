@@ -23,7 +23,9 @@ from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import ObservationInputs
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
+from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.train.text.loss import chosen_logp, likeliest_tokens
@@ -77,6 +79,11 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
             for parameter in critic.head.parameters():
                 parameter.copy_(torch.from_numpy(0.2 * draws.standard_normal(tuple(parameter.shape))))
         return critic
+    if isinstance(policy, TokenScorer):
+        decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
+        decoder.set_compute_dtype("float64")
+        decoder.head = None
+        return TokenScorer(new_scalar_head(decoder, seed=seed, reads=policy.model.reads), policy.tokenizer)
     other = copy.deepcopy(policy).double()
     if isinstance(other, ControlPolicy):
         other.spaces = replace(other.spaces, inputs=Float64Inputs(**asdict(other.spaces.inputs)))

@@ -261,10 +261,19 @@ class RunReporter:
         estimate = verdict.estimate
         if verdict.answers:
             write_answers(self.folder.path, step, verdict.answers)
+        verdict.write_records(self.folder.path, step)
+        for warning in verdict.warnings:
+            self.folder.log(f"evaluation of step {step}: {warning}", level="WARNING")
         before, _ = read_evaluations(self.folder.path)
         name = f"step {step}"
         found = EvaluationScore(
-            stage=name, metric="score", mean=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n
+            stage=name,
+            metric="score",
+            mean=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
+            n=estimate.n,
+            warnings=tuple(verdict.warnings),
         )
         write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
         event = EvaluationEvent(

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.train.learner.metrics import ComputeCost
 from hone.train.text.rows import TokenBatch
 
@@ -44,3 +45,12 @@ def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -
     pairs = batch.packed.positions.sum().double() + tokens
     forward = forward_flops(policy.decoder.config, tokens=tokens, logits=len(batch.at), pairs=pairs)
     return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
+
+
+def scorer_compute_cost(scorer: TokenScorer, batch: TokenBatch) -> ComputeCost:
+    """A forward and a backward pass over `batch`; the product with the scalar head is left out."""
+    tokens = len(batch.packed.tokens)
+    pairs = batch.packed.positions.sum().double() + tokens
+    return ComputeCost(
+        tokens=tokens, flops=3 * forward_flops(scorer.decoder.config, tokens=tokens, logits=0, pairs=pairs)
+    )

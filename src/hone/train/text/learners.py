@@ -34,6 +34,7 @@ def language_job(
 ) -> TrainingJob[TokenPolicy]:
     """Job of a recipe on `inputs`: its policy is saved, shown and evaluated; `warnings` are the recipe's own."""
     exam, examples, (_, notes) = inputs.evaluation, inputs.examples, inputs.prepared
+    evaluation = inputs.config.answers_evaluation()
     if inputs.config.model.optimizer:
         restore_optimizer(recipe.learner, inputs.config.model)
     evaluation_warnings = [] if exam is None else exam.warnings
@@ -43,7 +44,7 @@ def language_job(
         load_policy=policy.load,
         sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
         evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
-        evaluate_every=0 if inputs.config.evaluation is None else inputs.config.evaluation.every,
+        evaluate_every=0 if evaluation is None else evaluation.every,
         dataset_fingerprint=examples.fingerprint,
         measure_matmuls=partial(matmul_rate, policy),
         write_protect=inputs.write_protect,

@@ -1,8 +1,8 @@
 """Data, tokenizer and reward workers of a text run: opened and checked once, then handed to the build of the run."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -31,7 +31,27 @@ STAGE_PREFIX = "stage:"
 T = TypeVar("T")
 
 
-class LanguageRunConfig(RunConfig):
+class NetworkRunConfig(RunConfig):
+    """A network over tokens to train on data of text."""
+
+    model: ModelSource
+    """The network to start from."""
+    task: TaskConfig
+    """The data."""
+
+    optimizer_moments: ClassVar[int] = 2
+    """Numbers that the optimizer keeps for each parameter."""
+
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
+        return None
+
+    def weight_copies(self) -> dict[str, int]:
+        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
+        return {}
+
+
+class LanguageRunConfig(NetworkRunConfig):
     """A language model to train on a task."""
 
     model: ModelSource
@@ -41,8 +61,8 @@ class LanguageRunConfig(RunConfig):
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
 
-    optimizer_moments: ClassVar[int] = 2
-    """Numbers that the optimizer keeps for each parameter."""
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        return self.evaluation
 
     def weight_copies(self) -> dict[str, int]:
         """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
@@ -55,7 +75,7 @@ class LanguageRunConfig(RunConfig):
 class TextInputs(Generic[T]):
     """Inputs of a text run that are opened before its model is loaded; each is opened at its first use."""
 
-    config: LanguageRunConfig
+    config: NetworkRunConfig
     """The run's; its model path may be resolved between check and build."""
     read: Callable[[Sequence[ExampleDataset]], ExampleDataset]
     """Held-out datasets, which a generated training set leaves out -> the training examples."""
@@ -64,11 +84,22 @@ class TextInputs(Generic[T]):
     rewards: RewardsConfig | None = None
     other_policies: Sequence[str] = ()
     """Folders of further policies that the run reads."""
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] = field(
+        default_factory=dict[str, Callable[[], Sequence[str]]]
+    )
+    """Further checks of the recipe's own, by name, which return warnings."""
+
+    @property
+    def has_model(self) -> bool:
+        """False if an earlier stage of the pipeline is yet to make the model, and with it the tokenizer."""
+        path = self.config.model.path
+        return path is None or not path.startswith(STAGE_PREFIX)
 
     @cached_property
     def held_out(self) -> ExampleDataset | None:
         """The examples of the evaluation."""
-        return None if self.config.evaluation is None else self.config.evaluation.task.examples()
+        found = self.config.answers_evaluation()
+        return None if found is None else found.task.examples()
 
     @cached_property
     def examples(self) -> ExampleDataset:
@@ -101,9 +132,9 @@ class TextInputs(Generic[T]):
     @cached_property
     def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
-        assert self.config.evaluation is not None
-        rewards = self.config.evaluation.rewards
-        return reward_scorer(rewards, load=self.reward_model, device=self.config.run.device)
+        found = self.config.answers_evaluation()
+        assert found is not None
+        return reward_scorer(found.rewards, load=self.reward_model, device=self.config.run.device)
 
     @cached_property
     def reward_model(self) -> Callable[[str, str], ScalarHeadModel]:
@@ -114,7 +145,7 @@ class TextInputs(Generic[T]):
     @cached_property
     def evaluation(self) -> TextEvaluation | None:
         """The evaluation on the held-out examples."""
-        found = self.config.evaluation
+        found = self.config.answers_evaluation()
         if found is None or self.held_out is None:
             return None
         tokenizer, context = self.tokenizer
@@ -149,8 +180,7 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     A check whose input cannot be read adds no fault of its own. The folder of a model from an earlier stage is not
     there yet: what needs its tokenizer is opened when the run is built.
     """
-    model_path, evaluation = inputs.config.model.path, inputs.config.evaluation
-    known = model_path is None or not model_path.startswith(STAGE_PREFIX)
+    evaluation, known = inputs.config.answers_evaluation(), inputs.has_model
     checks: dict[str, Callable[[], Sequence[str]]] = {"train": lambda: inputs.examples.warnings}
     if known:
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
@@ -169,6 +199,7 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
         checks[path] = partial(_policy_warnings, path)
     if inputs.rewards is not None and (known or not inputs.rewards.has_model):
         checks["rewards"] = partial(_check_rewards, inputs)
+    checks |= inputs.more_checks
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(inputs.close)
         found = run_all_checks(checks)
@@ -176,12 +207,10 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
 
 
-def opened_text_run(
-    inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[TokenPolicy]]
-) -> OpenedRun:
+def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[Any]]) -> OpenedRun:
     """`inputs`, opened and checked, for `build(config, inputs)`; they are closed with the job."""
 
-    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[TokenPolicy]:  # noqa: ANN401 - the recipe's own
+    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[Any]:  # noqa: ANN401 - the recipe's own
         inputs.config = config
         return build(config, inputs)
 
@@ -192,7 +221,7 @@ def opened_text_run(
 def _memory(inputs: TextInputs[T]) -> MemoryPlan:
     """The memory plan of a run; an empty one where an earlier stage makes the model."""
     config = inputs.config
-    if config.model.path is not None and config.model.path.startswith(STAGE_PREFIX):
+    if not inputs.has_model:
         return MemoryPlan(parameters=0, parts={})
     return text_memory(
         config.model,
@@ -231,18 +260,20 @@ def _check_rewards(inputs: TextInputs[T]) -> list[str]:
 
 def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     """Checks the functions in the training workers where both lists are the same: a process takes time to start."""
-    assert inputs.config.evaluation is not None
+    evaluation = inputs.config.answers_evaluation()
+    assert evaluation is not None
     assert inputs.held_out is not None
-    same = inputs.rewards == inputs.config.evaluation.rewards
+    same = inputs.rewards == evaluation.rewards
     scorer = inputs.scorer if same else inputs.evaluation_scorer
     return scorer.check(inputs.held_out.column_names(), inputs.held_out.rows)
 
 
 def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
     """The dataset's own, and one on prompts that are in both sets; a generated training set leaves these out."""
-    assert inputs.config.evaluation is not None
+    evaluation = inputs.config.answers_evaluation()
+    assert evaluation is not None
     assert inputs.held_out is not None
-    if inputs.config.evaluation.task.is_generated:
+    if evaluation.task.is_generated:
         return list(inputs.held_out.warnings)
     both = find_overlap(inputs.examples, inputs.held_out)
     overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"

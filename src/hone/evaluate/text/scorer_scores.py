@@ -1,0 +1,57 @@
+"""Numbers that a scorer gives to held-out answers, beside their labels."""
+
+import re
+
+import numpy as np
+
+from hone.core.conversation import text_after_prompt
+from hone.core.episodes import Episodes
+from hone.core.ragged import Ints
+from hone.credit.columns import episode_ends
+from hone.evaluate.text.scorer_selection import HeldOutKind, HeldOutScores, final_answer
+from hone.models.language.token_scorer import TokenScorer
+
+
+def held_out_scores(
+    scorer: TokenScorer,
+    episodes: Episodes,
+    *,
+    kind: HeldOutKind,
+    final_answer_pattern: re.Pattern[str],
+    micro_batch_tokens: int,
+) -> HeldOutScores:
+    """Ask the scorer about every labelled token of the answers: the last one, or the last of each step."""
+    seen = episodes.transcript
+    marks = ~np.isnan(episodes.reward) if kind == "steps" else episode_ends(episodes)
+    owner = episodes.owner[marks]
+    places = np.split(seen.at[marks] - seen.offsets[:-1][owner], np.cumsum(np.bincount(owner, minlength=len(episodes))))
+    sequences = np.split(seen.tokens, seen.offsets[1:-1])
+    logits = scorer.model.score_tokens(sequences, places[: len(episodes)], micro_batch_tokens=micro_batch_tokens)
+    weakest = np.full(len(episodes), np.inf)
+    np.minimum.at(weakest, owner, logits)
+    texts = [text for text, _ in text_after_prompt(episodes, scorer.tokenizer.decode)]
+    return HeldOutScores(
+        kind=kind,
+        logits=logits,
+        labels=(episodes.reward[marks] if kind == "steps" else episodes.score).astype(np.float64),
+        values=weakest,
+        truth=episodes.score,
+        lengths=np.diff(seen.offsets) - _prompt_lengths(episodes),
+        group=episodes.group,
+        prompt=_prompt_numbers(episodes),
+        final_answers=[final_answer(text, final_answer_pattern) for text in texts],
+    )
+
+
+def _prompt_lengths(episodes: Episodes) -> Ints:
+    """`[E]` tokens before the first decision of each answer."""
+    seen = episodes.transcript
+    return seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
+
+
+def _prompt_numbers(episodes: Episodes) -> Ints:
+    """`[E]` number of each answer's question: answers with the same tokens before them have the same."""
+    seen, numbers = episodes.transcript, dict[bytes, int]()
+    starts, ends = seen.offsets[:-1], seen.offsets[:-1] + _prompt_lengths(episodes)
+    keys = [seen.tokens[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
