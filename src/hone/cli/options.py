@@ -166,6 +166,16 @@ COMMANDS: tuple[CommandSpec, ...] = (
         ),
     ),
     CommandSpec(
+        name="export",
+        summary="write a run's language model into a folder of its own, an adapter merged into its base",
+        module="hone.cli.commands.export",
+        positionals=(CHECKPOINT, ("folder", "the new folder")),
+        options=(
+            CommandOption(flag="--adapter", help="the adapter as it is, a PEFT folder, in place of merging"),
+            RUNS,
+        ),
+    ),
+    CommandSpec(
         name="show",
         summary="show a run: its settings, metrics and checkpoints",
         module="hone.cli.commands.show",
