@@ -71,14 +71,17 @@ class JudgeHere:
     def notes(self) -> list[str]:
         return []
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def state(self) -> State:
         return {}
 
     def restore(self, state: State) -> None: ...
 
 
-def judge_here(config: RewardsConfig, *, load: object) -> JudgeHere:
-    del load
+def judge_here(config: RewardsConfig, *, load: object, device: str) -> JudgeHere:
+    del load, device
     return JudgeHere(config.names, [reward.weight for reward in config.functions])
 
 

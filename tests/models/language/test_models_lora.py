@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.func import functional_call
 
 from hone.core.errors import ConfigError, DataError
 from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, read_config, save_model
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraAdapter, LoraConfig, suggested_rate_factor, weights_sha256
@@ -238,6 +240,17 @@ def test_a_rank_above_the_smallest_side_is_refused(base):
     with pytest.raises(ConfigError, match=said):
         LoraConfig(rank=9).settings(read_config(base))
     assert LoraConfig(rank=9, layers="mlp").settings(CONFIG).rank == 9
+
+
+def test_experts_are_not_adapted(tmp_path):
+    mixture = replace(CONFIG, family="qwen3_moe", experts=ExpertsConfig(count=4, per_token=2, width=8))
+    save_model(new_model(mixture, seed=1), tmp_path / "base", tokenizer_from=None)
+    adapter = shaken(load_with_adapter(tmp_path / "base", LoraConfig(rank=2), seed=3))
+    assert {name.rpartition(".")[2] for name in adapter.updates} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    save_adapter(adapter, tmp_path / "adapter")
+    assert weights_sha256(load_model(tmp_path / "adapter")) == weights_sha256(adapter.decoder)
+    with pytest.raises(ConfigError, match="no such layers that can be adapted"):
+        LoraConfig(rank=2, layers="mlp").settings(mixture)
 
 
 def broken(folder: Path, changes: dict[str, object], tensors: dict[str, torch.Tensor | None]) -> None:

@@ -44,14 +44,20 @@ class LoraConfig(Config):
     """The update is B A times `alpha / rank`. With alpha fixed, the best learning rate hardly depends on the rank."""
     layers: Literal["all", "attention", "mlp"] | list[LinearLayer] = "all"
     """Linear layers that are adapted, in every block: a group, or names such as `["q_proj", "v_proj"]`. Embedding,
-    output projection and norms are not."""
+    output projection, norms, routers and experts are not."""
     rslora: bool = False
     """Multiply by `alpha / sqrt(rank)` instead (rank-stabilised LoRA)."""
 
     def settings(self, config: ModelConfig) -> "LoraSettings":
-        """The adapter of a model of this architecture. Raises ConfigError for a rank that no such update can have."""
+        """The adapter of a model of this architecture. Raises ConfigError for layers that it lacks, and for
+        a rank that no update of them can have."""
         wanted = set(_GROUPS[self.layers] if isinstance(self.layers, str) else self.layers)
         found = {name: piece for name, piece in adaptable_layers(config).items() if name.rpartition(".")[2] in wanted}
+        if not found:
+            raise ConfigError(
+                f"model.lora.layers = {self.layers!r}: the model has no such layers that can be adapted (experts "
+                'cannot); set model.lora.layers = "attention"'
+            )
         sides = linear_sizes(config)
         low = {name.rpartition(".")[2]: sides[name] for name in found if self.rank > min(sides[name])}
         if low:
@@ -91,11 +97,13 @@ class LoraSettings:
 
 
 def adaptable_layers(config: ModelConfig) -> dict[str, CheckpointPiece]:
-    """Linear layers that an adapter can update: full name -> the part of a parameter that holds its weight."""
+    """Linear layers that an adapter can update: full name -> the part of a parameter that holds its weight. Experts are
+    none: PEFT cannot load their updates."""
+    ends = tuple(f".{layer}.weight" for layer in _GROUPS["all"])
     return {
         piece.checkpoint_name.removesuffix(".weight"): piece
         for piece in checkpoint_pieces(config)
-        if piece.checkpoint_name.endswith(tuple(f".{layer}.weight" for layer in _GROUPS["all"]))
+        if piece.checkpoint_name.endswith(ends) and ".experts." not in piece.checkpoint_name
     }
 
 
