@@ -76,7 +76,7 @@ TABLES = (
     "tile_sarsa",
 )
 """They learn in closed form."""
-NO_GRADIENT = ("thompson", "trpo", "trpo_text", "option_q_learning", *TABLES)
+NO_GRADIENT = ("thompson", "collect", "trpo", "trpo_text", "option_q_learning", *TABLES)
 """They step in their own way, not by the gradient learner."""
 SCORERS = ("reward_outcome", "reward_pairs", "reward_steps")
 """Certified by the runs of `tests/recipes/reward_models`."""

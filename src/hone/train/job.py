@@ -71,6 +71,9 @@ class TrainingJob(Generic[P]):
     """Loads the weights that `save_policy` wrote, in place."""
     sample_rows: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
     """Step and its episodes -> readable answers for `samples.parquet`."""
+    write_episodes: Callable[[Path, int, Episodes], None] | None = None
+    """Run folder, step and its episodes: writes what the recipe leaves behind for later stages. Called after every
+    step; a resumed run repeats the calls of the steps that it does again."""
     evaluate: Callable[[], EvaluationResult] | None = None
     """Scores the policy on held-out problems or episodes."""
     evaluate_every: int = 0
@@ -181,6 +184,8 @@ class RecipeSpec:
     return."""
     limitation: str = ""
     """Main limitation, in a sentence."""
+    collects_answers: bool = False
+    """A run leaves answers behind that later stages of a pipeline read as `task.source`."""
     presets: Sequence[str] = ()
     """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
 

@@ -31,6 +31,7 @@ from hone.cli.stages import (
     duplicate_name_faults,
     pipeline_name,
     resolve_stage_references,
+    stage_reference_faults,
 )
 from hone.cli.terminal.outcome import show_outcome
 from hone.cli.terminal.progress import RunProgress
@@ -225,6 +226,8 @@ def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
     """
     stages = document.values.get(STAGE)
     if not isinstance(stages, list):
+        if absent := stage_reference_faults(document, (), ()):
+            raise ConfigError(*absent)
         return [_stage(document, ())]
     faults = ErrorCollector(ConfigError)
     faults.extend(apply_shared(document))
@@ -234,7 +237,11 @@ def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
             runs.append(_stage(document, (STAGE, index)))
         except ConfigError as error:
             faults.extend(error.messages)
-    faults.extend(duplicate_name_faults([stage.resolved.config.name for stage in runs]))
+    names = [stage.resolved.config.name for stage in runs]
+    faults.extend(duplicate_name_faults(names))
+    if len(names) == len(stages):
+        collecting = {stage.resolved.config.name for stage in runs if stage.spec.collects_answers}
+        faults.extend(stage_reference_faults(document, names, collecting))
     faults.raise_if_any()
     return runs
 
@@ -370,9 +377,12 @@ def train_pipeline(
     name = pipeline_name(document)
     folder = root / name
     names = [stage.resolved.config.name for stage in stages]
-    resolve_stage_references(document, folder, names)
-    pairs = zip(planned_runs(document), stages, strict=True)
-    placed = [replace(stage, opened=checked.opened) for stage, checked in pairs]
+    waiting = resolve_stage_references(document, folder, names)
+    placed: list[PlannedRun] = []
+    for place, (stage, checked) in enumerate(zip(planned_runs(document), stages, strict=True)):
+        if place in waiting and checked.opened is not None:
+            checked.opened.close()  # opened again once the earlier stages are there
+        placed.append(replace(stage, opened=None if place in waiting else checked.opened))
 
     def turn(stage: PlannedRun) -> Turn:
         config = stage.resolved.config

@@ -83,6 +83,8 @@ class ExampleDataset:
     fingerprint: str
     """sha256 of all examples' ids and content, in order: two equal fingerprints are the same dataset."""
     warnings: tuple[str, ...] = ()
+    vocabulary: str | None = None
+    """Hash of the vocabulary of answers that were collected as tokens; None for text."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -358,7 +360,7 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
 def _content(draft: Example) -> str:
     content: list[object] = [draft.prompt, draft.completion, draft.columns]
     if draft.answers:
-        content.append([[one.content, one.score, one.steps, one.labels] for one in draft.answers])
+        content.append([one.identity() for one in draft.answers])
     return json.dumps(content, sort_keys=True, default=str)
 
 

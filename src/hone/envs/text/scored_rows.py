@@ -40,7 +40,7 @@ class AnswerTokens:
     """`[n]` positions of the answer's tokens, ascending."""
     logp: NDArray[np.float32]
     """`[n]` nats under the policy that drew them; NaN where it is unknown."""
-    labels: NDArray[np.float32]
+    labels: NDArray[np.floating]
     """`[n]` label of the step that ends at each token; NaN where none ends."""
     truncated: bool = False
     """A limit ended the answer."""
@@ -60,6 +60,11 @@ class ScoredAnswer:
     """Label of each step, from 0 to 1."""
     tokens: AnswerTokens | None = None
     """Tokens as a policy drew them; None for text that is yet to be encoded."""
+
+    def identity(self) -> list[object]:
+        """Everything that makes the answer what it is, for a fingerprint."""
+        drawn = [] if self.tokens is None else [self.tokens.tokens.tolist(), self.tokens.labels.tolist()]
+        return [self.content, self.score, self.steps, self.labels, *drawn]
 
 
 def scored_columns(kind: str) -> set[str]:

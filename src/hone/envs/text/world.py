@@ -84,6 +84,11 @@ class TextWorld:
         (answer,) = conversation.transcript.answers
         return step_ends(answer.tokens, self.decode, self.step_end, steps)
 
+    def prompt_of(self, group: int) -> Prompt:
+        """The prompt that the episodes of a group answer."""
+        epoch, place = divmod(group, len(self.prompts))
+        return self.prompts[int(self._order(epoch)[place])]
+
     def state(self) -> State:
         return {"asked": self.prompts_asked, "judge": self.scorer.state()}
 
@@ -96,15 +101,22 @@ class TextWorld:
         asked = self.prompts_asked
         while len(rows) < self.prompts_per_step:
             epoch, start = divmod(asked, len(self.prompts))
-            order = (
-                permutation(self.seed, "prompts", epoch, count=len(self.prompts))
-                if self.shuffle
-                else np.arange(len(self.prompts))
-            )
-            picked = order[start : start + self.prompts_per_step - len(rows)].tolist()
+            picked = self._order(epoch)[start : start + self.prompts_per_step - len(rows)].tolist()
             rows.extend(picked)
             asked += len(picked)
         return rows
+
+    def __post_init__(self) -> None:
+        self._cached_epoch = -1
+        self._cached_order = np.zeros(0, dtype=np.int64)
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """`[prompts]` the order of an epoch."""
+        if self._cached_epoch != epoch:
+            shuffled = permutation(self.seed, "prompts", epoch, count=len(self.prompts)) if self.shuffle else None
+            self._cached_epoch = epoch
+            self._cached_order = np.arange(len(self.prompts)) if shuffled is None else shuffled
+        return self._cached_order
 
     def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
         """The prompts in order; then, with `baseline`, the same prompts in the same order for their greedy answers."""

@@ -120,6 +120,8 @@ class RunReporter:
             self._timed_write(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
         self.last_step = step
+        if (write_episodes := self.job.write_episodes) is not None:
+            self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
         if self._writes_samples(step) and self.job.sample_rows is not None:
             rows = self.job.sample_rows(step, episodes, credits)
             self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))

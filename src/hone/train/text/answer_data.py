@@ -1,11 +1,12 @@
-"""Scored answers to learn from, as episodes: pairs, labelled answers, answers with labelled steps.
+"""Scored answers to learn from, as episodes: pairs, labelled answers, answers with labelled steps, good answers.
 
-A recipe reads with `read_answers` and lays out with `encode_answers`, the two functions that `TextInputs` asks for.
+A recipe reads with `read_answers` and lays out with `encode_answers`, the two functions that `TextInputs` asks for. The
+answers come from a file, as text, or from the folder of a run that collected them, as tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +16,25 @@ from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.envs.text.answer_episodes import answer_episodes, answer_tokens
-from hone.envs.text.dataset import Example, ExampleDataset, read_examples
+from hone.envs.text.collected_answers import AnswerKind, PairRule, select_answers
+from hone.envs.text.collection import is_collection, read_collection
+from hone.envs.text.dataset import DatasetKind, Example, ExampleDataset, read_examples
 from hone.envs.text.files import MAX_FAULTS_SHOWN
 from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.scored_rows import AnswerTokens, ScoredAnswer
 from hone.envs.text.task import TaskConfig
+from hone.envs.text.world import supervised_episodes
 from hone.models.language.tokenizers import Tokenizer
-from hone.train.text.sft_data import encode_answer
+from hone.models.language.vocabulary import vocabulary_hash
+from hone.train.text.sft_data import encode_answer, encode_examples
 
-AnswerKind: TypeAlias = Literal["preference", "unpaired", "outcome", "stepwise"]
-"""Pairs; answers labelled 1 or 0; answers with any score; answers with labelled steps."""
+_FILE_KINDS: Final[Mapping[AnswerKind, DatasetKind]] = {
+    "preference": "preference",
+    "unpaired": "unpaired",
+    "outcome": "unpaired",
+    "stepwise": "stepwise",
+    "imitation": "prompt-completion",
+}
 
 
 class AnswersConfig(Config):
@@ -32,6 +42,12 @@ class AnswersConfig(Config):
 
     separator: str = Field(default="\n", min_length=1)
     """Text between the steps of a stepwise row, where a step does not end with it already."""
+    min_score: float = 0.5
+    """Score from which a collected answer is right: labelled 1, or imitated."""
+    pairs: PairRule = "best_worst"
+    """Pairs of the collected answers to a prompt: the best with the worst, or every two with different scores."""
+    max_per_prompt: int | None = Field(default=None, ge=1)
+    """Most collected answers to one prompt that are imitated; unset: all."""
 
 
 class AnswerTaskConfig(TaskConfig):
@@ -53,12 +69,22 @@ class AnswerLog:
 
 def read_answers(task: AnswerTaskConfig, kind: AnswerKind) -> ExampleDataset:
     """Examples with scored answers. Raises DataError with all faults at once."""
+    if is_collection(task.source):
+        chosen = task.answers
+        return select_answers(
+            read_collection(task.source),
+            kind,
+            min_score=chosen.min_score,
+            pairs=chosen.pairs,
+            max_per_prompt=chosen.max_per_prompt,
+        )
     if task.is_generated:
         raise DataError(
             f"{task.source} has questions and no scored answers; give a file, or stage:NAME of a collection"
         )
-    need = "unpaired" if kind == "outcome" else kind
-    return read_examples(task.source, need=need, on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id)
+    return read_examples(
+        task.source, need=_FILE_KINDS[kind], on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id
+    )
 
 
 def encode_answers(
@@ -69,6 +95,11 @@ def encode_answers(
     Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
     with them; an answer is never cut, and a pair is dropped as a whole.
     """
+    if examples.vocabulary not in (None, vocabulary_hash(tokenizer)):
+        raise DataError(
+            f"{examples.source}: the answers were collected as tokens of another vocabulary than the model's; collect "
+            "with a policy of this vocabulary, or export them as text (`hone dataset`)"
+        )
     rows = examples.apply(lambda example: _encode(example, task, tokenizer))
     rows, notes = _fit(examples, rows, task, context)
     groups = [(group, answer, score) for group, row in enumerate(rows) for answer, score in row.answers]
@@ -79,6 +110,18 @@ def encode_answers(
         steps=kind == "stepwise",
     )
     return AnswerLog(episodes=episodes, ids=tuple(row.id for row in rows)), notes
+
+
+def imitation_episodes(
+    examples: ExampleDataset, task: AnswerTaskConfig, tokenizer: Tokenizer, *, context: int
+) -> tuple[Episodes, list[str]]:
+    """Examples to imitate as episodes whose every decision was worth 1, and warnings; collected answers as they were
+    drawn. Raises DataError as `encode_answers`."""
+    if examples.vocabulary is None:
+        (prompts, completions), notes = encode_examples(examples, task, tokenizer, context=context)
+        return supervised_episodes(prompts, completions), notes
+    log, notes = encode_answers(examples, task, tokenizer, context=context, kind="imitation")
+    return replace(log.episodes, reward=np.ones_like(log.episodes.reward)), notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

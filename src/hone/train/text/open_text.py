@@ -18,7 +18,7 @@ from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
@@ -27,7 +27,7 @@ from hone.train.text.memory import engine_copy_bytes, text_memory
 from hone.train.text.saved_optimizer import check_saved_optimizer
 
 STAGE_PREFIX = "stage:"
-"""A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
+"""A value `stage:NAME` means what an earlier stage of the same pipeline leaves behind: its policy, its answers."""
 T = TypeVar("T")
 
 
@@ -90,10 +90,20 @@ class TextInputs(Generic[T]):
     """Further checks of the recipe's own, by name, which return warnings."""
 
     @property
+    def waits_for_answers(self) -> bool:
+        """True if an earlier stage collects the training data."""
+        return is_to_come(self.config.task.source)
+
+    @property
+    def waits_for_tokenizer(self) -> bool:
+        """True if an earlier stage makes the model; that of a new one depends on the data."""
+        model = self.config.model
+        return is_to_come(model.path) or (model.new is not None and self.waits_for_answers)
+
+    @property
     def has_model(self) -> bool:
         """False if an earlier stage of the pipeline is yet to make the model, and with it the tokenizer."""
-        path = self.config.model.path
-        return path is None or not path.startswith(STAGE_PREFIX)
+        return not self.waits_for_tokenizer
 
     @cached_property
     def held_out(self) -> ExampleDataset | None:
@@ -177,34 +187,66 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     """Open everything that needs no model, and return the warnings. Raises HoneError with all faults at once, and then
     leaves nothing open.
 
-    A check whose input cannot be read adds no fault of its own. The folder of a model from an earlier stage is not
-    there yet: what needs its tokenizer is opened when the run is built.
+    A check whose input cannot be read adds no fault of its own. What an earlier stage leaves behind (a model, collected
+    answers) is not there yet: what needs it is opened when the run is built.
     """
-    evaluation, known = inputs.config.answers_evaluation(), inputs.has_model
-    checks: dict[str, Callable[[], Sequence[str]]] = {"train": lambda: inputs.examples.warnings}
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(inputs.close)
+        found = run_all_checks({**_data_checks(inputs), **_evaluation_checks(inputs), **_training_checks(inputs)})
+        on_fault.pop_all()
+    return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
+
+
+def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of the training data and the model by name, each with warnings as its result."""
+    read, known = not inputs.waits_for_answers, inputs.has_model
+    checks: dict[str, Callable[[], Sequence[str]]] = {}
+    if read:
+        checks["train"] = lambda: inputs.examples.warnings
     if known:
         checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
+    if known and read:
         checks["fits"] = lambda: inputs.prepared[1]
     if known and inputs.config.model.lora is not None:
         checks["lora"] = partial(_adapter_warnings, inputs.config.model)
     if known and inputs.config.model.optimizer:
         checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
-    if evaluation is not None:
-        checks["evaluation"] = partial(_held_out_warnings, inputs)
-        if known:
-            checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
-        if known or not evaluation.rewards.has_model:
-            checks["judged by"] = partial(_check_evaluation_rewards, inputs)
-    for path in inputs.other_policies:
-        checks[path] = partial(_policy_warnings, path)
-    if inputs.rewards is not None and (known or not inputs.rewards.has_model):
+    return checks
+
+
+def _evaluation_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of the held-out problems and their rewards."""
+    evaluation, known = inputs.config.answers_evaluation(), inputs.has_model
+    if evaluation is None:
+        return {}
+    checks: dict[str, Callable[[], Sequence[str]]] = {"evaluation": partial(_held_out_warnings, inputs)}
+    if known:
+        checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
+    if _can_open(evaluation.rewards, tokenizer_known=known):
+        checks["judged by"] = partial(_check_evaluation_rewards, inputs)
+    return checks
+
+
+def _training_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of further policies, of the rewards of training answers, and the recipe's own."""
+    checks: dict[str, Callable[[], Sequence[str]]] = {
+        path: partial(_policy_warnings, path) for path in inputs.other_policies if not is_to_come(path)
+    }
+    known = inputs.has_model
+    if inputs.rewards is not None and not inputs.waits_for_answers and _can_open(inputs.rewards, tokenizer_known=known):
         checks["rewards"] = partial(_check_rewards, inputs)
-    checks |= inputs.more_checks
-    with contextlib.ExitStack() as on_fault:
-        on_fault.callback(inputs.close)
-        found = run_all_checks(checks)
-        on_fault.pop_all()
-    return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
+    return {**checks, **inputs.more_checks}
+
+
+def _can_open(rewards: RewardsConfig, *, tokenizer_known: bool) -> bool:
+    """True if the rewards need nothing that an earlier stage leaves behind."""
+    models = [reward for reward in rewards.functions if isinstance(reward, RewardModel)]
+    return not models or (tokenizer_known and not any(is_to_come(model.path) for model in models))
+
+
+def is_to_come(path: str | None) -> bool:
+    """True for something that an earlier stage of the pipeline leaves behind."""
+    return path is not None and path.startswith(STAGE_PREFIX)
 
 
 def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[Any]]) -> OpenedRun:
@@ -228,7 +270,7 @@ def _memory(inputs: TextInputs[T]) -> MemoryPlan:
         inputs.tokenizer[0],
         moments=config.optimizer_moments,
         copies=config.weight_copies(),
-        others=inputs.other_policies,
+        others=[path for path in inputs.other_policies if not is_to_come(path)],
         device=config.run.device,
     )
 
@@ -273,7 +315,7 @@ def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
     evaluation = inputs.config.answers_evaluation()
     assert evaluation is not None
     assert inputs.held_out is not None
-    if evaluation.task.is_generated:
+    if evaluation.task.is_generated or inputs.waits_for_answers:
         return list(inputs.held_out.warnings)
     both = find_overlap(inputs.examples, inputs.held_out)
     overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"

@@ -16,12 +16,10 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import Stateful
 from hone.engine.clients.config import ServerEngine
-from hone.envs.text.dataset import ExampleDataset
-from hone.envs.text.world import Prompt, TextWorld
-from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
+from hone.envs.text.world import Prompt
+from hone.evaluate.text.engine_actor import EngineActor
 from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, no_notices
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
@@ -32,6 +30,7 @@ from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
 from hone.train.text.learners import language_job, token_learner
+from hone.train.text.live import open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
 from hone.train.text.loss_adapters import AGGREGATIONS, AggregationConfig
 from hone.train.text.memory import generation_copies
@@ -209,29 +208,14 @@ class TextMethod:
 
 def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
     """The recipe's parts, wired. Data and evaluation are opened before the model is loaded."""
-    (prompts, _), _ = inputs.prepared, inputs.evaluation
+    _ = inputs.prepared, inputs.evaluation
     policy = inputs.policy(temperature=config.rollout.temperature)
     judge = inputs.scorer
     judge.check(inputs.examples.column_names())
     chosen = config.method(_text_policies(config, policy))
-    world = TextWorld(
-        prompts=prompts,
-        scorer=judge,
-        decode=policy.tokenizer.decode,
-        sampling=config.rollout.sampling(),
-        prompts_per_step=config.rollout.prompts_per_step,
-        samples=config.rollout.samples_per_prompt,
-        seed=config.seed,
-        greedy_baseline=chosen.greedy_baseline,
-        step_end=config.rewards.step_end,
-    )
-    actor = _engine_actor(config, policy, prompts)
-    ahead, source = _wrapped_source(
-        LiveSource[TokenPolicy](world, actor, actor_metrics=lambda: {**actor.metrics(), **judge.metrics()}),
-        actor,
-        chosen,
-        config.rollout,
-    )
+    live = open_live_text(inputs, policy, config.rollout, greedy_baseline=chosen.greedy_baseline)
+    actor = live.actor
+    ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = chosen.credit(episodes, values)
@@ -301,17 +285,7 @@ def text_parts(
 
 def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
-
-    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
-        return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
-
-    inputs = TextInputs(
-        config=config,
-        read=lambda held_out: config.task.examples(exclude=held_out),
-        lay_out=lay_out,
-        rewards=config.rewards,
-        other_policies=config.other_policies(),
-    )
+    inputs = prompt_inputs(config, config.rollout, config.rewards, other_policies=config.other_policies())
     return opened_text_run(inputs, text_job)
 
 
@@ -327,26 +301,6 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.max_concurrent),
     }
-
-
-def _engine_actor(config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    rollout = config.rollout
-    if isinstance(rollout.runner, ServerEngine):
-        return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=config.seed))
-    return EngineActor(
-        make_engine(
-            policy,
-            slots=rollout.max_concurrent,
-            longest_prompt=longest,
-            max_tokens=rollout.max_tokens,
-            seed=config.seed,
-            runner=rollout.runner,
-            guarantees=EngineGuarantees(
-                batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
-            ),
-        )
-    )
 
 
 def gradient_learner(

@@ -36,7 +36,7 @@ from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.train.text.flops import scorer_compute_cost
 from hone.train.text.matmul_rate import matmul_rate
-from hone.train.text.open_text import TextInputs, opened_text_run
+from hone.train.text.open_text import TextInputs, is_to_come, opened_text_run
 from hone.train.text.rows import TokenLayout
 from hone.train.text.saved_optimizer import restore_optimizer
 from hone.train.text.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
@@ -78,7 +78,11 @@ class HeldOutAnswers:
         )
 
     def warnings(self) -> list[str]:
-        """Warnings of the data, and on questions that are in both sets. Raises DataError with all faults."""
+        """Warnings of the data, and on questions that are in both sets; none before an earlier stage has collected the
+        data. Raises DataError with all faults."""
+        assert self.config.evaluation is not None
+        if self.inputs.waits_for_answers or is_to_come(self.config.evaluation.task.source):
+            return []
         found = [*self.examples.warnings, *(self.log[1] if self.inputs.has_model else [])]
         kind = self.config.data_kind
         known = {_content(example, kind) for example in self.inputs.examples}
