@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.errors import LostResourceError, ResourceError
+from hone.core.clock import SystemClock
+from hone.core.errors import DataError, LostResourceError, ResourceError
+from hone.evaluate.text.judges.client import JudgeLedger
 from hone.rewards.judges.cache import ReplyCache
 from hone.rewards.judges.config import JudgeBudget
 from hone.rewards.judges.requests import JudgeReply, reply_from_json
 from hone.rewards.judges.retries import backoff_s, parse_retry_after, wait_before_retry_s
-from hone.rewards.judges.spending import JudgeSpending, RateLimit
+from hone.rewards.judges.spending import JudgeSpending, RateLimit, SpendingTotals
 
 
 @given(st.integers(1, 6), st.lists(st.floats(0, 40), max_size=30))
@@ -68,15 +70,23 @@ def test_a_server_that_counts_no_tokens_cannot_be_held_to_a_budget_of_them() -> 
     JudgeSpending("wise", JudgeBudget(requests=5)).receive(JudgeReply(text=""), 0)
 
 
-def test_spending_is_taken_up_by_a_resume() -> None:
-    spending, again = (JudgeSpending("wise", JudgeBudget(requests=2)) for _ in range(2))
-    spending.send(0)
-    spending.receive(JudgeReply(text="", read_tokens=3, written_tokens=4), 0)
-    again.restore(spending.state())
-    assert again.state() == spending.state()
-    again.send(1)
+def test_spending_is_kept_in_a_file_that_two_judges_share(tmp_path: Path) -> None:
+    one, other, again = (
+        JudgeLedger(JudgeSpending("wise", JudgeBudget(requests=3)), None, SystemClock()) for _ in range(3)
+    )
+    for ledger in (one, other):
+        ledger.keep_totals(tmp_path / "wise.json")
+    for ledger in (one, one, other):
+        ledger.try_send()
+        ledger.keep("", JudgeReply(text="", read_tokens=3, written_tokens=4))
+        ledger.write_totals()
+    again.keep_totals(tmp_path / "wise.json")
+    assert again.spending.totals() == other.spending.totals() == SpendingTotals(3, 21, 0.0)
     with pytest.raises(LostResourceError):
-        again.send(2)
+        again.try_send()
+    (tmp_path / "wise.json").write_text('{"requests": "3"}')
+    with pytest.raises(DataError, match=r"wise\.json cannot be read"):
+        again.keep_totals(tmp_path / "wise.json")
 
 
 @given(st.integers(1, 50), st.text(max_size=4), st.floats(0.1, 100))
@@ -149,7 +159,7 @@ def test_several_processes_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ResourceError, match="cannot write the judge's cache"):
+    with pytest.raises(ResourceError, match="cannot write the judge's file"):
         ReplyCache(tmp_path / "cache").save(KEY, REPLY)
 
 

@@ -28,6 +28,7 @@ from hone.report.html import (
     text,
     with_minus_sign,
 )
+from hone.report.judge_section import judge_section
 from hone.report.policy_section import policy_section
 from hone.report.run_data import ReportData, RunData, read_report_data
 from hone.report.svg import IntervalRow, curve_plot, interval_plot
@@ -224,6 +225,7 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         _problems(stage, level),
         join([styled("p", "bad", text(f"{finding}.")) for finding in stage.findings]),
         policy_section(stage, level),
+        judge_section(stage, level),
         _curves(stage, level),
         timing_section(stage, level),
         _samples(stage.samples, level),

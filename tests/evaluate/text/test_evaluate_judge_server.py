@@ -165,10 +165,11 @@ def test_a_spent_budget_stops_and_loses_no_reply(tmp_path: Path) -> None:
     group = [answer("a" * size) for size in range(1, 6)]
     with judge_server(length_grade) as server:
         poor = scorer(server.url, tmp_path, budget={"requests": 3})
+        poor.write_protect(tmp_path)
         with pytest.raises(LostResourceError, match=r"budget\.requests = 3, 3 used"):
             scores_of(poor, group)
         rich = scorer(server.url, tmp_path, budget={"requests": 5})
-        rich.restore(poor.state())
+        rich.write_protect(tmp_path)
         assert scores_of(rich, group).score.tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
         assert len(server.requests) == 5
     assert rich.metrics()["time/judge/judge/requests"] == 5

@@ -42,24 +42,29 @@ class ReplyCache:
         """Keep a reply. Raises ResourceError."""
         path, body = self._path(key), reply.to_json()
         entry = {"key": key, "reply": body, "sha256": _checksum(key, body)}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(json.dumps(entry).encode())
-                Path(name).replace(path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    Path(name).unlink()
-                raise
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write the judge's cache {path}: {error.strerror}; free some space, or set another cache"
-            ) from None
+        write_atomically(path, json.dumps(entry).encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name and rename it; makes its folder. Raises ResourceError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write the judge's file {path}: {error.strerror}; free some space, or set another cache"
+        ) from None
 
 
 def _parse(content: bytes, key: str) -> JudgeReply | None:

@@ -195,6 +195,19 @@ class RewardJudge(Config):
             raise ValueError("budget: a local model has no rate; leave out requests_per_minute and tokens_per_minute")
         return self
 
+    def describe_cost(self, answers: int) -> str:
+        """The largest number of requests for this many answers, in words."""
+        each = 1.0
+        if isinstance(self.ask, PairwiseQuestion):
+            each = 2.0 if self.ask.reference else 2.0 * self.ask.opponents
+        canaries = 0.0 if self.canaries is None else 2 * self.canaries.rate * self.canaries.repeats
+        limits = self.budget.model_dump(exclude_defaults=True)
+        budget = ", ".join(f"{key} = {value:g}" for key, value in limits.items())
+        return (
+            f"at most {round(answers * (each + canaries))} requests of at most {self.max_tokens} generated tokens; "
+            f"budget: {budget or 'none'}"
+        )
+
     @property
     def column(self) -> str | None:
         """The dataset column that the question needs."""

@@ -1,10 +1,13 @@
-"""Spending of a judge: limits of rate and of totals, as state machines that are told the time."""
+"""Spending of a judge: limits of rate and of totals, as state machines that are told the time, and a file of totals."""
 
+import json
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from hone.core.errors import DataError, LostResourceError
-from hone.core.state import State
+from hone.core.strict_json import strict_json
+from hone.rewards.judges.cache import write_atomically
 from hone.rewards.judges.config import JudgeBudget
 from hone.rewards.judges.requests import JudgeReply
 
@@ -39,6 +42,15 @@ class RateLimit:
         """Count an amount."""
         if self.per_minute is not None and amount:
             self._times.append((now_s, amount))
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingTotals:
+    """Requests, tokens and money that were spent."""
+
+    requests: int
+    tokens: int
+    money: float
 
 
 class JudgeSpending:
@@ -92,11 +104,43 @@ class JudgeSpending:
         over = {name: both for name, both in totals.items() if both[1] is not None and both[0] >= both[1]}
         return ", ".join(f"budget.{name} = {limit:g}, {used:g} used" for name, (used, limit) in over.items())
 
-    def state(self) -> State:
-        return {"requests": self.requests, "tokens": self.tokens, "money": self.money}
+    def totals(self) -> SpendingTotals:
+        """Requests, tokens and money so far."""
+        return SpendingTotals(self.requests, self.tokens, self.money)
 
-    def restore(self, state: State) -> None:
-        requests, tokens, money = state.get("requests"), state.get("tokens"), state.get("money")
-        if not (isinstance(requests, int) and isinstance(tokens, int) and isinstance(money, float)):
-            raise DataError(f"the checkpoint's spending of judge {self.name!r} needs requests, tokens and money")
-        self.requests, self.tokens, self.money = requests, tokens, money
+    def add(self, other: SpendingTotals) -> None:
+        """Count what was spent elsewhere under the same budget."""
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.money += other.money
+
+
+class SpendingFile:
+    """The totals of a run's judge in a file of the run, so that a run that was killed keeps counting where it was.
+
+    The judges of training and of the evaluation share the file of their name, and so the budget.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> SpendingTotals:
+        """The totals; zeros before the first. Raises DataError for a damaged file."""
+        try:
+            found = strict_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return SpendingTotals(0, 0, 0.0)
+        except (OSError, ValueError) as error:
+            raise self._damaged(str(error)) from None
+        match found:
+            case {"requests": int(requests), "tokens": int(tokens), "money": float(money)}:
+                return SpendingTotals(requests, tokens, money)
+            case _:
+                raise self._damaged("requests, tokens or money is missing")
+
+    def save(self, totals: SpendingTotals) -> None:
+        """Replace the totals. Raises ResourceError."""
+        write_atomically(self.path, json.dumps(asdict(totals)).encode())
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.path} cannot be read: {why}; delete it to count the judge's spending from 0")

@@ -21,6 +21,7 @@ from hone.evaluate.text.engine_actor import EngineActor
 from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.rewards.config import RewardsConfig
+from hone.rewards.judges.questions import shown_template
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, no_notices
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
@@ -300,6 +301,15 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         **rollout.asynchrony.derive(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.max_concurrent),
+        **_judge_questions(config.rewards, config.steps * sequences),
+    }
+
+
+def _judge_questions(rewards: RewardsConfig, answers: int) -> dict[str, str]:
+    """The question of each judge, with names in place of the material, and the number of requests."""
+    return {
+        f"judge {name}": f"{judge.describe_cost(answers)}\n{shown_template(judge)}"
+        for name, judge in rewards.judges.items()
     }
 
 

@@ -4,17 +4,19 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from hone.core.clock import Clock
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
-from hone.core.state import State
 from hone.rewards.judges.cache import ReplyCache
 from hone.rewards.judges.requests import JudgeReply, JudgeRequest
-from hone.rewards.judges.spending import JudgeSpending
+from hone.rewards.judges.spending import JudgeSpending, SpendingFile, SpendingTotals
 
 _SHOWN = 3
+_FILES = threading.Lock()
+"""Held while a file of totals is read and written."""
 
 
 class JudgeFault(Exception):  # noqa: N818 - a missing verdict, which no user sees as an error
@@ -35,6 +37,29 @@ class JudgeLedger:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._file: SpendingFile | None = None
+        self._written = self.spending.totals()
+
+    def keep_totals(self, path: Path) -> None:
+        """Count on from the totals in a file, and write them there. Raises DataError for a damaged file."""
+        self._file = SpendingFile(path)
+        self.write_totals()
+
+    def write_totals(self) -> None:
+        """Add what was spent since the last call to the file, and take over what others spent. Raises ResourceError,
+        DataError."""
+        if self._file is None:
+            return
+        with self._lock, _FILES:
+            own, before, others = self.spending.totals(), self._written, self._file.load()
+            self.spending.add(
+                SpendingTotals(
+                    others.requests - before.requests, others.tokens - before.tokens, others.money - before.money
+                )
+            )
+            self._written = self.spending.totals()
+            if own != before:
+                self._file.save(self._written)
 
     def load(self, key: str) -> JudgeReply | None:
         """The reply that was paid for before."""
@@ -116,15 +141,10 @@ class JudgeClient:
         shown = ", ".join(map(str, fresh[:_SHOWN]))
         return [f"judge {self.name!r}: {len(fresh)} damaged entries of its cache were asked again: {shown}"]
 
-    def state(self) -> State:
-        return self.ledger.spending.state()
-
-    def restore(self, state: State) -> None:
-        self.ledger.spending.restore(state)
-
     def close(self) -> None:
         """End requests under way."""
         self.backend.close()
+        self.ledger.write_totals()
 
     def _begin(self, request: JudgeRequest, key: str) -> "Future[JudgeReply]":
         reply = self.ledger.load(key)

@@ -48,6 +48,11 @@ class PendingGrades:
     faults: Mapping[int, str] | None = None
     """Answers that cannot be asked about, and why."""
 
+    @property
+    def verdicts(self) -> list[PendingVerdict]:
+        """All verdicts that are asked for."""
+        return [*self.grades, *(verdict for pair in self.pairs for verdict in pair.orders or ())]
+
 
 @dataclass(frozen=True, slots=True)
 class PairOutcome:
@@ -134,7 +139,7 @@ def ring_pairs(count: int, opponents: int) -> list[tuple[int, int]]:
 
 def finished_grades(judge: RewardJudge, pending: PendingGrades) -> GradedAnswers:
     """The results of graded answers. Raises HoneError where the run must stop."""
-    tokens = sum(_tokens(one) for one in [*pending.grades, *(v for pair in pending.pairs for v in pair.orders or ())])
+    tokens = sum(map(_tokens, pending.verdicts))
     faults = {} if pending.faults is None else pending.faults
     if not isinstance(judge.ask, PairwiseQuestion):
         grades = iter(pending.grades)

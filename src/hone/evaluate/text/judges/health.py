@@ -52,7 +52,8 @@ def _outcome(graded: GradedAnswers) -> float | None:
 class JudgeHealth:
     """Outcomes of the last canaries and comparisons; pure bookkeeping."""
 
-    def __init__(self, *, window: int) -> None:
+    def __init__(self, name: str, *, window: int) -> None:
+        self.name = name
         self.canaries: deque[CanaryOutcome] = deque(maxlen=window)
         self.asked = 0
         """Canaries asked so far."""
@@ -93,19 +94,23 @@ class JudgeHealth:
 
     def metrics(self) -> Metrics:
         """Agreement with its interval, self-consistency, and biases, where they are known."""
-        found: Metrics = {}
+        found, name = Metrics(), self.name
         if self.canaries:
             agreement = wilson_interval(self.agreed(), len(self.canaries))
             found |= {
-                "agreement": agreement.mean,
-                "agreement_low": agreement.low,
-                "agreement_high": agreement.high,
-                "canaries": float(self.asked),
+                f"judge/{name}/agreement": agreement.mean,
+                f"judge/{name}/agreement_low": agreement.low,
+                f"judge/{name}/agreement_high": agreement.high,
             }
             found |= self._length_bias() | self._self_consistency()
+        if self.asked:
+            found |= {
+                f"judge/{name}/canaries": float(self.asked),
+                f"judge/{name}/canaries_missing": float(self.missing),
+            }
         if self._slots:
-            found["first_preferred"] = float(np.mean([wins for wins, _ in self._slots]))
-            found["order_consistency"] = float(np.mean([same for _, same in self._slots]))
+            found[f"judge/{name}/first_preferred"] = float(np.mean([wins for wins, _ in self._slots]))
+            found[f"judge/{name}/order_consistency"] = float(np.mean([same for _, same in self._slots]))
         return found
 
     def _length_bias(self) -> Metrics:
@@ -114,7 +119,9 @@ class JudgeHealth:
         if not unequal:
             return {}
         won = [one.outcomes[0] if one.good_is_longer else 1.0 - one.outcomes[0] for one in unequal]
-        return {"length_bias": float(np.mean(won) - np.mean([one.good_is_longer for one in unequal]))}
+        return {
+            f"judge/{self.name}/length_bias": float(np.mean(won) - np.mean([one.good_is_longer for one in unequal]))
+        }
 
     def _self_consistency(self) -> Metrics:
         """Share of pairs of repeats of a canary that agree."""
@@ -123,7 +130,7 @@ class JudgeHealth:
             values = one.outcomes
             pairs = [(a, b) for place, a in enumerate(values) for b in values[:place]]
             same += [float(np.mean([a == b for a, b in pairs]))] if pairs else []
-        return {"self_consistency": float(np.mean(same))} if same else {}
+        return {f"judge/{self.name}/self_consistency": float(np.mean(same))} if same else {}
 
     def state(self) -> State:
         ragged = [one.outcomes for one in self.canaries]

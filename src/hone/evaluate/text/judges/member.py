@@ -1,6 +1,7 @@
 """A judge as a reward: grades of all answers of a batch, with canaries between them."""
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class JudgeMember:
     def __init__(self, config: RewardJudge, name: str, client: JudgeClient) -> None:
         self.config, self.name, self.client = config, name, client
         window = _NO_CANARIES_WINDOW if config.canaries is None else config.canaries.window
-        self.health = JudgeHealth(window=window)
+        self.health = JudgeHealth(name, window=window)
         self._answers = 0
         """Answers graded so far; the numbers of the canaries follow from it."""
         self._items: list[CanaryItem] = []
@@ -75,8 +76,9 @@ class JudgeMember:
         return self.client.backend.check()
 
     def write_protect(self, folder: Path) -> None:
-        """Take the run's name; a judge runs no code of the user's."""
+        """Take the run's folder, which keeps the judge's spending; a judge runs no code of the user's."""
         self._run = str(folder.resolve())
+        self.client.ledger.keep_totals(folder / f"judge_{self.name}.json")
 
     def notices(self) -> list[str]:
         return self.client.notices()
@@ -90,6 +92,8 @@ class JudgeMember:
         count = sum(len(ticket.answers) for ticket in tickets)
         canaries = self._ask_canaries(count)
         self.client.finish()
+        wait([future for ticket in tickets for _, future in ticket.pending.verdicts])
+        self.client.ledger.write_totals()
         graded = [finished_grades(self.config, ticket.pending) for ticket in tickets]
         outcomes = [
             canary_outcome(number, item, [finished_grades(self.config, one) for one in repeats])
@@ -106,18 +110,24 @@ class JudgeMember:
 
     def metrics(self) -> Metrics:
         """`judge/NAME/...`: health, missing verdicts and tokens; `time/judge/NAME/...`: what depends on the cache."""
-        spending = self.client.ledger.spending
-        found = {f"judge/{self.name}/{key}": value for key, value in {**self.health.metrics(), **self._batch}.items()}
-        costs = {"requests": spending.requests, "cached": spending.cached, "money": spending.money}
-        return found | {f"time/judge/{self.name}/{key}": float(value) for key, value in costs.items()}
+        name, spending = self.name, self.client.ledger.spending
+        return {
+            **self.health.metrics(),
+            **self._batch,
+            f"time/judge/{name}/requests": float(spending.requests),
+            f"time/judge/{name}/cached": float(spending.cached),
+            f"time/judge/{name}/money": spending.money,
+        }
 
     def state(self) -> State:
-        return {"answers": self._answers, "health": self.health.state(), "spending": self.client.state()}
+        return {
+            "answers": self._answers,
+            "health": self.health.state(),
+        }
 
     def restore(self, state: State) -> None:
         self._answers = integer(state, "answers")
         self.health.restore(substate(state, "health"))
-        self.client.restore(substate(state, "spending"))
 
     def close(self) -> None:
         self.client.close()
@@ -165,11 +175,11 @@ class JudgeMember:
         lengths = [np.array([float(len(answer_text(one))) for one in ticket.answers]) for ticket in tickets]
         missing = [result.status is not ScoreStatus.SCORED for one in graded for result in one.results]
         found: Metrics = {
-            "missing": float(np.mean(missing)) if missing else 0.0,
-            "tokens": float(sum(one.tokens for one in graded)),
+            f"judge/{self.name}/missing": float(np.mean(missing)) if missing else 0.0,
+            f"judge/{self.name}/tokens": float(sum(one.tokens for one in graded)),
         }
         correlation = length_correlation(scores, lengths)
-        return found if correlation is None else {**found, "length_correlation": correlation}
+        return found if correlation is None else {**found, f"judge/{self.name}/length_correlation": correlation}
 
 
 def judge_member(config: RewardJudge, name: str, *, device: str) -> JudgeMember:

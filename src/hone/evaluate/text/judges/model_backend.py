@@ -67,17 +67,27 @@ class JudgeModelBackend:
         return future
 
     def run(self) -> None:
-        """Reply to all questions. Raises LostResourceError where the budget is spent."""
+        """Reply to all questions. Raises LostResourceError where the budget is spent, after it was used up."""
         waiting, self._waiting = self._waiting, []
         sendable: dict[str, Future[JudgeReply]] = {}
         requests: list[Request] = []
+        spent: LostResourceError | None = None
         for request, key, tokens, future in waiting:
-            self._ledger.try_send()
+            try:
+                self._ledger.try_send()
+            except LostResourceError as error:
+                spent = error
+                break
             sendable[key] = future
             sampling = SamplingParams(
                 max_tokens=request.max_tokens, temperature=request.temperature or 1.0, greedy=request.temperature == 0
             )
             requests.append(Request(id=key, prompt=tokens, samples=1, sampling=sampling))
+        self._generate(requests, sendable)
+        if spent is not None:
+            raise spent
+
+    def _generate(self, requests: list[Request], sendable: "dict[str, Future[JudgeReply]]") -> None:
         if not requests:
             return
         read = {request.id: len(request.prompt) for request in requests}
