@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.episodes import ScoreStatus
+from hone.core.errors import LostResourceError
 from hone.core.generation import Completion, Request, SamplingParams, generate
 from hone.engine.engine import EmbeddedEngine
 from hone.evaluate.text.engine_actor import make_engine
