@@ -19,7 +19,7 @@ from hone.store.codec import read_state, write_state
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.text import open_text
-from hone.train.text import rl_job as text_rl
+from hone.train.text import rl_config as text_rl
 
 MODEL = {
     "compute": "float32",

@@ -53,7 +53,7 @@ from hone.train.learner.gradient import GradientLearner, OptimizerPhase, Trainin
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
 from hone.train.text.critic import ActorCriticLearner
-from hone.train.text.rl_job import TextRunConfig
+from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.rows import TokenRows
 
 RANDOM_BUDGETS = 3

@@ -18,7 +18,8 @@ from hone.train.text.critic import ActorCriticLearner, CriticView, critic_comput
 from hone.train.text.loss import TokenLossSpec
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, gradient_learner
+from hone.train.text.rl_config import TextGradientRunConfig
+from hone.train.text.rl_job import gradient_learner
 from hone.train.text.rows import TokenLayout
 from hone.train.text.value_losses import CriticLossConfig, SquaredErrorLoss
 
