@@ -190,9 +190,8 @@ class RewardJudge(Config):
     """Known answers that check the judge during the run."""
 
     @model_validator(mode="after")
-    def _check_rate(self) -> "RewardJudge":
-        if isinstance(self.by, JudgeModel) and (self.budget.requests_per_minute or self.budget.tokens_per_minute):
-            raise ValueError("budget: a local model has no rate; leave out requests_per_minute and tokens_per_minute")
+    def _check_budget(self) -> "RewardJudge":
+        _check_rate(self.by, self.budget)
         return self
 
     def describe_cost(self, answers: int) -> str:
@@ -212,3 +211,34 @@ class RewardJudge(Config):
     def column(self) -> str | None:
         """The dataset column that the question needs."""
         return self.ask.column if isinstance(self.ask, ReferenceQuestion) else self.ask.reference
+
+
+class RevisionConfig(Config):
+    """Constitutional revision: a model criticises an answer by a principle, and revises it (Bai et al., 2022)."""
+
+    by: JudgeSource
+    """The model that criticises and revises: a server, or a local model."""
+    principles: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    """The constitution. Each round takes one principle, drawn by the answer's id."""
+    rounds: int = Field(default=1, ge=1, le=8)
+    """Rounds of criticism and revision."""
+    temperature: float = Field(default=0.0, ge=0)
+    """Temperature of the replies; 0 is greedy."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Largest number of tokens of a reply."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the draws of principles."""
+    cache: str | None = "judge_cache"
+    """Folder that keeps each reply by the hash of its question; unset: none."""
+    budget: JudgeBudget = JudgeBudget()
+    """Limits of rate and cost."""
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> "RevisionConfig":
+        _check_rate(self.by, self.budget)
+        return self
+
+
+def _check_rate(by: JudgeSource, budget: JudgeBudget) -> None:
+    if isinstance(by, JudgeModel) and (budget.requests_per_minute or budget.tokens_per_minute):
+        raise ValueError("budget: a local model has no rate; leave out requests_per_minute and tokens_per_minute")

@@ -111,7 +111,7 @@ def prompt_text(prompt: str | Sequence[Message]) -> str:
 
 def answer_text(answer: ScorerInput) -> str:
     """The answer, or the whole conversation after the prompt where it has several turns."""
-    return prompt_text(answer.messages) if answer.turns > 1 else answer.text
+    return prompt_text(answer.messages) if len(answer.messages) > 1 else answer.text
 
 
 def _request(judge: RewardJudge, parts: Mapping[str, str]) -> JudgeRequest:

@@ -75,7 +75,30 @@ class ChoiceField:
         raise VerdictError(f"{self.name} is {_shown(value)}, not {self.form}")
 
 
-VerdictField = NumberField | ChoiceField
+@dataclass(frozen=True, slots=True)
+class TextField:
+    """Free text of a reply, such as a revised answer."""
+
+    name: str
+
+    @property
+    def schema(self) -> dict[str, object]:
+        """Its JSON schema."""
+        return {"type": "string"}
+
+    @property
+    def form(self) -> str:
+        """Its form in words."""
+        return "text"
+
+    def read(self, value: object) -> str:
+        """The value, checked. Raises VerdictError."""
+        if not isinstance(value, str) or not value.strip():
+            raise VerdictError(f"{self.name} is {_shown(value)}, not text")
+        return value
+
+
+VerdictField = NumberField | ChoiceField | TextField
 
 
 def json_schema(fields: Sequence[VerdictField]) -> dict[str, object]:

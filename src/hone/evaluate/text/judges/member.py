@@ -7,22 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from hone.core.clock import SystemClock
 from hone.core.credit import Metrics
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, ErrorCollector, UserCodeError, did_you_mean
 from hone.core.judging import DatasetRow, ScorerInput
 from hone.core.state import State, integer, substate
-from hone.evaluate.text.judges.client import JudgeBackend, JudgeClient, JudgeLedger
+from hone.evaluate.text.judges.client import JudgeClient
 from hone.evaluate.text.judges.grading import GradedAnswers, PendingGrades, ask_canary, ask_grades, finished_grades
 from hone.evaluate.text.judges.health import JudgeHealth, canary_outcome, length_correlation
-from hone.evaluate.text.judges.model_backend import JudgeModelBackend
-from hone.evaluate.text.judges.server_backend import JudgeServerBackend
-from hone.rewards.judges.cache import ReplyCache
+from hone.evaluate.text.judges.open_client import open_client
 from hone.rewards.judges.canaries import CanaryItem, due_canaries, pick_canary, read_canaries
-from hone.rewards.judges.config import JudgeModel, RewardJudge
+from hone.rewards.judges.config import RewardJudge
 from hone.rewards.judges.questions import answer_text
-from hone.rewards.judges.spending import JudgeSpending
 from hone.rewards.references import describe_missing
 from hone.rewards.scores import RewardResult
 
@@ -185,19 +181,7 @@ class JudgeMember:
 def judge_member(config: RewardJudge, name: str, *, device: str) -> JudgeMember:
     """The member of a judge, wired; opens nothing. Raises ConfigError for an address that cannot be one, or a key that
     the environment lacks."""
-    return JudgeMember(config, name, judge_client(config, name, device=device))
-
-
-def judge_client(config: RewardJudge, name: str, *, device: str) -> JudgeClient:
-    """The client of a judge's model, with its cache and budget. Raises ConfigError as `judge_member`."""
-    cache = None if config.cache is None else ReplyCache(Path(config.cache))
-    ledger = JudgeLedger(JudgeSpending(name, config.budget), cache, SystemClock())
-    backend: JudgeBackend = (
-        JudgeModelBackend(name, config.by, ledger, device=device)
-        if isinstance(config.by, JudgeModel)
-        else JudgeServerBackend(name, config.by, ledger)
-    )
-    return JudgeClient(name, backend, ledger)
+    return JudgeMember(config, name, open_client(name, config.by, config.budget, cache=config.cache, device=device))
 
 
 def _empty_rows(name: str, column: str, rows: Sequence[DatasetRow]) -> list[str]:
