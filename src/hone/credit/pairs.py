@@ -4,12 +4,18 @@ The label of an answer stands at each of its decisions, in the place of an advan
 answer, -1 for a rejected (or undesirable) one, 0 for an answer that is in no pair.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
 from hone.credit.grouping import group_numbers
+
+LabelCredit: TypeAlias = Callable[[Episodes, Values], Credits]
+"""Episodes with scores -> labels of their answers, without a state of its own."""
 
 
 def best_and_worst(episodes: Episodes, _values: Values) -> Credits:

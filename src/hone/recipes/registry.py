@@ -22,6 +22,7 @@ from hone.train.job import RecipeDescription, RecipeSpec
 TITLES: Mapping[str, str] = {
     "text": "language models",
     "reward_models": "reward models",
+    "preference": "preferences",
     "on_policy": "control, on-policy",
     "off_policy": "control, off-policy",
     "tabular": "tabular",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone import __version__
-from hone.core.credit import Credits
+from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
@@ -53,6 +53,7 @@ from hone.train.learner.gradient import GradientLearner, OptimizerPhase, Trainin
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
 from hone.train.text.critic import ActorCriticLearner
+from hone.train.text.preference_job import PreferenceRunConfig
 from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.rows import TokenRows
 
@@ -62,6 +63,8 @@ SUPPORTED_POLICIES = (TokenPolicy, TokenScorer, ControlPolicy)
 """Policies that `shrunken_copy` supports; others have no certificate."""
 LEAST_GRADIENT = 1e-14
 """Largest component of a gradient that may be the rounding of zeros."""
+PAIRED_GROUPS = 8
+"""Pairs of a loss on pairs; three of them have no label."""
 QUICK_GROUP_SIZE = 4
 """Answers per group in the quick check."""
 
@@ -160,7 +163,10 @@ def job_gradient_probes(
         episodes = episodes.transitions() if isinstance(source, ReplaySource) else episodes
     else:
         return []
-    if own_credit:
+    labels = config.labels if isinstance(config, TextRunConfig | PreferenceRunConfig) else None
+    if labels is not None:
+        credits = labels(episodes, NO_VALUES)
+    elif own_credit:
         credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
     elif isinstance(source, LogSource) and isinstance(double, TokenPolicy | TokenScorer):
         credits = Credits(advantage=episodes.reward)
@@ -186,6 +192,8 @@ def _actor_critic_probes(
 
 
 def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
+    if isinstance(config, PreferenceRunConfig):
+        return AnswerShape(groups=PAIRED_GROUPS, group_size=2, has_reference=True)
     if not isinstance(config, TextRunConfig):
         return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
     rollout = config.rollout

@@ -43,13 +43,13 @@ KEPT_TOKENS = 8
 """Tokens that sampling left to choose from, where a config restricts it."""
 OUTLIERS = 0.1
 """Share of decisions whose probability differs between policies by a large factor."""
-GROUPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
     """Shape of the answers of a config."""
 
+    groups: int = 5
     group_size: int = 4
     """Answers per group."""
     max_tokens: int = MAX_ANSWER_TOKENS
@@ -57,6 +57,8 @@ class AnswerShape:
     """Reward functions."""
     from_log: bool = False
     """Whether answers come from a dataset: reward 1 per token, no log-probabilities."""
+    has_reference: bool = False
+    """Whether the answers bring log-probabilities of a reference policy."""
     restricted_sampling: bool = False
     """Whether top-k, top-p or min-p leaves only some tokens to choose from."""
 
@@ -149,17 +151,17 @@ def matching_parameters(parameters: Sequence[nn.Parameter], policy: nn.Module, d
 
 
 def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
-    """Make GROUPS groups of answers, one question each.
+    """Make groups of answers, one question each.
 
     Group 1 lacks some scores, group 2 has equal scores, group 4 has one score only. Every third answer contains three
     tokens of tool output, and every fifth is long.
     """
     draws = generator(seed, "certificate", "answers")
-    count = GROUPS * shape.group_size
-    group = np.repeat(np.arange(GROUPS, dtype=np.int64), shape.group_size)
+    count = shape.groups * shape.group_size
+    group = np.repeat(np.arange(shape.groups, dtype=np.int64), shape.group_size)
     lengths = draws.integers(1, min(MAX_ANSWER_TOKENS, shape.max_tokens) + 1, count)
     lengths[3::5] = min(LONG_ANSWER_TOKENS, shape.max_tokens)
-    asked = draws.integers(10, 17, GROUPS)[group]
+    asked = draws.integers(10, 17, shape.groups)[group]
     tool = np.where((np.arange(count) % 3 == 0) & (lengths > 3), 3, 0)
     starts, offsets = offsets_of(asked + lengths + tool), offsets_of(lengths)
     tokens = draws.integers(0, policy.vocab_size_used, int(starts[-1])).astype(np.int32)
@@ -188,6 +190,7 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
         status=status,
         components=components,
         baseline=draws.integers(0, 2, count).astype(np.float64),
+        ref_logp=np.zeros(len(at), np.float32) if shape.has_reference else None,
     )
     if shape.from_log:
         return replace(episodes, score=lengths.astype(np.float64), status=np.zeros(count, np.uint8))

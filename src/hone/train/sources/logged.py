@@ -32,22 +32,17 @@ class LogSource(Generic[P]):
     rows_drawn: int = 0
 
     def collect(self) -> Episodes:
-        picks: list[np.ndarray] = []
-        epochs: list[np.ndarray] = []
-        wanted = self.batch_size
-        while wanted:
-            epoch, start = divmod(self.rows_drawn, self.units)
-            order = self._order(epoch)[start : start + wanted]
-            picks.append(order)
-            epochs.append(np.full(len(order), epoch))
-            self.rows_drawn += len(order)
-            wanted -= len(order)
-        drawn = np.concatenate(picks)
+        units, epochs = self._next_units()
+        self.rows_drawn += self.batch_size
+        episodes = self.log.take(self.episodes_of(units))
         if self.unit == "sample":
-            return self.log.take(drawn)
-        episodes = self.log.take(self.episodes_of(drawn))
-        epoch = np.repeat(np.concatenate(epochs), np.diff(self._group_offsets)[drawn])
+            return episodes
+        epoch = np.repeat(epochs, np.diff(self._group_offsets)[units])
         return replace(episodes, group=episodes.group + epoch * (int(self.log.group.max()) + 1))
+
+    def upcoming(self) -> Ints:
+        """Places in the log of the episodes that the next draw takes."""
+        return self.episodes_of(self._next_units()[0])
 
     def episodes_of(self, units: Ints) -> Ints:
         """Places in the log of the episodes of `units`, unit by unit."""
@@ -75,6 +70,13 @@ class LogSource(Generic[P]):
 
     def restore(self, state: State) -> None:
         self.rows_drawn = integer(state, "drawn")
+
+    def _next_units(self) -> tuple[Ints, Ints]:
+        """The units of the next draw, and the epoch of each."""
+        numbers = np.arange(self.rows_drawn, self.rows_drawn + self.batch_size, dtype=np.int64)
+        epochs, places = np.divmod(numbers, self.units)
+        drawn = [self._order(epoch)[places[epochs == epoch]] for epoch in np.unique(epochs).tolist()]
+        return np.concatenate(drawn), epochs
 
     def _order(self, epoch: int) -> np.ndarray:
         if self._cached_epoch != epoch:

@@ -6,7 +6,7 @@ prompt that they share is computed once. A pair's (or an answer's) weight is fix
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -18,7 +18,9 @@ from torch import Tensor
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
+from hone.core.state import State
 from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.batchwide import RunningShift
 from hone.objectives.implicit import length_desensitised
 from hone.objectives.numerics import sum_by_sequence
 from hone.objectives.shapes import Metrics
@@ -28,6 +30,8 @@ from hone.train.text.loss import chosen_logp, collision_probability
 from hone.train.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
 
 Floats: TypeAlias = NDArray[np.floating]
+AnswerScore: TypeAlias = "Callable[[AnswerView], Tensor]"
+"""Answers -> implicit reward of each `[A]`, in nats."""
 WEIGHT = "answers"
 """Name of the weights of pairs, or of single answers, among a batch's `term_weights`."""
 
@@ -86,8 +90,40 @@ class AnswerLossSpec:
     statistic: Callable[[AnswerView], Tensor] | None = None
     """All answers of an optimizer step, as data -> `[A]`, computed before it is split into micro-batches. Costs a
     forward pass per optimizer step."""
+    running: "RunningShiftStatistic | None" = None
+    """A statistic that goes on from step to step: part of a run's state."""
     needs_unlabelled: bool = False
     """`statistic` looks at answers without a label too; they are left out of the gradient."""
+
+
+@dataclass
+class RunningShiftStatistic:
+    """BCO's shift as a statistic: the mean implicit reward of all labelled answers so far, those of this step included.
+
+    It moves on when the optimizer step has been taken (`commit`), so that looking at a batch twice changes nothing.
+    """
+
+    score: AnswerScore
+    shift: RunningShift = field(default_factory=RunningShift)
+    pending: RunningShift | None = None
+    """The shift with the answers of the step under way."""
+
+    def __call__(self, view: AnswerView) -> Tensor:
+        known = torch.where(view.label != 0, self.score(view), torch.nan)
+        self.pending = replace(self.shift)
+        return torch.from_numpy(self.pending.update(known.numpy()))
+
+    def commit(self, _policy: TokenPolicy) -> None:
+        """Take the answers of the step for good."""
+        self.shift, self.pending = self.pending or self.shift, None
+
+    def state(self) -> State:
+        """The mean and its number of answers, for a checkpoint."""
+        return self.shift.state()
+
+    def restore(self, state: State) -> None:
+        """Load a state that `state` returned."""
+        self.shift.restore(state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

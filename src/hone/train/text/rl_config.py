@@ -13,6 +13,7 @@ from pydantic import model_validator
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import Stateful
+from hone.credit.pairs import LabelCredit
 from hone.engine.clients.config import ServerEngine
 from hone.models.language.token_policy import TokenPolicy
 from hone.rewards.config import RewardsConfig
@@ -36,6 +37,8 @@ class TextRunConfig(LanguageRunConfig):
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
     optimizer_moments: ClassVar[int] = 0
+    labels: ClassVar[LabelCredit | None] = None
+    """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
     preset: PresetName | None = None
     """Library whose defaults `algorithm` and `learner.ratio` take where they are not given; unset: the recipe's own."""

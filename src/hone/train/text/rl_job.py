@@ -12,7 +12,6 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
-from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.rewards.config import RewardsConfig
 from hone.rewards.judges.questions import shown_template
@@ -33,7 +32,7 @@ from hone.train.text.ratio import (
     resolve_correction,
     resolve_step_correction,
 )
-from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.reference_policies import TextPolicies, text_policies
 from hone.train.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
@@ -46,7 +45,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     policy = inputs.policy(temperature=config.rollout.temperature)
     judge = inputs.scorer
     judge.check(inputs.examples.column_names())
-    chosen = config.method(_text_policies(config, policy))
+    chosen = config.method(text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens()))
     live = open_live_text(inputs, policy, config.rollout, greedy_baseline=chosen.greedy_baseline)
     actor = live.actor
     ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
@@ -179,23 +178,3 @@ def gradient_learner(
     )
     mismatch = partial(require_small_mismatch, config.learner.ratio)
     return replace(learner, on_metrics=mismatch, fingerprints=policies.fingerprints)
-
-
-def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:
-    def frozen(path: str | None) -> TokenPolicy:
-        """Another folder, or the policy that the run started from: the base of a new adapter, or loaded once more."""
-        if path is None and policy.adapter is not None and policy.adapter.starts_at_base:
-            return policy.base_policy()
-        other = {} if path is None else {"path": path, "new": None}
-        source = config.model.model_copy(update={"lora": None, **other})
-        same = policy.tokenizer if path is None else None
-        return open_policy(
-            source, seed=config.seed, device=config.run.device, temperature=policy.temperature, tokenizer=same
-        )
-
-    return TextPolicies(
-        policy=policy,
-        open_frozen=frozen,
-        micro_batch_tokens=config.micro_batch_tokens(),
-        device=config.run.device,
-    )
