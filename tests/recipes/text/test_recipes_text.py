@@ -81,7 +81,7 @@ LEARNED = 0.25
 """The rise of the mean score (0 to 1) over 25 steps that is asked for; the least that was seen is 0.3."""
 
 
-OTHER_WIRING = {"dppo", "on_policy_distillation", "ppo_text", "trpo_text"}
+OTHER_WIRING = {"dppo", "on_policy_distillation", "ppo_text", "trpo_text", "online_dpo"}
 """Recipes with a config union, a check or a learner of their own."""
 
 

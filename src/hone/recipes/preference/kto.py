@@ -60,7 +60,7 @@ class KtoLoss(Config):
         return AnswerLossSpec(objective=objective, unit="answer", statistic=baseline, needs_unlabelled=True)
 
 
-class BcoLoss(Config):
+class UnpairedBcoLoss(Config):
     """BCO (Jung et al., 2024): a classifier of answers, shifted by the mean implicit reward so far."""
 
     kind: Literal["bco"]
@@ -79,7 +79,7 @@ class BcoLoss(Config):
         return AnswerLossSpec(objective=objective, unit="answer", statistic=shift, running=shift)
 
 
-class ApoZeroLoss(Config):
+class UnpairedApoZeroLoss(Config):
     """APO-zero on single answers (D'Oosterlinck et al., 2024): KTO with z0 = 0, which needs no other answers."""
 
     kind: Literal["apo_zero"]
@@ -105,7 +105,7 @@ def baseline(view: AnswerView) -> Tensor:
 class KtoAlgorithm(Config):
     """Loss on labelled answers."""
 
-    loss: Annotated[KtoLoss | BcoLoss | ApoZeroLoss, Field(discriminator="kind")] = KtoLoss()
+    loss: Annotated[KtoLoss | UnpairedBcoLoss | UnpairedApoZeroLoss, Field(discriminator="kind")] = KtoLoss()
     """The loss, by its `kind`."""
     reference: str | None = None
     """Folder of the reference policy; unset: the policy as the run starts, which costs no second model."""

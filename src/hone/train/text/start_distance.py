@@ -105,8 +105,8 @@ def prompts_to_answer(log: Episodes, count: int, *, seed: int) -> list[NDArray[n
     begins, ends = seen.offsets[:-1], seen.at[log.offsets[:-1]]
     found: dict[bytes, NDArray[np.int32]] = {}
     for row in permutation(seed, "start distance", 0, count=len(log)).tolist():
-        prompt = seen.tokens[begins[row] : ends[row]]
-        found.setdefault(prompt.tobytes(), prompt)
         if len(found) == count:
             break
+        prompt = seen.tokens[begins[row] : ends[row]]
+        found.setdefault(prompt.tobytes(), prompt)
     return list(found.values())
