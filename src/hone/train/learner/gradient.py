@@ -169,7 +169,8 @@ class GradientLearner(Generic[P, B]):
                 if self.shuffle
                 else np.arange(count, dtype=np.int64)
             )
-            for rows in self.split(everything, order, min(self.minibatches, count), self.reduction):
+            # Without rows (no pair in a step) there is one empty minibatch.
+            for rows in self.split(everything, order, max(1, min(self.minibatches, count)), self.reduction):
                 yield telling, rows
 
     def _optimizer_step(
