@@ -91,6 +91,24 @@ PROBLEMS = (
     CommandOption(flag="--max-tokens", metavar="N", help="longest answer (default: the run's)"),
 )
 
+SEARCHES = (
+    CommandOption(
+        flag="--search",
+        metavar="PLAN",
+        repeated=True,
+        help="draw several answers and select one: best_of:16, majority:16, weighted_vote:16, beam:1x4, trees:4x4",
+    ),
+    CommandOption(
+        flag="--scorer",
+        metavar="MODEL|NAME",
+        help="search: what selects, a reward model's folder or run, or a reward function",
+    ),
+    CommandOption(flag="--step", metavar="TEXT", help="search: text that ends a step (default: the end of a line)"),
+    CommandOption(
+        flag="--answer", metavar="REGEX", help="search: the final answer that votes count (default: the last line)"
+    ),
+)
+
 COMMANDS: tuple[CommandSpec, ...] = (
     CommandSpec(
         name="train",
@@ -145,6 +163,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             ),
             CommandOption(flag="--model", metavar="NAME", help="model of the server (default: its only one)"),
             *PROBLEMS,
+            *SEARCHES,
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),

@@ -5,6 +5,7 @@ noise than a run for each. All functions return one number for each problem, `[P
 same problems.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from math import comb
@@ -81,6 +82,21 @@ def _vote_one(kinds: Ints, scores: Floats, truth: Floats, *, none: int | None) -
         for kind in np.flatnonzero(share).tolist()
         for members in (kinds == kind,)
     )
+
+
+def distinct(keys: Sequence[Sequence[bytes]], sizes: Floats, k: int) -> Floats:
+    """Mean over subsets of k of the summed sizes of distinct answers: the work of a scorer that reads equal ones once.
+
+    Each key with count c adds its size times 1 - C(N - c, k) / C(N, k). `sizes` `[P, N]`, equal for equal keys.
+    """
+    count = sizes.shape[1]
+    _check(count, k)
+    found = np.zeros(len(sizes))
+    for problem, row in enumerate(keys):
+        for key, number in Counter(row).items():
+            share = 1 - comb(count - number, k) / comb(count, k)
+            found[problem] += share * sizes[problem, row.index(key)]
+    return found
 
 
 def _check(count: int, k: int) -> None:

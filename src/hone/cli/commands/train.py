@@ -24,6 +24,7 @@ from hone.cli.commands.seeds import (
 from hone.cli.memory import require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.resume import keep_saved_defaults
+from hone.cli.searches import write_searches
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -331,6 +332,7 @@ def train_one(
             write_report(folder.path)
     except HoneError as fault:  # the run itself is complete
         folder.log(f"no picture of the policy: {fault}", level="WARNING")
+    write_searches(folder.path, device=stage.resolved.config.run.device, progress=progress)
     return folder
 
 
@@ -395,4 +397,8 @@ def train_pipeline(
             ),
         )
 
-    return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+    found = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+    for config in (stage.resolved.config for stage in placed):
+        write_searches(folder / config.name, device=config.run.device, progress=progress)
+    write_report(folder)
+    return found

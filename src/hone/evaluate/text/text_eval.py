@@ -19,6 +19,7 @@ from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt, TextWorld
 from hone.estimators.means import Estimate, mean_interval
 from hone.evaluate.text.engine_actor import make_engine, make_prompts
+from hone.evaluate.text.search_config import SearchConfig
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
@@ -48,6 +49,8 @@ class EvaluationConfig(Config):
     """Answers generated at the same time."""
     seed: int = Field(default=0, ge=0)
     """Random seed of sampling."""
+    search: SearchConfig | None = None
+    """Search at test time, after training and by `hone eval`: several answers are drawn and one is selected."""
 
     @model_validator(mode="after")
     def _greedy_has_no_temperature(self) -> "EvaluationConfig":

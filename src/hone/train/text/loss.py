@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, TopKTokens
@@ -123,6 +124,7 @@ class TokenLoss:
         """Rows of a step's episodes, with what has to be known before the first update."""
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
+            require_draws(episodes)
             rows = layout(episodes, credits)
             return replace(rows, precomputed=self._precompute(rows, policy))
 
@@ -230,6 +232,18 @@ class TokenLoss:
             old_logp=proximal if keeps_old else None,
             correction=factor.numpy(),
             counted=None if counted is None else counted.numpy(),
+        )
+
+
+def require_draws(episodes: Episodes) -> None:
+    """Raise DataError for answers without log-probabilities: a policy gradient is an expectation over the policy's own
+    draws, and an answer that a search selected is none."""
+    unknown = np.bincount(episodes.owner, weights=np.isnan(episodes.logp), minlength=len(episodes)) > 0
+    if unknown.any():
+        raise DataError(
+            f"{int(unknown.sum())} of {len(episodes)} answers have no log-probabilities: they were selected by a "
+            'search, or written by somebody else, and are no draws of the policy; imitate them (recipe = "sft"), or '
+            "sample without a search"
         )
 
 
