@@ -21,10 +21,10 @@ from hone.cli.commands.seeds import (
     set_seed,
     show_seeds,
 )
+from hone.cli.finish import finish_run, write_stage_searches
 from hone.cli.memory import require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.resume import keep_saved_defaults
-from hone.cli.searches import write_searches
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -45,7 +45,6 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
-from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeSpec
@@ -322,17 +321,11 @@ def train_one(
     consent: ResumeConsent = NO_CONSENT,
 ) -> RunFolder:
     """Train one run, from its checked config to its finished folder."""
-    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
-    from hone.train.runner.run import run as drive  # noqa: PLC0415 - as above
+    from hone.train.runner.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
 
     request = run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
-    try:
-        if write_policy_pictures(folder.path):
-            write_report(folder.path)
-    except HoneError as fault:  # the run itself is complete
-        folder.log(f"no picture of the policy: {fault}", level="WARNING")
-    write_searches(folder.path, device=stage.resolved.config.run.device, progress=progress)
+    finish_run(folder, stage.resolved.config, progress=progress)
     return folder
 
 
@@ -398,7 +391,5 @@ def train_pipeline(
         )
 
     found = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
-    for config in (stage.resolved.config for stage in placed):
-        write_searches(folder / config.name, device=config.run.device, progress=progress)
-    write_report(folder)
+    write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
     return found
