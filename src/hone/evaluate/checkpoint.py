@@ -30,7 +30,8 @@ from hone.evaluate.saved_config import (
 from hone.evaluate.text.asked_evaluation import evaluation_config, prompt_task
 from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
-from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import load_reward_scorer
 from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.server import evaluate_text_server
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
@@ -146,7 +147,7 @@ def search_run(run: Path, *, device: str) -> SearchRecord | None:
 def _search(exam: TextEvaluation, policy: TokenPolicy, device: str) -> SearchRecord | None:
     if exam.config.search is None:
         return None
-    load = partial(load_reward_model, device=device, tokenizer=policy.tokenizer)
+    load = partial(load_reward_scorer, device=device, tokenizer=policy.tokenizer)
     search = OpenedSearch(config=exam.config.search, exam=exam, load=load)
     try:
         return search.run(policy)
@@ -227,7 +228,7 @@ def _prepared(
 ) -> TextEvaluation:
     """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more. Reward
     functions cannot write into the folder `run`."""
-    load = partial(load_reward_model, device=device, tokenizer=tokenizer)
+    load = partial(load_reward_scorer, device=device, tokenizer=tokenizer)
     scorer = reward_scorer(config.rewards, load=load)
     exam = prepare_evaluation(config, tokenizer, context=context, scorer=scorer)
     try:

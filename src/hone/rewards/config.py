@@ -35,13 +35,23 @@ class RewardFunction(Config):
 
 
 class RewardModel(Config):
-    """A model with a scalar head, which scores the tokens of prompt and answer in the trainer's process."""
+    """A model with a scalar head, or several, which score the tokens of prompt and answer in the trainer's process."""
 
     kind: Literal["model"]
     """Kind of the reward."""
     path: str = Field(min_length=1)
-    """Hugging Face folder of a sequence classifier with `num_labels = 1` and the policy's vocabulary, or a checkpoint
-    or run of hone that holds one."""
+    """Hugging Face folder of a sequence or token classifier with `num_labels = 1` and the policy's vocabulary, or a
+    checkpoint or run of hone that holds one; `stage:NAME`: the one of an earlier stage."""
+    members: list[Annotated[str, Field(min_length=1)]] = []
+    """Further models of the same kind: the score is the mean over all of them, less `pessimism` times their spread."""
+    pessimism: float = Field(default=0.0, ge=0)
+    """Factor of the standard deviation over the members that is subtracted: answers that they disagree on score
+    less."""
+    at: Literal["last", "steps", "weakest"] = "last"
+    """What is scored: the answer at its last token; each step at its own, divided by `rewards.step_end`; or the answer
+    by the lowest score of its steps."""
+    output: Literal["logit", "probability"] = "logit"
+    """Scale of the scores: the model's number, or sigmoid of it, the chance that answer or step is right."""
     name: str = Field(default="model", min_length=1)
     """Name of its scores."""
     weight: float = 1.0
@@ -50,6 +60,21 @@ class RewardModel(Config):
     """Data type of the weights."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens that go through the model at a time."""
+
+    @model_validator(mode="after")
+    def _members_disagree(self) -> "RewardModel":
+        if self.pessimism and not self.members:
+            raise ValueError("pessimism is the price of disagreement between several models; name more in members")
+        paths = [self.path, *self.members]
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        if twice:
+            raise ValueError(f"members: {', '.join(twice)} stands there twice; equal models always agree")
+        return self
+
+    @property
+    def paths(self) -> list[str]:
+        """Folders of all members."""
+        return [self.path, *self.members]
 
 
 class RewardServer(Config):
@@ -121,6 +146,16 @@ class RewardsConfig(Config):
                 raise ValueError(
                     f"functions.{place}.bounds = {reward.bounds} reaches beyond max_abs_score = "
                     f"{self.max_abs_score:g}; raise max_abs_score, or narrow the bounds"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_have_an_end(self) -> "RewardsConfig":
+        for place, reward in enumerate(self.functions):
+            if isinstance(reward, RewardModel) and reward.at != "last" and not self.step_end:
+                raise ValueError(
+                    f'functions.{place}.at = "{reward.at}" scores the steps of answers; say what ends a step: step_end '
+                    '= ";", or "\\n"'
                 )
         return self
 

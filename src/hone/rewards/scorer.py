@@ -106,8 +106,8 @@ class RewardScorer:
     """Members, and the places in `config.functions` of their rewards."""
     budget: UnscoredBudget
     pending_notes: list[str] = field(default_factory=list[str])
-    judges: Mapping[str, MeasuredMember] = field(default_factory=dict[str, MeasuredMember])
-    """The judges among the members, by the names of their scores."""
+    measured: Mapping[str, MeasuredMember] = field(default_factory=dict[str, MeasuredMember])
+    """The members that measure themselves (judges, several models), by the names of their scores."""
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> list[str]:
         """Return warnings; raise HoneError where a reward cannot score the answers of a dataset with these columns and
@@ -147,17 +147,17 @@ class RewardScorer:
         return scores
 
     def metrics(self) -> Metrics:
-        """Metrics of the judges."""
-        return {key: value for judge in self.judges.values() for key, value in judge.metrics().items()}
+        """Metrics of the members that measure themselves."""
+        return {key: value for member in self.measured.values() for key, value in member.metrics().items()}
 
     def state(self) -> State:
-        judges: State = {name: judge.state() for name, judge in self.judges.items()}
+        judges: State = {name: member.state() for name, member in self.measured.items()}
         return {**self.budget.state(), **({"judges": judges} if judges else {})}
 
     def restore(self, state: State) -> None:
         self.budget.restore(state)
-        for name, judge in self.judges.items():
-            judge.restore(substate(substate(state, "judges"), name))
+        for name, member in self.measured.items():
+            member.restore(substate(substate(state, "judges"), name))
 
     def notes(self) -> list[str]:
         """Tracebacks of the reward functions' errors, each distinct one once, and notices of the members."""

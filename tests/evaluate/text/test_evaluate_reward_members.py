@@ -16,11 +16,13 @@ from hone.core.conversation import Message, TranscriptBuilder
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.judging import ScorerInput
-from hone.evaluate.text.reward_members import ModelLoader, load_reward_model, reward_scorer
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import ModelLoader, load_reward_scorer
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head, new_scalar_head
+from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
+from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.rewards.config import RewardFunction, RewardsConfig
@@ -34,7 +36,7 @@ def company(completions):
 """
 
 
-def no_model(path: str, weights: str) -> ScalarHeadModel:
+def no_model(path: str, weights: str) -> TokenScorer:
     raise AssertionError(f"{path} {weights}")
 
 
@@ -199,7 +201,7 @@ def model_folder(folder: Path, alphabet: str = "abc") -> Path:
 
 
 def loader(alphabet: str = "abc") -> ModelLoader:
-    return partial(load_reward_model, device="cpu", tokenizer=character_tokenizer([alphabet]))
+    return partial(load_reward_scorer, device="cpu", tokenizer=character_tokenizer([alphabet]))
 
 
 def scores_by(rewards: list[dict[str, object]], *answers: ScorerInput, **limits: object) -> RewardScores:

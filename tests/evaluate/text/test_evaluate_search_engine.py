@@ -15,7 +15,7 @@ from hone.engine.engine import EmbeddedEngine
 from hone.envs.text.dataset import build_examples
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.reward_members import load_reward_model
+from hone.evaluate.text.reward_models import load_reward_scorer
 from hone.evaluate.text.search_config import SearchConfig
 from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.search_scorers import (
@@ -128,7 +128,7 @@ def opened(folder: Path) -> OpenedSearch:
     return OpenedSearch(
         config=evaluation.search,
         exam=exam,
-        load=lambda path, weights: load_reward_model(path, weights, device="cpu", tokenizer=TOKENIZER),
+        load=lambda path, weights: load_reward_scorer(path, weights, device="cpu", tokenizer=TOKENIZER),
     )
 
 

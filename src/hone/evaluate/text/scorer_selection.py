@@ -4,7 +4,6 @@ more answers.
 Belongs here: the curve over the number of answers, from numbers and labels of a pool of answers.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -107,14 +106,6 @@ def _selection_warnings(points: Sequence[SelectionPoint], best: list[Floats], vo
             f"weighted by the scorer is worth {last.weighted_vote:.3f}"
         )
     return found
-
-
-def final_answer(text: str, pattern: re.Pattern[str]) -> str:
-    """The last match of `pattern` in an answer (its first group, if it has one); "" without a match."""
-    found = list(pattern.finditer(text))
-    if not found:
-        return ""
-    return found[-1].group(1 if pattern.groups else 0) or ""
 
 
 def group_members(group: Ints) -> list[Ints]:

@@ -7,7 +7,8 @@ from hone.core.errors import DataError
 from hone.core.generation import SamplingParams
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.reward_members import ModelLoader, reward_scorer
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import ModelLoader
 from hone.evaluate.text.search_config import SearchConfig, SearchModelScorer, SearchVerifierScorer
 from hone.evaluate.text.search_eval import SearchSettings, evaluate_search, sizes_up_to
 from hone.evaluate.text.search_scorers import AGGREGATES, Decode, ModelCandidateScorer, VerifierCandidateScorer
@@ -88,7 +89,7 @@ class OpenedSearch:
         self.opened.clear()
 
     def _model(self, asked: SearchModelScorer, decode: Decode) -> ModelCandidateScorer:
-        model = self.load(asked.path, asked.weights)
+        model = self.load(asked.path, asked.weights).model
         limit, longest = model.decoder.config.max_positions, _longest(self.exam)
         wanted = len(longest.tokens) + self.exam.config.max_tokens
         if wanted > limit:

@@ -8,7 +8,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import DataError
 from hone.evaluate.text.open_policy import ModelSource, policy_folder
-from hone.evaluate.text.reward_members import load_reward_model
+from hone.evaluate.text.reward_models import load_reward_model
 from hone.models.language.scalar_head import scored_tokens
 from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean

@@ -11,6 +11,7 @@ from hone.engine.clients.config import ServerEngine
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
+from hone.evaluate.text.reward_models import require_context
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
@@ -52,7 +53,9 @@ def prompt_inputs(
     """Inputs of a run whose task is prompts that are answered."""
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
-        return make_prompts(examples, config.task, tokenizer, room=context - rollout.max_tokens)
+        laid = make_prompts(examples, config.task, tokenizer, room=context - rollout.max_tokens)
+        require_context(rewards, laid[0], max_tokens=rollout.max_tokens)
+        return laid
 
     return TextInputs(
         config=config,

@@ -11,12 +11,13 @@ from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
 from hone.envs.text.task import TaskConfig
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
-from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import load_reward_scorer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.models.language.hf_checkpoint import check_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
-from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
@@ -147,10 +148,12 @@ class TextInputs(Generic[T]):
         return reward_scorer(found.rewards, load=self.reward_model, device=self.config.run.device)
 
     @cached_property
-    def reward_model(self) -> Callable[[str, str], ScalarHeadModel]:
+    def reward_model(self) -> Callable[[str, str], TokenScorer]:
         """Loads a reward model by folder and data type; training and evaluation share it."""
         device = self.config.run.device
-        return cache(lambda path, weights: load_reward_model(path, weights, device=device, tokenizer=self.tokenizer[0]))
+        return cache(
+            lambda path, weights: load_reward_scorer(path, weights, device=device, tokenizer=self.tokenizer[0])
+        )
 
     @cached_property
     def evaluation(self) -> TextEvaluation | None:

@@ -25,11 +25,11 @@ class ScorerEvaluationConfig(Config):
     """Labelled answers that it is not trained on."""
     every: int = Field(default=0, ge=0)
     """Iterations between evaluations during training; 0 evaluates at the end only."""
-    final_answer: str = Field(default=LAST_NUMBER, min_length=1)
-    """Regular expression of an answer's final answer, of which the last match counts (its first group, if it has one):
-    what is voted on, where several answers to a question are selected among."""
+    answer: str = LAST_NUMBER
+    """Regular expression of the final answer that votes count, where several answers to a question are selected among:
+    its last match, or the first group of it. Empty: the last line that is not blank."""
 
-    @field_validator("final_answer")
+    @field_validator("answer")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
         try:

@@ -3,7 +3,6 @@
 A recipe of a scorer names three things: the kind of its data, the tokens that its scorer reads, and its loss.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,9 +21,9 @@ from hone.envs.text.dataset import Example, ExampleDataset, prompt_key
 from hone.envs.text.files import MAX_FAULTS_SHOWN
 from hone.evaluate.text.open_scorer import load_scorer, open_scorer
 from hone.evaluate.text.scorer_eval import ScorerReport, evaluate_scores, scorer_record
-from hone.evaluate.text.scorer_scores import held_out_scores
+from hone.evaluate.text.scorer_scores import held_out_scores, labelled_scores
 from hone.evaluate.text.scorer_selection import HeldOutKind
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.token_scorer import ScoreRange, TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.store.calibration import write_calibration
@@ -49,6 +48,12 @@ _HELD_OUT_KINDS: Final[dict[AnswerKind, HeldOutKind]] = {
     "outcome": "outcomes",
     "stepwise": "steps",
 }
+
+
+RANGE_ANSWERS: Final = 256
+"""Training answers whose scores are saved with a scorer."""
+RANGE_TOKENS: Final = 4096
+"""Tokens of a pass over them."""
 
 
 def labelled_log(episodes: Episodes, kind: AnswerKind) -> Episodes:
@@ -164,9 +169,8 @@ def scorer_job(
         config.model, reads=config.reads, seed=config.seed, device=config.run.device, tokenizer=tokenizer
     )
     compares = config.data_kind == "preference"
-    source = LogSource[TokenScorer](
-        log=labelled_log(log.episodes, config.data_kind), batch_size=config.batch, seed=config.seed
-    )
+    labelled = labelled_log(log.episodes, config.data_kind)
+    source = LogSource[TokenScorer](log=labelled, batch_size=config.batch, seed=config.seed)
     learner = scorer_learner(config, scorer)
     if config.model.optimizer:
         restore_optimizer(learner, config.model)
@@ -174,7 +178,7 @@ def scorer_job(
         recipe=Recipe(
             source=replace(source, unit="group") if compares else source, credit=reward_as_advantage, learner=learner
         ),
-        save_policy=scorer.save,
+        save_policy=partial(_save_with_range, scorer, labelled.take(np.arange(min(RANGE_ANSWERS, len(labelled))))),
         load_policy=scorer.load,
         evaluate=None if judged is None else partial(evaluate_scorer, config, scorer, judged),
         evaluate_every=0 if config.evaluation is None else config.evaluation.every,
@@ -182,6 +186,13 @@ def scorer_job(
         measure_matmuls=partial(matmul_rate, scorer),
         warnings=[*inputs.examples.warnings, *notes, *scorer.decoder.notes()],
     )
+
+
+def _save_with_range(scorer: TokenScorer, answers: Episodes, folder: Path) -> None:
+    """Write the scorer, with the range of its scores of some training answers."""
+    scores = labelled_scores(scorer, answers, micro_batch_tokens=RANGE_TOKENS)
+    scorer.score_range = ScoreRange(mean=float(scores.mean()), std=float(scores.std()), n=len(scores))
+    scorer.save(folder)
 
 
 def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLearner[TokenScorer, TokenBatch]:
@@ -217,7 +228,7 @@ def report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episod
             scorer,
             held_out,
             kind=_HELD_OUT_KINDS[config.data_kind],
-            final_answer_pattern=re.compile(config.evaluation.final_answer),
+            answer_pattern=config.evaluation.answer,
             micro_batch_tokens=config.learner.micro_batch_tokens,
         )
     )
