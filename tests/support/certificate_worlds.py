@@ -84,6 +84,7 @@ SCORERS = ("reward_outcome", "reward_pairs", "reward_steps")
 """Certified by the runs of `tests/recipes/reward_models`."""
 TWO_UPDATES = ("learner.epochs=2", "learner.minibatches=1")
 REQUIRED = {
+    "expert_iteration": ("algorithm.collect_steps=1", "algorithm.learn_steps=1", "algorithm.batch=4"),
     "dro": ("algorithm.beta=0.1",),
     "gdpo": ('rewards.functions=[{use = "rewards.py:close"}, {use = "rewards.py:right"}]',),
     "on_policy_distillation": ('algorithm.teacher="teacher"',),

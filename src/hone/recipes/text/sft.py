@@ -12,16 +12,16 @@ from hone.credit.returns import reward_as_advantage
 from hone.envs.text.collection import is_collection
 from hone.envs.text.dataset import ExampleDataset
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
+from hone.train.text.imitation import token_nll
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.train.text.rows import TokenLayout
 from hone.train.text.sft_data import SolutionConfig, solved_examples
 
 
@@ -44,12 +44,6 @@ class SftConfig(LanguageRunConfig):
         return self
 
 
-def objective(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
-    """-log pi of each completion token, in nats."""
-    now = policy.token_logprobs(batch.packed, batch.at, batch.chosen)
-    return LossTerms(loss=-batch.advantage * now.logp, compute_metrics=lambda: {"policy/nll_nats": -now.logp.detach()})
-
-
 def build(config: SftConfig, inputs: TextInputs[Episodes]) -> TrainingJob[TokenPolicy]:
     """Training job of supervised fine-tuning: a log of prompts and completions, and the learner."""
     (log, _), _ = inputs.prepared, inputs.evaluation
@@ -63,7 +57,7 @@ def build(config: SftConfig, inputs: TextInputs[Episodes]) -> TrainingJob[TokenP
             layout=TokenLayout(
                 scheme=token_mean, pad_to_size=policy.decoder.is_mixed_precision, device=config.run.device
             ),
-            objective=objective,
+            objective=token_nll,
             seed=config.seed,
             steps=config.steps,
         ),
@@ -109,7 +103,7 @@ ENTRY = RecipeSpec(
     open=open_run,
     derive=derive,
     parts=RecipeParts(
-        source="Logged(examples)", credit=(reward_as_advantage,), loss=(objective,), weights=(token_mean,)
+        source="Logged(examples)", credit=(reward_as_advantage,), loss=(token_nll,), weights=(token_mean,)
     ),
     limitation="what it imitates is what it becomes; it never sees its own mistakes.",
 )

@@ -50,6 +50,8 @@ from hone.train.invariance.variants import (
 )
 from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
+from hone.train.learner.rounds import RoundLearner
+from hone.train.loop import Learner
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
 from hone.train.text.critic import ActorCriticLearner
@@ -148,7 +150,7 @@ def job_gradient_probes(
     `own_credit`: advantages come from the config's credit; otherwise they are synthetic, because a credit may keep
     state, which synthetic answers must not change before a run.
     """
-    learner, source = job.recipe.learner, job.recipe.source
+    learner, source = _innermost(job.recipe.learner), job.recipe.source
     if isinstance(learner, ActorCriticLearner):
         return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
     if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, SUPPORTED_POLICIES):
@@ -173,6 +175,11 @@ def job_gradient_probes(
     else:
         credits = synthetic_credits(episodes, seed=seed)
     return gradient_probes(learner, double, episodes, credits, seed=seed)
+
+
+def _innermost(learner: Learner[Any]) -> Learner[Any]:
+    """The learner that steps by gradient."""
+    return learner.learner if isinstance(learner, RoundLearner) else learner
 
 
 def _actor_critic_probes(
