@@ -8,15 +8,17 @@ Math-Shepherd, 2024).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
+from hone.core.errors import HoneError, run_all_checks
 from hone.envs.text.world import Prompt
+from hone.evaluate.text.judges.revise import open_reviser
 from hone.models.language.token_policy import TokenPolicy
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.rewards.judges.config import RevisionConfig
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.frozen import FrozenLearner
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
@@ -25,10 +27,11 @@ from hone.train.text.continuations import StepContinuations
 from hone.train.text.learners import language_job
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
 from hone.train.text.open_text import TextInputs
+from hone.train.text.revising import CollectionReviser
 
 
 class CollectOptions(Config):
-    """Labels of steps."""
+    """Labels of steps, and revised answers."""
 
     continue_from: Literal["none", "steps"] = "none"
     """`steps`: the policy goes on from the end of each step; the share of good continuations is the step's label."""
@@ -40,13 +43,22 @@ class CollectOptions(Config):
     """Steps of an answer that are continued, from the first; later ones have no label."""
     min_score: float = 0.5
     """Score from which a continuation is good."""
+    revise: RevisionConfig | None = None
+    """Criticise and revise each answer by a constitution. The draft has score 0, its revision 1; scores of `rewards`
+    stay beside them."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "CollectOptions":
+        if self.revise is not None and self.continue_from != "none":
+            raise ValueError("collect.revise and collect.continue_from exclude each other; collect twice")
+        return self
 
 
 class CollectConfig(AnsweringRunConfig):
     """Collection of answers."""
 
     collect: CollectOptions = CollectOptions()
-    """Labels of steps."""
+    """Labels of steps, and revised answers."""
 
 
 def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
@@ -69,18 +81,56 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
         )
     recipe = Recipe(source=source, credit=score_as_advantage, learner=FrozenLearner(policy))
     job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *live.actor.notes()])
+    reviser = None
+    if options.revise is not None:
+        reviser = CollectionReviser(open_reviser(options.revise, device=config.run.device), policy.tokenizer)
     writer = CollectionWriter(
         world=live.world,
         tokenizer=policy.tokenizer,
         rewards=config.rewards.names,
         continuations=options.continuations if labelled else 0,
+        revise=reviser,
     )
+
+    def close() -> None:
+        live.actor.close()
+        if reviser is not None:
+            reviser.reviser.close()
+
     return replace(
         job,
         write_episodes=writer,
-        pop_notices=live.notes,
-        close=live.actor.close,
+        pop_notices=lambda: [*live.notes(), *([] if reviser is None else reviser.notes())],
+        close=close,
     )
+
+
+def open_collect(config: CollectConfig) -> OpenedRun:
+    """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults at once, and
+    then leaves nothing open."""
+    opened: list[OpenedRun] = []
+
+    def open_run() -> Sequence[str]:
+        opened.append(open_answering_run(config, build=build))
+        return opened[0].warnings
+
+    try:
+        found = run_all_checks({"revise": lambda: _reviser_warnings(config), "run": open_run})
+    except HoneError:
+        for one in opened:
+            one.close()
+        raise
+    return replace(opened[0], warnings=[warning for warnings in found.values() for warning in warnings])
+
+
+def _reviser_warnings(config: CollectConfig) -> Sequence[str]:
+    if config.collect.revise is None:
+        return []
+    reviser = open_reviser(config.collect.revise, device=config.run.device)
+    try:
+        return reviser.check()
+    finally:
+        reviser.close()
 
 
 def derive(config: CollectConfig) -> dict[str, str]:
@@ -91,6 +141,8 @@ def derive(config: CollectConfig) -> dict[str, str]:
         "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {answers}",
         "answers": f"{config.steps * answers} of at most {rollout.max_tokens} tokens",
     }
+    if options.revise is not None:
+        found["revisions"] = f"at most {2 * options.revise.rounds * config.steps * answers} requests, 2 a round"
     if options.continue_from == "steps":
         found["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
     return found
@@ -100,7 +152,7 @@ ENTRY = RecipeSpec(
     summary="answers of a policy, with scores, tokens and labels of steps, as a data set for later stages",
     paper="Wang et al., Math-Shepherd, 2024 (labels of steps)",
     config=CollectConfig,
-    open=partial(open_answering_run, build=build),
+    open=open_collect,
     derive=derive,
     parts=RecipeParts(source="Live(text task, engine)", credit=(score_as_advantage,)),
     collects_answers=True,

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +29,16 @@ class CollectionWriter:
     """Names of the reward functions' scores."""
     continuations: int = 0
     """Continuations behind each label of a step; 0 without labels."""
+    revise: Callable[[Sequence[CollectedAnswer]], Sequence[CollectedAnswer]] | None = None
+    """Adds revised answers to those of a step."""
 
     def __call__(self, folder: Path, step: int, episodes: Episodes) -> None:
         """Write a step's answers into the run's folder. Raises ResourceError."""
         path = folder / FOLDER / f"{step_name(step)}.parquet"
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, collection_bytes(self.rows(episodes), vocabulary=vocabulary_hash(self.tokenizer)))
+        rows = self.rows(episodes) if self.revise is None else self.revise(self.rows(episodes))
+        replace_file(path, collection_bytes(rows, vocabulary=vocabulary_hash(self.tokenizer)))
 
     def rows(self, episodes: Episodes) -> list[CollectedAnswer]:
         """One row for each answer."""
