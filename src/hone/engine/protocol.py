@@ -1,6 +1,6 @@
 """Protocol of a model for the engine; any decoder with these methods can be sampled from, without a copy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -83,10 +83,20 @@ class GenerationModel(Protocol):
         """`bitwise`: the trainer computes as a runner does that takes `rows` and `fixed_attention`, to the bit."""
         ...
 
+    def stored_tensors(self) -> Mapping[str, Tensor]:
+        """All numbers of the model by name: its parameters, and what is kept beside them."""
+        ...
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def run(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn) -> Tensor:
         """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`."""
+        ...
+
+    def run_routed(
+        self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn
+    ) -> tuple[Tensor, Tensor]:
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to."""
         ...
 
     def compiled_run(self) -> ForwardFn:

@@ -4,7 +4,7 @@ A row is one text, or one prompt with several completions as branches, so that t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,11 +28,7 @@ class PackedBatch:
     """`[T]` int64; None: plain causal rows. 0: trunk. b > 0: sees the trunk and the earlier tokens of branch b only."""
     routing: Tensor | None = None
     """`[T, L, k]` int64 experts that the policy's routers are told to use, -1: their own choice; None: their own
-    everywhere. Other models that read the tokens choose for themselves: `without_routing`."""
-
-    def without_routing(self) -> "PackedBatch":
-        """The same tokens, for a model that did not choose these experts."""
-        return self if self.routing is None else replace(self, routing=None)
+    everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

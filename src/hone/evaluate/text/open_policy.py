@@ -11,7 +11,7 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
-from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig
+from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraConfig
@@ -91,6 +91,8 @@ class ModelSource(Config):
     checkpoints."""
     new: NewModelConfig | None = None
     """Start from random weights."""
+    experts: ExpertTrainingConfig | None = None
+    """Training of a mixture of experts; only for a model that has them."""
     lora: LoraConfig | None = None
     """Train a low-rank adapter in place of all weights: a new one, or that of `path` if it is an adapter's folder."""
     optimizer: bool = False
@@ -113,6 +115,10 @@ class ModelSource(Config):
             raise ValueError("give exactly one of model.path and model.new")
         if self.optimizer and self.path is None:
             raise ValueError("model.optimizer = true needs model.path, a checkpoint or run of hone")
+        if self.experts is not None and self.new is not None and self.new.experts is None:
+            raise ValueError(f"model.experts trains a mixture of experts; model.new is a dense {self.new.family}")
+        if self.experts is not None and self.experts.balance == "bias" and self.lora is not None:
+            raise ValueError('model.experts.balance = "bias" with model.lora: an adapter\'s folder holds no biases')
         if self.lora is not None and self.new is not None:
             raise ValueError("model.lora adapts a trained model: give model.path; a new one has nothing to keep")
         if self.lora is not None and self.weights == "bfloat16":
@@ -162,7 +168,9 @@ def open_policy(
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
         decoder.use_bitwise_arithmetic()
-    return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter)
+    if source.experts is not None and source.experts.balance == "bias":
+        decoder.add_selection_bias()
+    return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
 
 
 def resolved_compute(source: ModelSource, device: str) -> str:
@@ -193,6 +201,8 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     assert source.path is not None
     folder = policy_folder(Path(source.path))
     config = read_config(folder)
+    if source.experts is not None and config.experts is None:
+        raise ConfigError(f"model.experts trains a mixture of experts; {folder} holds a dense {config.family}")
     tokenizer = load_policy_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size, where=str(folder))
     return tokenizer, config.max_positions

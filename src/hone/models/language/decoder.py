@@ -8,7 +8,8 @@ Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in i
 one complex product; hf_checkpoint.py translates both, exactly, to and from the names and order of Hugging Face.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
@@ -82,6 +83,8 @@ class Decoder(nn.Module):
         """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
         self.rows = BatchInvariantLinear()
         """Linear layers for such an engine."""
+        self.routing_records: list[RoutingRecord] | None = None
+        """Where `states` leaves the routes of each of its passes; None: nowhere. See `recording_routes`."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
         self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
@@ -180,6 +183,13 @@ class Decoder(nn.Module):
         )
         return ForwardArithmetic(linear, kind, steady, experts)
 
+    def run_routed(
+        self, tokens: Tensor, positions: Tensor, attend: LayerAttention, linear: LinearFn
+    ) -> tuple[Tensor, Tensor]:
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to."""
+        record = RoutingRecord()
+        return self.run(tokens, positions, attend, linear, routing=record), record.chosen()
+
     def compiled_run(self) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
         """`run`, its layers as torch's compiler writes them."""
         return partial(self.run, halves=CompiledLayerHalves())
@@ -197,7 +207,29 @@ class Decoder(nn.Module):
             return DecoderStates(hidden=self._hidden(packed, None), routing=None)
         check_routing_shape(packed.routing, layers=self.config.layers, experts=self.config.experts)
         record = RoutingRecord(packed.routing)
+        if self.routing_records is not None:
+            self.routing_records.append(record)
         return DecoderStates(hidden=self._hidden(packed, record), routing=record)
+
+    @contextmanager
+    def recording_routes(self) -> Iterator[list[RoutingRecord]]:
+        """Context in which the routes of every forward pass of `states` are collected."""
+        before, self.routing_records = self.routing_records, []
+        try:
+            yield self.routing_records
+        finally:
+            self.routing_records = before
+
+    def add_selection_bias(self) -> None:
+        """Give the routers' choices a bias, 0 at first; nothing where they have one."""
+        experts = self.config.experts
+        assert experts is not None, "a dense model has no routers"
+        if experts.selection_bias:
+            return
+        self.config = replace(self.config, experts=replace(experts, selection_bias=True))
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.selection_bias = torch.zeros(experts.count, device=self.device)
 
     def _hidden(self, packed: PackedBatch, routing: RoutingRecord | None) -> Tensor:
         c = self.config

@@ -71,7 +71,8 @@ class DecoderLayer(nn.Module):
         # With experts, those of one expert after those of another.
         self.gate_up = LinearProjection(c.hidden_size, count * 2 * c.mlp_width, bias=c.mlp_bias, dtype=dtype)
         self.down = LinearProjection(c.mlp_width, count * c.hidden_size, bias=c.mlp_bias, dtype=dtype)
-        self.selection_bias = nn.Buffer(torch.zeros(count)) if experts and experts.selection_bias else None
+        self.selection_bias: Tensor | None
+        self.register_buffer("selection_bias", torch.zeros(count) if experts and experts.selection_bias else None)
 
     def forward(
         self, x: Tensor, turns: Tensor, attend: LayerAttention, by: ForwardArithmetic,

@@ -5,8 +5,11 @@ Every layer of such a model has experts: configs with dense layers among them ar
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, Literal, cast
 
+from pydantic import Field
+
+from hone.core.config import Config
 from hone.core.errors import ErrorCollector
 
 EXPERT_FAMILIES: Final = ("qwen3_moe", "mixtral", "olmoe")
@@ -68,6 +71,22 @@ class ExpertsConfig:
         if family == "qwen3_moe":
             written |= {"moe_intermediate_size": self.width, **_DENSE_LAYERS}
         return {**written, **({SELECTION_BIAS: True} if self.selection_bias else {})}
+
+
+class ExpertTrainingConfig(Config):
+    """Training of a mixture of experts: routing replay, and the balance of load."""
+
+    replay: bool = True
+    """The trainer sends each token of an answer to the experts that the engine sent it to; its own router's
+    probabilities weigh them."""
+    balance: Literal["none", "loss", "bias"] = "none"
+    """`loss`: a term that grows with the load of the busiest experts (Fedus et al., 2021). `bias`: a bias of the choice
+    that is moved after each step, without a gradient (Wang et al., 2024); the saved folder holds it, and no other
+    library reads it."""
+    weight: float = Field(default=0.001, gt=0)
+    """Weight of the term of `balance = "loss"`."""
+    bias_rate: float = Field(default=0.001, gt=0)
+    """Step of the biases of `balance = "bias"`, as a probability."""
 
 
 def expert_keys(family: str) -> frozenset[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.hf_checkpoint import load_weights, save_model
 from hone.models.language.lora import LoraAdapter, weights_sha256
 from hone.models.language.peft_folder import load_factors, read_peft_folder, require_same_adapter, save_adapter
@@ -17,7 +18,13 @@ class TokenPolicy(nn.Module):
     """pi(token | tokens before it) = softmax(logits / temperature)."""
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, temperature: float = 1.0, *, adapter: LoraAdapter | None = None
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        temperature: float = 1.0,
+        *,
+        adapter: LoraAdapter | None = None,
+        expert_training: ExpertTrainingConfig | None = None,
     ) -> None:
         super().__init__()
         self.vocab_size_used = tokenizer.size
@@ -26,6 +33,8 @@ class TokenPolicy(nn.Module):
         self.temperature = temperature
         self.adapter = adapter
         """The adapter that is trained in place of `decoder`'s weights, which hold it merged."""
+        self.expert_training = expert_training or ExpertTrainingConfig()
+        """How a mixture of experts is trained; without effect on a dense decoder."""
 
     def token_logprobs(
         self,

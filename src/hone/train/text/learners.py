@@ -1,6 +1,7 @@
 """Learners of language-model policies, and what every job of theirs has in common."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from hone.train.learner.config import LearnerConfig, adamw, learning_rate_schedu
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.learner.low_rank_parameters import LowRankParameters
 from hone.train.loop import Recipe
+from hone.train.text.balance import ExpertBalance
 from hone.train.text.flops import token_compute_cost
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs
@@ -63,10 +65,13 @@ def token_learner(
     prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None = None,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
+    phase = _phase(config, policy, objective, prepare)
+    if policy.decoder.config.experts is not None:
+        phase = _with_experts(phase, ExpertBalance(policy.expert_training, config.micro_batch_tokens))
     return GradientLearner(
         policy=policy,
         layout=layout,
-        phases=[_phase(config, policy, objective, prepare)],
+        phases=[phase],
         seed=seed,
         learning_rate=learning_rate_schedule(config, config.optimizer_steps(steps)),
         epochs=config.epochs,
@@ -74,6 +79,18 @@ def token_learner(
         shuffle=config.minibatches > 1,
         micro_batch_tokens=config.micro_batch_tokens,
         compute_cost=partial(token_compute_cost, epochs=config.epochs),
+    )
+
+
+def _with_experts(
+    phase: OptimizerPhase[TokenPolicy, TokenBatch], balance: ExpertBalance
+) -> OptimizerPhase[TokenPolicy, TokenBatch]:
+    """The phase of a mixture of experts, whose load is told and balanced."""
+    return replace(
+        phase,
+        objective=balance.objective(phase.objective),
+        prepare=balance.prepare(phase.prepare),
+        step_metrics=balance.finish,
     )
 
 

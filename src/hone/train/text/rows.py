@@ -25,8 +25,9 @@ from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.text.routing import replayed_routes, require_whole_routing
 from hone.train.text.shared_prefixes import shared_rows
-from hone.train.text.token_batch import PrecomputedColumns, TokenBatch
+from hone.train.text.token_batch import ExpertLoad, PrecomputedColumns, TokenBatch
 
 _PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
@@ -56,9 +57,14 @@ class TokenLayout:
     pad_to_size: bool = False
     """Fill a batch up to one of a few sizes with tokens that nobody looks at: libraries that compile a product for each
     size, as those for bfloat16 do, then meet the same sizes again and again."""
+    replay_routing: bool = True
+    """Tell a mixture of experts to use the experts that were recorded with the tokens, where they were (rollout routing
+    replay, arXiv 2510.11370)."""
     device: str = "cpu"
 
     def __call__(self, episodes: Episodes, credits: Credits) -> "TokenRows":
+        if self.replay_routing:
+            require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
         begins = np.zeros(len(episodes), dtype=np.bool_)
         if self.unit == "group":
@@ -97,6 +103,8 @@ class TokenRows:
     term_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     """`[E]` each, by the term's name: weight of its values for a sequence or for the sequence's group, once fixed."""
     precomputed: PrecomputedColumns = field(default_factory=PrecomputedColumns)
+    expert_load: ExpertLoad | None = None
+    """Load of a mixture of experts over the optimizer step, once known."""
 
     def __len__(self) -> int:
         return len(self.unit_offsets) - 1
@@ -205,7 +213,7 @@ class TokenRows:
         )
 
     def tensors(self) -> TokenBatch:
-        packed, at = self._pack()
+        packed, at, routing = self._pack()
         owner = self.episodes.owner
         scale = np.zeros(len(self.episodes)) if self.sequence_weight is None else self.sequence_weight
         device = self.layout.device
@@ -217,6 +225,8 @@ class TokenRows:
         places = {"decision": owner, "sequence": slice(None), "group": self.unit_sequences[:-1]}
         return TokenBatch(
             packed=packed,
+            routing=routing,
+            expert_load=self.expert_load,
             at=column(at),
             chosen=column(self.episodes.chosen.astype(np.int64)),
             behaviour_logp=column(self.episodes.logp),
@@ -267,8 +277,8 @@ class TokenRows:
         """Tokens from the position that is looked at to a decision's own."""
         return 0 if self.layout.after else 1
 
-    def _pack(self) -> tuple[PackedBatch, Ints]:
-        """The rows' tokens, and for each decision where in them it was decided.
+    def _pack(self) -> tuple[PackedBatch, Ints, Tensor | None]:
+        """The rows' tokens, for each decision where in them it was decided, and the experts to be replayed.
 
         A row is laid out as its trunk (branch 0) and then, for each of its sequences, what follows (branch 1, 2, ...).
         """
@@ -292,7 +302,8 @@ class TokenRows:
             tokens, branch = np.pad(tokens, (0, spare)), np.pad(branch, (0, spare))
             places = np.append(places, np.arange(spare) % _PADDING_ROW_TOKENS)
             offsets = np.append(offsets, np.array(ends, dtype=np.int64)) if spare else offsets
-        device = self.layout.device
+        replays, device = self.layout.replay_routing, self.layout.device
+        routing = replayed_routes(self.episodes, ranges(starts, lengths), len(tokens)) if replays else None
         packed = PackedBatch(
             tokens=torch.from_numpy(tokens).to(device),
             positions=torch.from_numpy(places).to(device),
@@ -303,7 +314,7 @@ class TokenRows:
         # -1: decided at the trunk's last token
         before = seen.at - seen.offsets[:-1][owner] - self._unread - shared[owner]
         at = np.where(before < 0, segments[1:][trunk][row][owner] - 1, segments[:-1][body][owner] + before)
-        return packed, at
+        return packed, at, None if routing is None else torch.from_numpy(routing).to(device)
 
 
 def padded_size(tokens: int) -> int:

@@ -1,7 +1,7 @@
 """Columns of tokens for a gradient: a micro-batch as tensors, and what is computed of each decision beforehand."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,16 @@ from torch import Tensor
 from hone.core.ragged import Ints
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoad:
+    """Where the decisions of an optimizer step go, over all micro-batches and ranks."""
+
+    shares: NDArray[np.float64]
+    """`[L, E]` share of the decisions that went to each expert of each layer."""
+    decisions: float
+    """Number of the decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,15 @@ class TokenBatch:
     """`[sequences]` number of each sequence's group within this batch, ascending; None: groups may be split."""
     term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Weights of the loss terms that have their own, by name: `[n]`, `[sequences]` or `[groups]`."""
+    routing: Tensor | None = None
+    """`[T, L, k]` int64 experts that were recorded with the packed tokens, -1 for none; None: nothing is replayed."""
+    expert_load: ExpertLoad | None = None
+    """Load of the experts over the optimizer step, where a loss needs it."""
+
+    @property
+    def replayed(self) -> PackedBatch:
+        """The packed tokens with their recorded routes: for the policy that drew them, and for no other model."""
+        return self.packed if self.routing is None else replace(self.packed, routing=self.routing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
