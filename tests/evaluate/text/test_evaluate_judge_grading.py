@@ -203,6 +203,13 @@ def test_below_the_floor_the_run_stops_with_the_numbers(tmp_path: Path, ask: dic
     assert "c.jsonl:" in str(fault.value)
 
 
+def test_a_judge_that_gives_one_score_to_all_is_told_once() -> None:
+    judge, _ = member(lambda parts: '{"truth": 10}')
+    for _ in range(3):
+        scores(judge, answers(*"abcdefghij"))
+    assert judge.notices() == ["judge 'wise' gave all of the first 20 answers the same score, 1: it tells nothing"]
+
+
 def test_canaries_without_a_verdict_are_counted_apart(tmp_path: Path) -> None:
     judge, _ = member(lambda parts: None, canaries={"path": canary_file(tmp_path), "rate": 1.0})
     scores(judge, answers(*"abc"))

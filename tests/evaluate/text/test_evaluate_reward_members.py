@@ -290,6 +290,17 @@ def test_a_servers_reply_that_breaks_the_contract_stops_the_run(reply: object) -
     assert f"reward server 'judge' ({served.url})" in str(fault.value)
 
 
+def test_a_server_that_gives_nan_stops_the_run_and_one_that_is_constant_is_told() -> None:
+    broken = served_rewards(lambda body: (200, {"scores": [1.0, float("nan")]}))
+    with broken as served, pytest.raises(UserCodeError, match="gave NaN to 1 of 2 answers"):
+        scores_by([{"kind": "server", "url": served.url}], conversation("a"), conversation("b"))
+    with served_rewards(lambda body: (200, {"scores": [3.0] * len(body["ids"])})) as served:
+        config = RewardsConfig.model_validate({"functions": [{"kind": "server", "url": served.url}]})
+        scorer = reward_scorer(config, load=loader())
+        scores_of(scorer, *[conversation("a")] * 16)
+    assert "gave all of the first 16 answers the same score, 3" in scorer.notes()[0]
+
+
 def test_all_kinds_add_up_in_the_order_of_the_config(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(CONVERSATION)
     model = {"kind": "model", "path": str(model_folder(tmp_path / "model")), "weight": 3.0}

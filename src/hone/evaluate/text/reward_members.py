@@ -16,6 +16,7 @@ from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer
 from hone.rewards.jobs import RewardBatch, parse_results
 from hone.rewards.judges.config import RewardJudge
+from hone.rewards.score_watch import ScoreWatch
 from hone.rewards.scorer import FunctionMember, MeasuredMember, RewardMember, RewardScorer, reward_batch
 from hone.rewards.scores import RewardResult, failed_result
 from hone.rewards.wire import pack
@@ -60,6 +61,7 @@ class RewardServerMember:
     def __init__(self, config: RewardServer) -> None:
         """Raises ConfigError as `HttpClient`."""
         self._config = config
+        self._watch = ScoreWatch(f"reward server {config.name!r} ({config.url})")
         self._client = HttpClient(
             ServerAddress(
                 url=config.url,
@@ -80,13 +82,16 @@ class RewardServerMember:
         """It runs no code here."""
 
     def notices(self) -> list[str]:
-        return []
+        return self._watch.notices()
 
     def submit(self, answers: Sequence[ScorerInput]) -> ServerTicket:
         return self._threads.submit(self._score, reward_batch(answers))
 
     def results(self, tickets: Sequence[ServerTicket]) -> tuple[list[list[RewardResult]], list[str]]:
-        return [[result for ticket in tickets for result in ticket.result()]], []
+        """Raises UserCodeError for a reply that breaks the contract, and for NaN."""
+        results = [result for ticket in tickets for result in ticket.result()]
+        self._watch.observe([result.score for result in results])
+        return [results], []
 
     def close(self) -> None:
         self._client.close()
@@ -115,6 +120,11 @@ class RewardServerMember:
         results = parse_results({"reasons": [""] * count, **reply, "seconds": seconds}, count, source="the server")
         if results is None:
             raise self._fault(f"sent no valid reply for {count} completions: {str(reply)[:200]}")
+        nan = sum(result.reason.startswith("the server returned nan") for result in results)
+        if nan:
+            raise self._fault(
+                f"gave NaN to {nan} of {count} answers: its model cannot hold its numbers; null is no score"
+            )
         if wrong := next(filter(None, map(batch.wrong_turns, range(count), results)), ""):
             raise self._fault(wrong)
         return results

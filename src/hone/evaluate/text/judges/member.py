@@ -20,6 +20,7 @@ from hone.rewards.judges.canaries import CanaryItem, due_canaries, pick_canary, 
 from hone.rewards.judges.config import RewardJudge
 from hone.rewards.judges.questions import answer_text
 from hone.rewards.references import describe_missing
+from hone.rewards.score_watch import ScoreWatch
 from hone.rewards.scores import RewardResult
 
 _ROWS_SHOWN = 5
@@ -51,6 +52,7 @@ class JudgeMember:
         self._run = ""
         """The run's folder: canaries are asked anew in each run, while answers are not."""
         self._batch: Metrics = {}
+        self._watch = ScoreWatch(f"judge {name!r}")
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         """Ask the server for its models, and read the canaries. Raises HoneError with every fault of the data."""
@@ -77,7 +79,7 @@ class JudgeMember:
         self.client.ledger.keep_totals(folder / f"judge_{self.name}.json")
 
     def notices(self) -> list[str]:
-        return self.client.notices()
+        return [*self.client.notices(), *self._watch.notices()]
 
     def submit(self, answers: Sequence[ScorerInput]) -> JudgeTicket:
         return JudgeTicket(answers, ask_grades(self.config, self.client, answers))
@@ -101,6 +103,7 @@ class JudgeMember:
         for outcome in outcomes:
             self.health.add_canary(outcome)
         self._batch = self._batch_metrics(tickets, graded)
+        self._watch.observe([result.score for one in graded for result in one.results])
         self._stop_below_floor()
         return [[result for one in graded for result in one.results]], []
 
