@@ -32,6 +32,7 @@ ALGORITHM: dict[str, dict[str, Any]] = {
     "dro": {"beta": 0.1},
     "passk": {"k": 2},
     "pkpo": {"k": 2},
+    "self_correction": {"correction": {"nudge": "e", "first_stage_steps": 1}},
     "on_policy_distillation": {"teacher": "teacher"},
 }
 """What a recipe cannot do without."""

@@ -81,7 +81,7 @@ LEARNED = 0.25
 """The rise of the mean score (0 to 1) over 25 steps that is asked for; the least that was seen is 0.3."""
 
 
-OTHER_WIRING = {"dppo", "on_policy_distillation", "ppo_text", "trpo_text", "online_dpo"}
+OTHER_WIRING = {"dppo", "on_policy_distillation", "ppo_text", "self_correction", "trpo_text", "online_dpo"}
 """Recipes with a config union, a check or a learner of their own."""
 
 
@@ -189,6 +189,7 @@ OTHER: dict[str, Any] = {
     "estimator": {"kind": "maclaurin", "terms": 8}, "ratio_level": "sequence", "entropy_share": 0.3, "ddof": 0,
     "epsilon": 0.5, "over": "decisions", "whiten": "answers", "whiten_rewards": "standardise", "weight_floor": 1.05,
     "region": {"max_kl_nats": 0.1}, "gae": {"policy_lambda": 0.0}, "critic": {"lr": 0.5},
+    "correction": {"nudge": "e", "first_stage_steps": 3},
     "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "aggregation_length": 3,
 }  # fmt: skip
 """Another value for each key of an algorithm."""

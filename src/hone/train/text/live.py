@@ -12,9 +12,11 @@ from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
 from hone.evaluate.text.reward_models import require_context
+from hone.evaluate.text.second_answer import SecondAnswer, has_chats
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
+from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.train.job import OpenedRun, TrainingJob
 from hone.train.sources.live import LiveSource
@@ -48,13 +50,21 @@ class AnsweringRunConfig(LanguageRunConfig):
 
 
 def prompt_inputs(
-    config: LanguageRunConfig, rollout: RolloutConfig, rewards: RewardsConfig, *, other_policies: Sequence[str] = ()
+    config: LanguageRunConfig,
+    rollout: RolloutConfig,
+    rewards: RewardsConfig,
+    *,
+    other_policies: Sequence[str] = (),
+    second_answer: SecondAnswer | None = None,
 ) -> TextInputs[Sequence[Prompt]]:
-    """Inputs of a run whose task is prompts that are answered."""
+    """Inputs of a run whose task is prompts that are answered, twice with `second_answer`."""
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
-        laid = make_prompts(examples, config.task, tokenizer, room=context - rollout.max_tokens)
-        require_context(rewards, laid[0], max_tokens=rollout.max_tokens)
+        room = context - rollout.max_tokens
+        if second_answer is not None:
+            room -= second_answer.further_tokens(tokenizer, rollout.max_tokens, is_chat=has_chats(examples))
+        laid = make_prompts(examples, config.task, tokenizer, room=room)
+        require_context(rewards, laid[0], max_tokens=context - room)
         return laid
 
     return TextInputs(
@@ -63,6 +73,7 @@ def prompt_inputs(
         lay_out=lay_out,
         rewards=rewards,
         other_policies=other_policies,
+        second_answer=second_answer,
     )
 
 
@@ -102,11 +113,11 @@ def open_live_text(
     greedy_baseline: bool = False,
 ) -> LiveText:
     """World and engine of a run. With `greedy_baseline` every prompt is answered greedily as well."""
-    (prompts, _), seed = inputs.prepared, inputs.config.seed
+    (prompts, _), seed, twice = inputs.prepared, inputs.config.seed, inputs.second_answer
     assert inputs.rewards is not None
     world = TextWorld(
         prompts=prompts,
-        scorer=inputs.scorer,
+        scorer=inputs.scorer if twice is None else EachAnswerScorer(inputs.scorer),
         decode=policy.tokenizer.decode,
         sampling=rollout.sampling(),
         prompts_per_step=rollout.prompts_per_step,
@@ -114,18 +125,24 @@ def open_live_text(
         seed=seed,
         greedy_baseline=greedy_baseline,
         step_end=inputs.rewards.step_end,
+        environment=None if twice is None else twice.environment(policy.tokenizer, prompts),
+        context=policy.decoder.config.max_positions,
     )
-    return LiveText(world=world, actor=_engine_actor(policy, rollout, prompts, seed=seed), scorer=inputs.scorer)
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if twice is not None:
+        chats = has_chats(inputs.examples)
+        longest += twice.further_tokens(policy.tokenizer, rollout.max_tokens, is_chat=chats)
+    return LiveText(world=world, actor=_engine_actor(policy, rollout, longest, seed=seed), scorer=inputs.scorer)
 
 
-def _engine_actor(policy: TokenPolicy, rollout: RolloutConfig, prompts: Sequence[Prompt], *, seed: int) -> EngineActor:
+def _engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
     return EngineActor(
         make_engine(
             policy,
             slots=rollout.max_concurrent,
-            longest_prompt=max(len(prompt.tokens) for prompt in prompts),
+            longest_prompt=longest,
             max_tokens=rollout.max_tokens,
             seed=seed,
             runner=rollout.runner,

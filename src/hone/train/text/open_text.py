@@ -13,6 +13,7 @@ from hone.envs.text.task import TaskConfig
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
 from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.reward_models import load_reward_scorer
+from hone.evaluate.text.second_answer import SecondAnswer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.models.language.hf_checkpoint import check_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
@@ -85,6 +86,8 @@ class TextInputs(Generic[T]):
     rewards: RewardsConfig | None = None
     other_policies: Sequence[str] = ()
     """Folders of further policies that the run reads."""
+    second_answer: SecondAnswer | None = None
+    """Nudge after which each prompt is answered again, in training and evaluation; None: once only."""
     more_checks: Mapping[str, Callable[[], Sequence[str]]] = field(
         default_factory=dict[str, Callable[[], Sequence[str]]]
     )
@@ -163,7 +166,12 @@ class TextInputs(Generic[T]):
             return None
         tokenizer, context = self.tokenizer
         return prepare_evaluation(
-            found, tokenizer, context=context, examples=self.held_out, scorer=self.evaluation_scorer
+            found,
+            tokenizer,
+            context=context,
+            examples=self.held_out,
+            scorer=self.evaluation_scorer,
+            second_answer=self.second_answer,
         )
 
     def policy(self, *, temperature: float) -> TokenPolicy:

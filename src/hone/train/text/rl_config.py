@@ -15,6 +15,7 @@ from hone.core.episodes import Episodes
 from hone.core.state import Stateful
 from hone.credit.pairs import LabelCredit
 from hone.engine.clients.config import ServerEngine
+from hone.evaluate.text.second_answer import SecondAnswer
 from hone.models.language.token_policy import TokenPolicy
 from hone.rewards.config import RewardsConfig
 from hone.train.job import no_notices
@@ -68,6 +69,10 @@ class TextRunConfig(LanguageRunConfig):
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
         return ()
+
+    def second_answer(self) -> SecondAnswer | None:
+        """Nudge after which each prompt is answered again; None: once only."""
+        return None
 
     @abstractmethod
     def method(self, policies: TextPolicies) -> "TextMethod":

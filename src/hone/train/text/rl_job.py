@@ -118,7 +118,13 @@ def text_parts(
 
 def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
-    inputs = prompt_inputs(config, config.rollout, config.rewards, other_policies=config.other_policies())
+    inputs = prompt_inputs(
+        config,
+        config.rollout,
+        config.rewards,
+        other_policies=config.other_policies(),
+        second_answer=config.second_answer(),
+    )
     return opened_text_run(inputs, text_job)
 
 
