@@ -195,6 +195,26 @@ COMMANDS: tuple[CommandSpec, ...] = (
         ),
     ),
     CommandSpec(
+        name="dataset",
+        summary="write collected answers, or a file of scored ones, as a data set in TRL's formats",
+        module="hone.cli.commands.dataset",
+        positionals=(
+            ("source", "a run that collected, its folder, or a file of scored answers"),
+            ("file", "the file to write: .jsonl or .parquet"),
+        ),
+        options=(
+            CommandOption(
+                flag="--kind", metavar="KIND", help="preference, unpaired, stepwise or imitation (prompt-completion)"
+            ),
+            CommandOption(flag="--min-score", metavar="X", default="0.5", help="score of a right one (default: 0.5)"),
+            CommandOption(
+                flag="--pairs", metavar="RULE", default="best_worst", help="best_worst (default) or all of a prompt"
+            ),
+            CommandOption(flag="--max-per-prompt", metavar="N", help="most to imitate of a prompt (default: all)"),
+            RUNS,
+        ),
+    ),
+    CommandSpec(
         name="show",
         summary="show a run: its settings, metrics and checkpoints",
         module="hone.cli.commands.show",

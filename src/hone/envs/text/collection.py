@@ -10,6 +10,7 @@
 | `score`, `status`, `rewards` | the score, null where it is missing; why; the score of each reward function by name |
 | `truncated` | a limit ended the answer |
 | `labels` | of each drawn token: label of the step that it ends, NaN where it ends none; null without steps |
+| `steps` | text of each labelled step; null without steps |
 
 The metadata hold a hash of the vocabulary: tokens are used as they are, and by policies with these tokens only.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hone.core.errors import DataError
 from hone.envs.text.dataset import Example, ExampleDataset, build_examples
@@ -57,6 +59,7 @@ class CollectedAnswer:
     rewards: Mapping[str, float | None]
     truncated: bool
     labels: Sequence[float] | None
+    steps: Sequence[str] | None
 
 
 def collection_bytes(rows: Sequence[CollectedAnswer], *, vocabulary: str) -> bytes:
@@ -69,12 +72,19 @@ def collection_bytes(rows: Sequence[CollectedAnswer], *, vocabulary: str) -> byt
         "completion": pa.string(), "tokens": pa.list_(pa.int32()), "at": pa.list_(pa.int64()),
         "logp": pa.list_(pa.float32()), "version": pa.list_(pa.int32()), "score": pa.float64(), "status": pa.string(),
         "rewards": pa.map_(pa.string(), pa.float64()), "truncated": pa.bool_(), "labels": pa.list_(pa.float64()),
+        "steps": pa.list_(pa.string()),
     }  # fmt: skip
     schema = pa.schema(
         list(types.items()), metadata={_METADATA: json.dumps({"format": _FORMAT, "vocabulary": vocabulary})}
     )
     written = [
-        {**asdict(row), "rewards": list(row.rewards.items()), "completion": _clean(row.completion)} for row in rows
+        {
+            **asdict(row),
+            "rewards": list(row.rewards.items()),
+            "completion": _clean(row.completion),
+            "steps": None if row.steps is None else list(map(_clean, row.steps)),
+        }
+        for row in rows
     ]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(written, schema=schema), sink, compression="zstd")
@@ -163,6 +173,8 @@ def _answer(row: Mapping[str, Any], prompt: PromptContent) -> ScoredAnswer:
     return ScoredAnswer(
         content=text if isinstance(prompt, str) else [{"role": "assistant", "content": text}],
         score=float("nan") if row["score"] is None else row["score"],
+        steps=tuple(row["steps"] or ()),
+        labels=_step_labels(labels, row["steps"]),
         tokens=AnswerTokens(
             tokens=np.array(row["tokens"], np.int32),
             at=np.array(row["at"], np.int64),
@@ -171,6 +183,11 @@ def _answer(row: Mapping[str, Any], prompt: PromptContent) -> ScoredAnswer:
             truncated=row["truncated"],
         ),
     )
+
+
+def _step_labels(labels: NDArray[np.float64], steps: Sequence[str] | None) -> tuple[float, ...]:
+    """Labels of the steps that have a text; the end of sequence after the last separator has none."""
+    return () if steps is None else tuple(labels[~np.isnan(labels)].tolist()[: len(steps)])
 
 
 def _clean(text: str) -> str:

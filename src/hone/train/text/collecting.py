@@ -75,7 +75,14 @@ class CollectionWriter:
             },
             truncated=bool(episodes.truncated[place]),
             labels=self._exact(episodes.reward[own]).tolist() if self.continuations else None,
+            steps=self._steps(episodes.chosen[own], episodes.reward[own]) if self.continuations else None,
         )
+
+    def _steps(self, tokens: np.ndarray, labels: np.ndarray) -> list[str]:
+        """Text of each labelled step; an end of sequence by itself is none."""
+        pieces = np.split(tokens, np.flatnonzero(~np.isnan(labels)) + 1)[:-1]
+        texts = [self.tokenizer.decode(piece) for piece in pieces]
+        return texts if not texts or texts[-1] else texts[:-1]
 
     def _exact(self, labels: np.ndarray) -> np.ndarray:
         """Labels in double precision; as k of K where all K continuations were scored."""
