@@ -30,6 +30,7 @@ from hone.report.html import (
 )
 from hone.report.judge_section import judge_section
 from hone.report.policy_section import policy_section
+from hone.report.preference_section import preference_section
 from hone.report.run_data import ReportData, RunData, read_report_data
 from hone.report.search_section import search_section
 from hone.report.svg import IntervalRow, curve_plot, interval_plot
@@ -226,6 +227,7 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         _problems(stage, level),
         join([styled("p", "bad", text(f"{finding}.")) for finding in stage.findings]),
         policy_section(stage, level),
+        preference_section(stage, level),
         judge_section(stage, level),
         search_section(stage.search, level),
         _curves(stage, level),
