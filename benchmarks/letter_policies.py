@@ -79,9 +79,7 @@ def answers_of(policy: TokenPolicy, count: int, *, seed: int, name: str, each: i
         for place, prompt in enumerate(prompts)
     ]
     found = {(one.request_id, one.sample_index): one for one in generate(engine, requests)}
-    texts = [
-        found[request.id, sample].text(policy.tokenizer.decode) for request in requests for sample in range(each)
-    ]
+    texts = [found[request.id, sample].text(policy.tokenizer.decode) for request in requests for sample in range(each)]
     asked = [prompt for prompt in prompts for _ in range(each)]
     rewards = [true_reward(prompt + text) for prompt, text in zip(asked, texts, strict=True)]
     return LetterAnswers(prompts=asked, texts=texts, rewards=np.array(rewards))

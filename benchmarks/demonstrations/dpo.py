@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from demonstrations import Bar
 from letter_policies import answers_of, base_policy, preference_rows, run_recipe, share_of_wins, write_rows
+
+from demonstrations import Bar
 
 TITLE = "DPO on 4,000 pairs of strings"
 SEEDS = (100, 101, 102, 103, 104)

@@ -3,6 +3,8 @@
 Belongs here: which figures are drawn and said together. A growing margin alone does not show that both fall.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +16,7 @@ from hone.report.svg_lines import CurveSeries, band_plot, legend
 CHOSEN, REJECTED = "preference/chosen_nats", "preference/rejected_nats"
 DISTANCE = "preference/kl_to_start_nats"
 LAST = 10
-"""Steps at the end of which the means are told."""
+"""Steps at the end whose means are told."""
 _FIGURES = (
     (CHOSEN, "chosen answers", "log-ratio to the reference in nats; without a reference, the log-probability"),
     (REJECTED, "rejected answers", "the same"),
@@ -44,14 +46,19 @@ def preference_section(stage: RunData, level: str) -> Html:
         styled("p", "note", text(words)),
         legend([one.name for one in curves]),
         band_plot(curves, x_label="step"),
+        _table(values),
     )
+    return join([element(level, text("Preferences")), card])
+
+
+def _table(values: Mapping[str, Floats]) -> Html:
     rows = [
         [text(title), text(format_number(_last(values[name]))), text(meaning)]
         for name, title, meaning in _FIGURES
         if name in values and np.isfinite(values[name]).any()
     ]
     heads = ("figure", f"last {LAST} steps", "meaning")
-    return join([element(level, text("Preferences")), card, table(heads, rows, style="fit", numeric=(1,))])
+    return table(heads, rows, style="fit", numeric=(1,))
 
 
 def _curve(name: str, colour: int, steps: Floats, values: Floats) -> CurveSeries:
@@ -62,5 +69,7 @@ def _curve(name: str, colour: int, steps: Floats, values: Floats) -> CurveSeries
 
 
 def _last(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known[-LAST:].mean())
+    """Mean over the last steps; of a figure that is measured more seldom, the last value."""
+    late = values[-LAST:]
+    known = late[np.isfinite(late)] if np.isfinite(late).any() else values[np.isfinite(values)][-1:]
+    return float(known.mean())

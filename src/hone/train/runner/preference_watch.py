@@ -49,7 +49,8 @@ class PreferenceWatch:
 
     def summary(self) -> list[str]:
         """The sentence, where it holds at the end."""
-        return [self._words()] if self._falls else []
+        words = self._words()
+        return [words[0].upper() + words[1:]] if self._falls else []
 
     @property
     def _falls(self) -> bool:
@@ -58,8 +59,8 @@ class PreferenceWatch:
 
     def _words(self) -> str:
         return (
-            f"chosen answers became {self.first_nats - self.nats:.1f} nats less likely while the accuracy on pairs rose "
-            f"from {self.first_accuracy:.2f} to {self.accuracy:.2f}: probability moves to answers that are in no pair. "
+            f"chosen answers became {self.first_nats - self.nats:.1f} nats less likely while the accuracy on pairs "
+            f"rose from {self.first_accuracy:.2f} to {self.accuracy:.2f}: probability moves to answers that are in no pair. "
             'Judge the policy on its own samples; a larger beta, the recipe rpo, or algorithm.loss.kind = "nca" or '
             '"apo_zero" keeps chosen answers likely'
         )
