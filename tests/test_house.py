@@ -40,6 +40,7 @@ TORCH_FREE = (
     "process",
     "replay",
     "report",
+    "search",
     "store",
     "tabular",
 )

@@ -287,6 +287,7 @@ def test_the_options_are_these() -> None:
             "--task",
             "--temperature",
         ],
+        "export": ["--adapter", "--runs"],
         "show": ["--config", "--map", "--runs", "--verify"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],

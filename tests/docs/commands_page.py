@@ -16,6 +16,7 @@ MORE = {
     "plan": "[Configuration](../howto/configure.md)",
     "eval": "[Evaluate and compare](../howto/compare.md)",
     "sample": "[Runs](../howto/runs.md)",
+    "export": "[Adapters](../language/adapters.md#peft-folders)",
     "show": "[Runs](../howto/runs.md)",
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",

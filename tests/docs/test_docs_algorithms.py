@@ -6,7 +6,7 @@ from loss_presets import PRESETS
 
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.train.job import RecipeParts, RecipeSpec, algorithm_defaults
-from hone.train.text.rl_job import TextRunConfig
+from hone.train.text.rl_config import TextRunConfig
 
 RECIPES = recipe_names()
 

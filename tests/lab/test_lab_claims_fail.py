@@ -210,6 +210,12 @@ REFUTED: dict[str, Sequence[Case]] = {
         }
     ],
     "sampling": [{"over_fresh": EQUAL, "bias": {**EQUAL, WEIGHTED: np.full(3, 5.0)}, "apart": 0.5}],
+    "rank-of-lora": [
+        {
+            "rewarded": {0: 0.9, 1: 0.3, 2: 0.4, 16: 0.9},
+            "copied": {0: 0.9, 1: 0.9, 2: 0.9, 16: 0.9},
+        }
+    ],
     "sft-then-rl": [{"solved": {"nothing": (0.0, 0.3), COLD: (0.25, 0.3), LONG: (0.25, 0.3)}}],
     "staleness": [
         {

@@ -62,6 +62,8 @@ CONTROL = {
     "rainbow": VALUES.format("rainbow"),
     "discrete_sac": VALUES.format("discrete_sac"),
 }
+PREFERENCES = ("cpo", "dpo", "kto", "orpo", "rpo", "simpo")
+"""They learn from a dataset of pairs or of labelled answers."""
 TABLES = (
     "double_q_learning",
     "dyna_q",
@@ -76,10 +78,13 @@ TABLES = (
     "tile_sarsa",
 )
 """They learn in closed form."""
-NO_GRADIENT = ("thompson", "trpo", "trpo_text", "option_q_learning", *TABLES)
+NO_GRADIENT = ("thompson", "collect", "trpo", "trpo_text", "option_q_learning", *TABLES)
 """They step in their own way, not by the gradient learner."""
+SCORERS = ("reward_outcome", "reward_pairs", "reward_steps")
+"""Certified by the runs of `tests/recipes/reward_models`."""
 TWO_UPDATES = ("learner.epochs=2", "learner.minibatches=1")
 REQUIRED = {
+    "expert_iteration": ("algorithm.collect_steps=1", "algorithm.learn_steps=1", "algorithm.batch=4"),
     "dro": ("algorithm.beta=0.1",),
     "gdpo": ('rewards.functions=[{use = "rewards.py:close"}, {use = "rewards.py:right"}]',),
     "on_policy_distillation": ('algorithm.teacher="teacher"',),
@@ -88,6 +93,18 @@ REQUIRED = {
 }
 """Settings that a recipe has no default for, or needs to be itself."""
 ONE_UPDATE = ("learner.epochs=1", "learner.minibatches=1")
+
+
+def preference_file(folder: Path, recipe: str) -> Path:
+    """A config of a recipe that learns from preferences, with its data."""
+    kind = load_recipe(recipe).config.answers
+    answers = {"preference": {"chosen": "2", "rejected": "3"}, "unpaired": {"completion": "2", "label": True}}
+    rows = [{"prompt": f"{number}+1=", **answers[kind]} for number in range(4)]
+    (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path = folder / f"{recipe}.toml"
+    data = f'[task]\nsource = "{kind}.jsonl"\n[learner]\nlr = 1e-3\n'
+    path.write_text(f'recipe = "{recipe}"\nsteps = 2\nbatch = 4\n{tiny_runs.MODEL}{data}', encoding="utf-8")
+    return path
 
 
 def lay_out(folder: Path) -> None:

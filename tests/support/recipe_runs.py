@@ -19,7 +19,7 @@ from hone.store.codec import read_state, write_state
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.text import open_text
-from hone.train.text import rl_job as text_rl
+from hone.train.text import rl_config as text_rl
 
 MODEL = {
     "compute": "float32",
@@ -32,6 +32,7 @@ ALGORITHM: dict[str, dict[str, Any]] = {
     "dro": {"beta": 0.1},
     "passk": {"k": 2},
     "pkpo": {"k": 2},
+    "self_correction": {"correction": {"nudge": "e", "first_stage_steps": 1}},
     "on_policy_distillation": {"teacher": "teacher"},
 }
 """What a recipe cannot do without."""
@@ -71,14 +72,17 @@ class JudgeHere:
     def notes(self) -> list[str]:
         return []
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def state(self) -> State:
         return {}
 
     def restore(self, state: State) -> None: ...
 
 
-def judge_here(config: RewardsConfig, *, load: object) -> JudgeHere:
-    del load
+def judge_here(config: RewardsConfig, *, load: object, device: str) -> JudgeHere:
+    del load, device
     return JudgeHere(config.names, [reward.weight for reward in config.functions])
 
 

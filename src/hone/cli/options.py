@@ -91,6 +91,24 @@ PROBLEMS = (
     CommandOption(flag="--max-tokens", metavar="N", help="longest answer (default: the run's)"),
 )
 
+SEARCHES = (
+    CommandOption(
+        flag="--search",
+        metavar="PLAN",
+        repeated=True,
+        help="draw several answers and select one: best_of:16, majority:16, weighted_vote:16, beam:1x4, trees:4x4",
+    ),
+    CommandOption(
+        flag="--scorer",
+        metavar="MODEL|NAME",
+        help="search: what selects, a reward model's folder or run, or a reward function",
+    ),
+    CommandOption(flag="--step", metavar="TEXT", help="search: text that ends a step (default: the end of a line)"),
+    CommandOption(
+        flag="--answer", metavar="REGEX", help="search: the final answer that votes count (default: the last line)"
+    ),
+)
+
 COMMANDS: tuple[CommandSpec, ...] = (
     CommandSpec(
         name="train",
@@ -145,6 +163,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             ),
             CommandOption(flag="--model", metavar="NAME", help="model of the server (default: its only one)"),
             *PROBLEMS,
+            *SEARCHES,
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
@@ -163,6 +182,36 @@ COMMANDS: tuple[CommandSpec, ...] = (
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+        ),
+    ),
+    CommandSpec(
+        name="export",
+        summary="write a run's language model into a folder of its own, an adapter merged into its base",
+        module="hone.cli.commands.export",
+        positionals=(CHECKPOINT, ("folder", "the new folder")),
+        options=(
+            CommandOption(flag="--adapter", help="the adapter as it is, a PEFT folder, in place of merging"),
+            RUNS,
+        ),
+    ),
+    CommandSpec(
+        name="dataset",
+        summary="write collected answers, or a file of scored ones, as a data set in TRL's formats",
+        module="hone.cli.commands.dataset",
+        positionals=(
+            ("source", "a run that collected, its folder, or a file of scored answers"),
+            ("file", "the file to write: .jsonl or .parquet"),
+        ),
+        options=(
+            CommandOption(
+                flag="--kind", metavar="KIND", help="preference, unpaired, stepwise or imitation (prompt-completion)"
+            ),
+            CommandOption(flag="--min-score", metavar="X", default="0.5", help="score of a right one (default: 0.5)"),
+            CommandOption(
+                flag="--pairs", metavar="RULE", default="best_worst", help="best_worst (default) or all of a prompt"
+            ),
+            CommandOption(flag="--max-per-prompt", metavar="N", help="most to imitate of a prompt (default: all)"),
+            RUNS,
         ),
     ),
     CommandSpec(

@@ -5,7 +5,7 @@ Belongs here: completing the stages of such a document. `commands/train.py` runs
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import cast
@@ -21,6 +21,7 @@ STAGE = "stage"
 SHARED = "shared"
 STAGE_PREFIX = "stage:"
 """Prefix of a value `stage:NAME`: the run folder of stage NAME."""
+_REFERENCE = re.compile(rf"{STAGE_PREFIX}[A-Za-z0-9_-][A-Za-z0-9._-]*")
 TOP_LEVEL_KEYS = ("name", SHARED, STAGE)
 
 
@@ -64,13 +65,48 @@ def apply_shared(document: ConfigDocument) -> list[str]:
     ]
 
 
-def resolve_stage_references(document: ConfigDocument, folder: Path, names: Sequence[str]) -> None:
-    """Replace each `stage:NAME` by that stage's run folder."""
+def resolve_stage_references(document: ConfigDocument, folder: Path, names: Sequence[str]) -> set[int]:
+    """Replace each `stage:NAME` by that stage's run folder. Returns the indices of the stages that read more of an
+    earlier one than its model, and so must be opened when their turn comes."""
+    waiting: set[int] = set()
     for index in range(len(names)):
-        for path, value in list(leaves(_table(document, index), (STAGE, index))):
-            if isinstance(value, str) and value.startswith(STAGE_PREFIX) and value[len(STAGE_PREFIX) :] in names:
-                source = document.source_of(path)
-                document.set_value(path, str(folder / value[len(STAGE_PREFIX) :]), source=source)
+        for path, name in _references(_table(document, index), (STAGE, index)):
+            document.set_value(path, str(folder / name), source=document.source_of(path))
+            if path[2:] != ("model", "path"):
+                waiting.add(index)
+    return waiting
+
+
+def stage_reference_faults(document: ConfigDocument, names: Sequence[str], collecting: Container[str]) -> list[str]:
+    """Messages about references to stages that do not come before, and about answers of a stage that collects none.
+    `names` are those of the stages (none: a file without stages), `collecting` of those that leave answers behind."""
+    if not names:
+        return [
+            f'{_key(path)} = "{STAGE_PREFIX}{name}" in {document.source_of(path)} names a stage, and the file has no '
+            "[[stage]] tables; give the folder of a run"
+            for path, name in _references(document.values, ())
+        ]
+    faults: list[str] = []
+    for index in range(len(names)):
+        for path, name in _references(_table(document, index), (STAGE, index)):
+            said = f'{_key(path[2:])} = "{STAGE_PREFIX}{name}" in {document.source_of(path)}'
+            if name not in names[:index]:
+                near = did_you_mean(name, names[:index])
+                faults.append(f"{said}: no stage before {names[index]} has this name{near}")
+            elif path[-2:] == ("task", "source") and name not in collecting:
+                faults.append(f'{said}: stage {name} leaves no answers behind; a stage with recipe = "collect" does')
+    return faults
+
+
+def _references(table: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the place of each value `stage:NAME` below `path`, and the name."""
+    for place, value in list(leaves(table, path)):
+        if isinstance(value, str) and _REFERENCE.fullmatch(value):
+            yield place, value[len(STAGE_PREFIX) :]
+
+
+def _key(path: KeyPath) -> str:
+    return ".".join(map(str, path))
 
 
 def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hone.core.episodes import Episodes, Transcript
 from hone.core.generation import Completion
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, ranges
+from hone.core.routing import Routing, concatenate_routing
 
 Message: TypeAlias = Mapping[str, object]
 """`{"role": ..., "content": ...}`, and other fields that the chat template reads."""
@@ -103,6 +104,7 @@ def build_columns(conversations: Sequence[TranscriptBuilder]) -> ConversationCol
             offsets=offsets_of(lengths)[piece_offsets],
             at=ranges((np.cumsum(lengths) - lengths)[sampled], lengths[sampled]),
             kept=_sampling_masks(answers),
+            routing=_routing(conversations),
         ),
         offsets=np.concatenate([[0], ends])[turn_offsets],
         turn_offsets=turn_offsets,
@@ -131,6 +133,24 @@ def text_after_prompt(
         turns = tuple(("environment" if n % 2 else "policy", decode(piece)) for n, piece in enumerate(pieces))
         found.append((turns[0][1], ()) if not cuts else (decode(seen.tokens[at[0] : end]), turns))
     return found
+
+
+def _routing(conversations: Sequence[TranscriptBuilder]) -> Routing | None:
+    """Routes of all tokens: of each token those with which it was read first."""
+    if all(answer.routing is None for one in conversations for answer in one.answers):
+        return None
+    found: list[Routing | None] = []
+    lengths: list[int] = []
+    for one in conversations:
+        known = 0
+        for answer in one.answers:
+            if answer.routing is not None:
+                found.append(answer.routing[known:])
+                lengths.append(len(found[-1]))
+                known += lengths[-1]
+        found.append(None)  # its last token, and what the environment wrote after it, was not read
+        lengths.append(sum(map(len, one.pieces)) - known)
+    return concatenate_routing(found, lengths)
 
 
 def _sampling_masks(answers: Sequence[Completion]) -> RaggedArray | None:

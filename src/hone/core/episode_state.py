@@ -17,6 +17,8 @@ def pack_episodes(episodes: Episodes) -> State:
     transcript: State = {"tokens": seen.tokens, "offsets": seen.offsets, "at": seen.at}
     if seen.kept is not None:
         transcript["kept"] = {"values": seen.kept.values, "offsets": seen.kept.offsets}
+    if seen.routing is not None:
+        transcript["routing"] = seen.routing
     return {**saved, "transcript": transcript}
 
 
@@ -50,4 +52,5 @@ def _transcript(state: State) -> Transcript:
         offsets=array(state, "offsets").astype(np.int64),
         at=array(state, "at").astype(np.int64),
         kept=kept,
+        routing=array(state, "routing") if "routing" in state else None,
     )

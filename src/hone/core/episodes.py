@@ -9,7 +9,7 @@ derive from the declarations, so a new column is one line.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from operator import attrgetter
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, owner_of, ranges
+from hone.core.routing import Routing, concatenate_routing
 
 Array: TypeAlias = NDArray[np.generic]
 ABSENT: Final[NDArray[Any]] = np.zeros(0)
@@ -73,6 +74,9 @@ class Transcript:
     """`[E+1]` first token of each episode."""
     at: Ints
     """`[N]` flat position in `tokens` of each chosen token, ascending."""
+    routing: Routing | None = None
+    """`[T, L, k]` experts that the policy sent each token to, the largest number of the type where none was recorded
+    (tokens that were not read: the last of an answer). None: a dense policy, or nothing recorded."""
     kept: RaggedArray | None = None
     """`[N]` rows: the tokens that top-k, top-p and min-p left to choose from; an empty row: all of them. None: all,
     everywhere."""
@@ -120,6 +124,9 @@ class Episodes:
     """`[E]` stable identity of the episode, the same for all its pieces."""
     time: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
     """`[N]` seconds at which each action was taken."""
+    ref_logp: Annotated[NDArray[np.float32] | None, Column("decision", np.float32, optional=True)] = None
+    """`[N]` nats: log-probability of the action under a reference policy, in a log that was asked once; NaN where it
+    was not asked."""
 
     def __post_init__(self) -> None:
         decisions, count = int(self.offsets[-1]), len(self.offsets) - 1
@@ -189,6 +196,17 @@ class Episodes:
         transcript = {"seen": _take_transcript(self.seen, index, rows)} if isinstance(self.seen, Transcript) else {}
         return self._gather(offsets_of(lengths), rows, index, transcript)
 
+    def keep_decisions(self, marks: NDArray[np.bool_]) -> Self:
+        """The same episodes with the decisions that `marks` `[N]` names, and no others. What was said at the others
+        stays in the transcript: it is context."""
+        rows, counts = np.flatnonzero(marks), np.bincount(self.owner[marks], minlength=len(self))
+        if not isinstance(self.seen, Transcript):
+            return self._gather(offsets_of(counts), rows, np.arange(len(self)), {})
+        seen = self.seen
+        kept = None if seen.kept is None else seen.kept.take(rows)
+        changed = {"seen": replace(seen, at=seen.at[rows], kept=kept)}
+        return self._gather(offsets_of(counts), rows, np.arange(len(self)), changed)
+
     def join_pieces(self, last: NDArray[np.bool_]) -> Self:
         """Merge neighbouring pieces of one episode. `last` `[E]` marks the final piece of each; columns per episode
         are taken from it."""
@@ -240,8 +258,10 @@ def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -
     offsets = offsets_of(lengths)
     decisions = np.diff(np.searchsorted(seen.at, seen.offsets))[index]  # `at` is ascending
     shift = np.repeat(offsets[:-1] - seen.offsets[:-1][index], decisions)
+    tokens = ranges(seen.offsets[:-1][index], lengths)
     return Transcript(
-        tokens=seen.tokens[ranges(seen.offsets[:-1][index], lengths)],
+        tokens=seen.tokens[tokens],
+        routing=None if seen.routing is None else seen.routing[tokens],
         offsets=offsets,
         at=seen.at[rows] + shift,
         kept=None if seen.kept is None else seen.kept.take(rows),
@@ -271,6 +291,7 @@ def _concatenate_transcripts(pieces: Sequence[Transcript]) -> Transcript:
         tokens=np.concatenate([piece.tokens for piece in pieces]),
         offsets=offsets_of(np.concatenate([np.diff(piece.offsets) for piece in pieces])),
         at=np.concatenate([piece.at + shift for piece, shift in zip(pieces, shifts, strict=True)]),
+        routing=concatenate_routing([piece.routing for piece in pieces], [len(piece.tokens) for piece in pieces]),
         kept=None
         if all(piece.kept is None for piece in pieces)
         else concatenate_rows([piece.kept or empty_rows(len(piece.at)) for piece in pieces]),

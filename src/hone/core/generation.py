@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.ragged import RaggedArray
+from hone.core.routing import Routing
 
 FinishReason = Literal["eos", "stop", "length"]
 OnPublish = Literal["finish", "recompute", "keep"]
@@ -80,6 +81,10 @@ class Completion:
     """Number of characters of the last token after the stop string; they are not part of the answer."""
     turn: int = 0
     """Turn of the request."""
+    routing: Routing | None = None
+    """`[P + n - 1, L, k]` experts that the P tokens of the prompt and those of the answer went to (the last one was not
+    read); of a token that was read again, those with which its successor was drawn. None: a dense model, or a server
+    that does not say."""
 
     def text(self, decode: Callable[[NDArray[np.int32]], str]) -> str:
         """The answer as a person reads it, up to the end of its stop string."""

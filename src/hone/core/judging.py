@@ -26,6 +26,8 @@ class ScorerInput:
     """The whole conversation as it was written."""
     id: str = ""
     """Name of the prompt in messages."""
+    steps: int | None = None
+    """Steps of the answer, where these are scored instead of turns."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -34,7 +36,9 @@ class ScorerInput:
 
     @property
     def turns(self) -> int:
-        """Number of answers in the conversation."""
+        """Number of answers in the conversation, or of steps where these are scored."""
+        if self.steps is not None:
+            return self.steps
         return max(1, sum(message["role"] == "assistant" for message in self.messages))
 
 
@@ -73,7 +77,7 @@ class ScoreBatch(Protocol):
 
     @property
     def turn_scores(self) -> Mapping[int, Sequence[float]]:
-        """Scores of single turns, by the place of the answer: each becomes the reward of the turn's last decision.
+        """Scores of single turns or steps, by the place of the answer: each becomes the reward of its last decision.
         Answers that are left out are rewarded with `score` at their last decision."""
         ...
 

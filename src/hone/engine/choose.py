@@ -55,6 +55,8 @@ def choose_runner(
     if kind.startswith("native") and reason is not None:
         error = ConfigError if unfit else ResourceError
         raise error(f'runner = "{kind}": {reason}; set runner = "torch" or "auto"')
+    if kind == "torch_compiled" and model.config.experts is not None:
+        raise ConfigError('runner = "torch_compiled" has no mixtures of experts; set runner = "torch" or "auto"')
     if kind == "torch_compiled" and model.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" takes runner = "torch": a compiler adds up in ways of its own')
     if kind.startswith("torch") or reason is not None:
@@ -83,6 +85,8 @@ def _unfit(model: GenerationModel) -> str | None:
     """Return the reason why compiled code cannot run this model, if any."""
     if model.exactness == "bitwise":
         return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'
+    if model.config.experts is not None:
+        return "it has no mixtures of experts"
     if model.device.type != "cpu":
         return f"it runs on a CPU, and the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):

@@ -1,6 +1,6 @@
 """Protocol of a model for the engine; any decoder with these methods can be sampled from, without a copy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -37,6 +37,15 @@ class BatchInvariantLinearFn(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
+class ExpertShape(Protocol):
+    """Sizes of a mixture of experts."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def per_token(self) -> int: ...
+
+
 class ModelShape(Protocol):
     """Sizes of a model."""
 
@@ -52,6 +61,10 @@ class ModelShape(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_positions(self) -> int: ...
+    @property
+    def experts(self) -> ExpertShape | None:
+        """The mixture of experts in each layer; None for a dense model."""
+        ...
 
 
 class GenerationModel(Protocol):
@@ -70,10 +83,20 @@ class GenerationModel(Protocol):
         """`bitwise`: the trainer computes as a runner does that takes `rows` and `fixed_attention`, to the bit."""
         ...
 
+    def stored_tensors(self) -> Mapping[str, Tensor]:
+        """All numbers of the model by name: its parameters, and what is kept beside them."""
+        ...
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def run(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn) -> Tensor:
         """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`."""
+        ...
+
+    def run_routed(
+        self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn
+    ) -> tuple[Tensor, Tensor]:
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to."""
         ...
 
     def compiled_run(self) -> ForwardFn:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hone.core.generation import Completion, FinishReason, Request, ScoreRequest
 from hone.core.ragged import RaggedArray, offsets_of
+from hone.core.routing import Routing
 
 
 class SamplePhase(IntEnum):
@@ -103,6 +104,8 @@ class SampleState:
     """(first token, version that draws from there on)."""
     stale: bool = False
     """True if a part of its KV cache is of older weights."""
+    routing: Routing | None = None
+    """`[m, L, k]` experts of its first m tokens, prompt included, as far as they were taken from pages."""
 
     def apply_event(self, event: SampleEvent) -> None:
         """Move to the next phase. Raises KeyError for an event that is impossible in this one."""
@@ -123,6 +126,13 @@ class SampleState:
         self.logp = np.concatenate([self.logp, logp], axis=1) if before else logp
         if kept is not None:
             self.sampling_mask.append(kept)
+
+    def keep_routing(self, routing: Routing | None) -> None:
+        """Take up the routes of all tokens read so far; those that are known stay as they were."""
+        if routing is None:
+            return
+        known = 0 if self.routing is None else len(self.routing)
+        self.routing = routing if self.routing is None else np.concatenate([self.routing, routing[known:]])
 
     def drop_last_token(self) -> None:
         """Give the last token back; counter-based draws will draw it again."""
@@ -150,6 +160,7 @@ class SampleState:
             sampling_mask=_rows(self.sampling_mask) if self.request.sampling.truncates else None,
             trailing_characters=behind,
             turn=self.request.turn,
+            routing=self.routing,
         )
 
 

@@ -18,6 +18,7 @@ from hone.engine.limits import FinishRules, PassOutcome, SchedulerCounts, Schedu
 from hone.engine.pages import PagePool
 from hone.engine.passes import PassPlan, PromptChunk, mixed_batch, no_copies
 from hone.engine.radix import PrefixCache
+from hone.engine.routes import RoutePages
 from hone.engine.samples import PrefillGroup, SampleEvent, SampleState
 from hone.engine.table import RunningBatch, mask_token_ids
 from hone.engine.work import SamplerOutput
@@ -49,6 +50,7 @@ class Scheduler:
         self.pool = PagePool(limits.pages)
         self.cache = PrefixCache(self.pool, limits.page_tokens)
         self.cache.reset(self.version)
+        self.routes = RoutePages(limits.pages, limits.page_tokens)
         self.table = RunningBatch(slots=limits.slots, most_pages=limits.most_pages, page_tokens=limits.page_tokens)
         self._waiting: list[tuple[int, int, int, PrefillGroup]] = []
         self._fills: list[PrefillGroup] = []
@@ -97,6 +99,7 @@ class Scheduler:
     def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: FinishRules) -> PassOutcome:
         """Distribute the results of `plan`; finished samples leave."""
         outcome = PassOutcome(finished=[], scored_groups=[])
+        self.routes.write(plan.batch, drawn.routing)
         if plan.rows:
             self.counts.drawn_tokens += plan.rows
             self.table.record(drawn)
@@ -182,6 +185,7 @@ class Scheduler:
                     return result
                 self._sources.append(fill.pages[whole])
                 self._targets.append(page)
+                self.routes.copy(fill.pages[whole], page)
                 result.append([*shared, page])
             else:
                 result.append(shared)
@@ -210,6 +214,7 @@ class Scheduler:
         ended = self.table.remove(rows)
         for sample, pages in ended:
             sample.apply_event(SampleEvent.END)
+            self.routes.keep(sample, pages)
             self._remember(sample, pages)
             self.pool.release(pages)
         return [sample for sample, _ in ended]
@@ -303,6 +308,7 @@ class Scheduler:
                 fill.ready.append(sample)
             else:
                 sample.apply_event(SampleEvent.END)
+                self.routes.keep(sample, fill.pages)
                 outcome.finished.append((sample, finish))
         del fill.members[: len(chunk.drawing_samples)]
         if fill.ready:
@@ -318,18 +324,12 @@ class Scheduler:
         """Tokens sampled after a prompt, from logit `place` of the pass on, one for each of its samples."""
         until = place + chunk.draws
         self.counts.drawn_tokens += chunk.draws
-        tokens, logp = (
-            drawn.token[place:until].copy(),
-            np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]]),
-        )
-        truncates = drawn.sampling_mask_bits is not None and chunk.drawing_samples[0].request.sampling.truncates
+        tokens = drawn.token[place:until].copy()
+        logp = np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]])
+        bits = drawn.sampling_mask_bits if chunk.drawing_samples[0].request.sampling.truncates else None
         for at, sample in enumerate(chunk.drawing_samples):
             sample.stale = False
-            kept = (
-                mask_token_ids(drawn.sampling_mask_bits[place + at])
-                if truncates and drawn.sampling_mask_bits is not None
-                else None
-            )
+            kept = None if bits is None else mask_token_ids(bits[place + at])
             sample.append_token(tokens[at : at + 1], logp[:, at : at + 1], kept, self.version)
             sample.apply_event(SampleEvent.FILLED)
 
@@ -382,6 +382,7 @@ class Scheduler:
         ((sample, pages),) = self.table.remove([row])
         sample.apply_event(SampleEvent.PREEMPT)
         self.counts.preempted += 1
+        self.routes.keep(sample, pages)
         if known:
             self._remember(sample, pages)
         self.pool.release(pages)

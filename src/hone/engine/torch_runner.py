@@ -1,5 +1,6 @@
 """The runner that needs no compiler: the trainer's own parameters, or a copy, over pages that torch keeps."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -8,9 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from hone.core.routing import Routing, routing_dtype
 from hone.engine import flash
 from hone.engine.paged import PagedAttention, PagedKvCache
-from hone.engine.protocol import GenerationModel
+from hone.engine.protocol import GenerationModel, PagedAttentionFn
 from hone.engine.sampler import sample_tokens
 from hone.engine.work import ForwardBatch, SamplerOutput
 
@@ -84,19 +86,20 @@ class TorchRunner:
     def publish(self) -> None:
         """Copy the trainer's weights, in place; nothing to do where the model is the trainer's own."""
         if self._trainer is not None:
-            pairs = zip(self._model.named_parameters(), self._trainer.named_parameters(), strict=True)
-            for (_, mine), (_, theirs) in pairs:
-                mine.copy_(theirs)
+            theirs = self._trainer.stored_tensors()
+            for name, mine in self._model.stored_tensors().items():
+                mine.copy_(theirs[name])
 
     @torch.inference_mode()
     def run(self, work: ForwardBatch) -> SamplerOutput:
         assert self._keys is not None, "reserve pages first"
-        hidden = self._flashed(work) if self._flash else self._eager(work, self._keys)
+        hidden, chosen = self._flashed(work) if self._flash else self._eager(work, self._keys)
         wanted = len(work.draws.token_index)
         at = np.zeros(self._rows(wanted), np.int64)
         at[:wanted] = work.draws.token_index
         logits = self._model.logits(hidden[torch.from_numpy(at).to(self._model.device)], self._linear)
-        return sample_tokens(logits[:wanted, : self._vocab], work.draws)
+        drawn = sample_tokens(logits[:wanted, : self._vocab], work.draws)
+        return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
 
     @torch.inference_mode()
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
@@ -106,16 +109,26 @@ class TorchRunner:
             torch.from_numpy(source.astype(np.int64)).to(device), torch.from_numpy(target.astype(np.int64)).to(device)
         )
 
-    def _eager(self, work: ForwardBatch, keys: PagedKvCache) -> Tensor:
+    def _routing(self, chosen: Tensor) -> Routing:
+        """`[T, L, k]` numbers of experts, in the type in which routes are kept."""
+        experts = self._model.config.experts
+        assert experts is not None
+        return chosen.to(torch.int32).cpu().numpy().astype(routing_dtype(experts.count))
+
+    def _forward(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn) -> tuple[Tensor, Tensor | None]:
+        """Hidden states, and the experts of a mixture."""
+        if self._model.config.experts is None:
+            return self._run(tokens, positions, attend, self._linear), None
+        return self._model.run_routed(tokens, positions, attend, self._linear)
+
+    def _eager(self, work: ForwardBatch, keys: PagedKvCache) -> tuple[Tensor, Tensor | None]:
         device, count = self._model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
         attend = PagedAttention(self._model, keys, work)
-        return self._run(
-            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self._linear
-        )
+        return self._forward(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend)
 
-    def _flashed(self, work: ForwardBatch) -> Tensor:
+    def _flashed(self, work: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         assert self._keys is not None and self._steps is not None
         single = len(work.tokens) == len(work.pages)
         count = len(work.tokens)
@@ -123,11 +136,11 @@ class TorchRunner:
         places = flash.flash_inputs(
             work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self._model.device
         )
-        if single:
-            return self._steps.run(places)
+        if single and self._model.config.experts is None:  # how many tokens an expert gets is not known beforehand
+            return self._steps.run(places), None
         splits = 1 if self._fixed else None
         attend = flash.FlashPagedAttention(self._model.config, self._keys.store, places, splits=splits)
-        return self._run(places.tokens, places.positions, attend, self._linear)
+        return self._forward(places.tokens, places.positions, attend)
 
     def _rows(self, count: int) -> int:
         multiple = self._fixed or self._tile

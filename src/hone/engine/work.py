@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.routing import Routing
+
 DRAW = -1
 """Value of `SamplerInput.given` that requests sampling. Any other number is a token to score."""
 
@@ -64,6 +66,8 @@ class SamplerOutput:
     """`[R]` nats, after top-k, top-p and min-p; -inf for a given token that they removed."""
     sampling_mask_bits: NDArray[np.uint8] | None
     """`[R, ceil(vocab / 8)]` bits, little-endian: the tokens that were left; None where no draw truncates."""
+    routing: Routing | None = None
+    """`[T, L, k]` experts that the pass's T tokens went to; None for a dense model."""
 
 
 class ModelRunner(Protocol):

@@ -19,18 +19,30 @@ from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.evaluate.control.multitask import evaluate_tasks
 from hone.evaluate.control.returns import evaluate_control, is_control
-from hone.evaluate.saved_config import OWN_TASK, EvaluationTask, config_tree
+from hone.evaluate.saved_config import (
+    OWN_SEARCH,
+    OWN_TASK,
+    EvaluationTask,
+    SearchOptions,
+    config_tree,
+    table_of,
+)
 from hone.evaluate.text.asked_evaluation import evaluation_config, prompt_task
 from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
+from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import load_reward_scorer
+from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.server import evaluate_text_server
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.evaluate.text.text_eval import EvaluationConfig, GenerationReport, TextEvaluation, prepare_evaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
+from hone.store.search import SearchRecord
 from hone.store.verification import verify_policy
 
+_ALL = 1 << 40
+"""More problems than a file has."""
 SERVER_KEY = "HONE_SERVER_KEY"
 """Environment variable with the bearer token for the evaluated server."""
 
@@ -43,7 +55,9 @@ class PolicyEvaluation:
     generation: GenerationReport | None = None
     """None for a control policy."""
     notes: Sequence[str] = ()
-    """Warnings for the user: episodes that were lost, or did not end."""
+    """Warnings for the user: episodes that were lost, or did not end; searches that did worse than a vote."""
+    search: SearchRecord | None = None
+    """Accuracy of searches at test time by tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +82,18 @@ SampledAnswer: TypeAlias = tuple[str, str, float | None]
 
 
 def evaluate_checkpoint(
-    policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask = OWN_TASK
+    policy: Path,
+    *,
+    run: Path | None,
+    problems: int,
+    seed: int,
+    device: str,
+    task: EvaluationTask = OWN_TASK,
+    search: SearchOptions = OWN_SEARCH,
 ) -> PolicyEvaluation:
     """Evaluate the policy on held-out work of its run, or on another `task`. With `seed` 0 the problems are the run's
-    own; another seed generates other problems, or selects others from a file.
+    own; another seed generates other problems, or selects others from a file. Searches are those of the run's
+    `[evaluation.search]`, changed by `search`.
 
     Raises ConfigError if no task is known, DataError for a damaged folder.
     """
@@ -79,6 +101,8 @@ def evaluate_checkpoint(
     if is_control(policy):
         if task != OWN_TASK:
             raise ConfigError(f"{policy} is a control policy: --task and --rewards are for language models")
+        if search != OWN_SEARCH:
+            raise ConfigError(f"{policy} is a control policy: --search is for language models")
         if run is None:
             raise ConfigError(f"{policy} is not in a run, so its environment is unknown; name a run or its checkpoint")
         notes: list[str] = []
@@ -86,14 +110,49 @@ def evaluate_checkpoint(
         evaluated = evaluate_tasks if "tasks" in config else evaluate_control
         scores = evaluated(policy, config=config, episodes=problems, seed=seed, warn=notes.append)
         return PolicyEvaluation(scores=scores, notes=notes)
+    config = evaluation_config(run, task, problems=problems, seed=seed, search=search)
     loaded = _open(policy, device)
-    config = evaluation_config(run, task, problems=problems, seed=seed)
     exam = _prepared(config, run, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed, device)
     try:
         judged = exam.evaluate_policy(loaded)
+        searched = _search(exam, loaded, device)
     finally:
         exam.close()
-    return PolicyEvaluation(scores=judged.metrics(), generation=judged.generation)
+    return PolicyEvaluation(
+        scores=judged.metrics(),
+        generation=judged.generation,
+        search=searched,
+        notes=() if searched is None else searched.notes,
+    )
+
+
+def search_run(run: Path, *, device: str) -> SearchRecord | None:
+    """Run the searches of `[evaluation.search]` on the newest policy of a run; None for a run without them.
+
+    Raises HoneError as `evaluate_checkpoint`.
+    """
+    table = table_of(config_tree(run), "evaluation")
+    if not table_of(table, "search"):
+        return None
+    config = EvaluationConfig.model_validate(table)
+    policy, most = policy_folder(run), config.task.size if config.task.is_generated else _ALL
+    loaded = _open(policy, device)
+    exam = _prepared(config, run, loaded.tokenizer, loaded.decoder.config.max_positions, most, 0, device)
+    try:
+        return _search(exam, loaded, device)
+    finally:
+        exam.close()
+
+
+def _search(exam: TextEvaluation, policy: TokenPolicy, device: str) -> SearchRecord | None:
+    if exam.config.search is None:
+        return None
+    load = partial(load_reward_scorer, device=device, tokenizer=policy.tokenizer)
+    search = OpenedSearch(config=exam.config.search, exam=exam, load=load)
+    try:
+        return search.run(policy)
+    finally:
+        search.close()
 
 
 def evaluate_server(
@@ -169,7 +228,7 @@ def _prepared(
 ) -> TextEvaluation:
     """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more. Reward
     functions cannot write into the folder `run`."""
-    load = partial(load_reward_model, device=device, tokenizer=tokenizer)
+    load = partial(load_reward_scorer, device=device, tokenizer=tokenizer)
     scorer = reward_scorer(config.rewards, load=load)
     exam = prepare_evaluation(config, tokenizer, context=context, scorer=scorer)
     try:

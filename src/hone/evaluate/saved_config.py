@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from hone.core.clock import SystemClock
+from hone.rewards.functions import BUILTIN_FUNCTIONS
 from hone.store.durable import Json
 from hone.store.folder import open_run
 
@@ -35,6 +36,30 @@ class EvaluationTask:
 
 
 OWN_TASK = EvaluationTask()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Searches that a user asks for; empty values are those of the run's `[evaluation.search]`."""
+
+    plans: tuple[str, ...] = ()
+    """Plans in their short form: `beam:1x4`."""
+    scorer: str = ""
+    """A reward model's folder or run, or a reward function: a built-in name, or `file.py:name`."""
+    step: str = ""
+    answer: str = ""
+
+    def fields(self) -> dict[str, Json]:
+        """Values for `[evaluation.search]` that were given."""
+        given: dict[str, Json] = {"plans": list(self.plans), "step": self.step, "answer": self.answer}
+        if self.scorer and (":" in self.scorer or self.scorer in BUILTIN_FUNCTIONS):
+            given["scorer"] = {"kind": "verifier", "functions": [{"use": self.scorer}]}
+        elif self.scorer:
+            given["scorer"] = {"kind": "model", "path": self.scorer}
+        return {name: value for name, value in given.items() if value}
+
+
+OWN_SEARCH = SearchOptions()
 
 
 def config_tree(run: Path) -> dict[str, Json]:

@@ -49,6 +49,33 @@ class NetworkPolicy(nn.Module):
         return torch.tanh(hidden @ self.mixing) @ self.out.T
 
 
+class LowRankNetwork(nn.Module):
+    """A network whose weights stay as they are, plus `alpha / rank` times a trained product of rank `rank` for each:
+    W = W0 + (alpha / rank) B A. A is uniform within fan_in^-1/2 and B is 0 at the start (LoRA)."""
+
+    def __init__(self, base: NetworkPolicy, *, rank: int, alpha: float, seed: int) -> None:
+        super().__init__()
+        self.base, self.scale = base.requires_grad_(requires_grad=False), alpha / rank
+        draws = generator(seed, "lab/lora")
+
+        def uniform(columns: int) -> nn.Parameter:
+            numbers = draws.uniform(-(columns**-0.5), columns**-0.5, (rank, columns))
+            return nn.Parameter(torch.from_numpy(numbers.astype(np.float32)))
+
+        weights = (base.features, base.mixing, base.out)
+        self.a = nn.ParameterList([uniform(weight.shape[1]) for weight in weights])
+        self.b = nn.ParameterList([nn.Parameter(torch.zeros(len(weight), rank)) for weight in weights])
+
+    def weights(self) -> list[Tensor]:
+        """W of features, mixing and output, differentiable."""
+        base = (self.base.features, self.base.mixing, self.base.out)
+        return [weight + self.scale * (b @ a) for weight, a, b in zip(base, self.a, self.b, strict=True)]
+
+    def forward(self, seen: Tensor) -> Tensor:
+        features, mixing, out = self.weights()
+        return torch.tanh(torch.tanh(features[seen + self.base.starts].sum(dim=1)) @ mixing) @ out.T
+
+
 def make_network(puzzle: Puzzle, *, seed: int, width: int = 64) -> NetworkPolicy:
     """A network for a puzzle's features and tokens."""
     return NetworkPolicy(puzzle.feature_sizes, puzzle.vocab_size, seed=seed, width=width)
@@ -121,7 +148,7 @@ def frozen_copy(policy: nn.Module) -> nn.Module:
 
 
 def trainable_copy(policy: nn.Module) -> nn.Module:
-    """A copy with separate parameters."""
+    """A copy with separate parameters; of a low-rank network, the network that it amounts to."""
     match policy:
         case TablePolicy():
             return TablePolicy(policy.logits.detach())
@@ -131,6 +158,11 @@ def trainable_copy(policy: nn.Module) -> nn.Module:
             twin.features = nn.Parameter(policy.features.detach().clone())
             twin.mixing = nn.Parameter(policy.mixing.detach().clone())
             twin.out = nn.Parameter(policy.out.detach().clone())
+            return twin
+        case LowRankNetwork():
+            twin = trainable_copy(policy.base)
+            assert isinstance(twin, NetworkPolicy)
+            twin.features, twin.mixing, twin.out = (nn.Parameter(weight.detach()) for weight in policy.weights())
             return twin
         case _:
             raise TypeError(f"the lab has no copy of a {type(policy).__name__}")

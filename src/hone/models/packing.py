@@ -26,6 +26,9 @@ class PackedBatch:
     """`[R+1]`: row r is `tokens[offsets[r]:offsets[r+1]]`."""
     branch: Tensor | None = None
     """`[T]` int64; None: plain causal rows. 0: trunk. b > 0: sees the trunk and the earlier tokens of branch b only."""
+    routing: Tensor | None = None
+    """`[T, L, k]` int64 experts that the policy's routers are told to use, -1: their own choice; None: their own
+    everywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,20 @@ def two_hot(target: Float[Tensor, " *batch"], support: ValueSupport) -> Float[Te
     return (1.0 - distance).clamp(min=0.0)
 
 
+def hl_gauss(target: Float[Tensor, " *batch"], support: ValueSupport, *, spread: float) -> Float[Tensor, "*batch b"]:
+    """The mass of a normal distribution around each number in each bin: HL-Gauss (Farebrother et al., 2024, 2403.03950,
+    with spread 0.75).
+
+    Its standard deviation is `spread` bin widths, and the mass outside of the bins is shared among them. Neighbouring
+    bins learn together, which `two_hot` does not have; near an end of the support the mean is pulled inwards.
+    """
+    inside = at_least_float32(target).clamp(support.low, support.high)
+    atoms = support.atoms(inside)
+    edges = torch.cat((atoms - support.width / 2, atoms[-1:] + support.width / 2))
+    mass = torch.special.ndtr((edges - inside[..., None]) / (spread * support.width))
+    return (mass[..., 1:] - mass[..., :-1]) / (mass[..., -1:] - mass[..., :1])
+
+
 def distribution_mean(probability: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:
     """The mean of each distribution over the support."""
     return at_least_float32(probability) @ support.atoms(at_least_float32(probability))

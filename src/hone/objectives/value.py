@@ -53,3 +53,27 @@ def clipped_value(
         loss=torch.maximum(free, held),
         compute_metrics=lambda: {**_metrics(value, target), "value/clip_fraction": (held > free).to(value.dtype)},
     )
+
+
+def bounded_cross_entropy(
+    logit: PerDecision, then: PerDecision, target: PerDecision, *, low: float, high: float, clip_range: float | None
+) -> LossTerms:
+    """Cross-entropy of a value V = low + (high - low) * sigmoid(logit) against its target as a share of the range.
+
+    For returns in [low, high], such as scores in [0, 1]: the gradient in the logit is the error itself, and does not
+    vanish where the sigmoid is flat. Targets beyond the range count at its ends, and `value/target_clipped` tells their
+    share. With `clip_range` the loss is the larger one of V and of V clipped around the old value `then`, as in
+    `clipped_value`.
+    """
+    share = ((target - low) / (high - low)).clamp(0.0, 1.0).to(logit.dtype)
+    value = low + (high - low) * torch.sigmoid(logit)
+    beyond = ((target < low) | (target > high)).to(logit.dtype)
+    free = F.binary_cross_entropy_with_logits(logit, share, reduction="none")
+    metrics = {"value/target_clipped": beyond}
+    loss = free
+    if clip_range is not None:
+        kept = (then + (value - then).clamp(-clip_range, clip_range) - low) / (high - low)
+        held = F.binary_cross_entropy(kept.clamp(1e-6, 1.0 - 1e-6), share, reduction="none")
+        loss = torch.maximum(free, held)
+        metrics["value/clip_fraction"] = (held > free).to(logit.dtype)
+    return LossTerms(loss=loss, compute_metrics=lambda: {**_metrics(value, target), **metrics})

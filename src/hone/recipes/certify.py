@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from hone.core.config import Config
 from hone.core.errors import DataError
 from hone.evaluate.saved_config import config_tree
-from hone.evaluate.text.open_policy import ModelSource, policy_folder
+from hone.evaluate.text.open_policy import ModelSource, load_policy_tokenizer, policy_folder
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import load_tokenizer
 from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.recipes.registry import load_recipe
 from hone.store.certificate import GradientCertificate
@@ -33,7 +32,7 @@ from hone.train.invariance.check import (
 )
 from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
-from hone.train.text.open_text import STAGE_PREFIX, LanguageRunConfig
+from hone.train.text.open_text import STAGE_PREFIX, NetworkRunConfig
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -74,7 +73,7 @@ def scaled_down_config(config: C, folder: Path) -> C:
     """Reduce a config to one CPU thread, a small model of the same family (saved in `folder` if needed) and no
     evaluation of text."""
     changes: dict[str, Config | None] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
-    if isinstance(config, LanguageRunConfig):
+    if isinstance(config, NetworkRunConfig):
         changes |= {"model": _scaled_down_source(config.model, folder), "evaluation": None}
         if config.task.is_generated:
             changes["task"] = config.task.model_copy(update={"size": min(config.task.size, TASK_EXAMPLES)})
@@ -86,7 +85,7 @@ def _scaled_down_source(model: ModelSource, folder: Path) -> ModelSource:
         return ModelSource(new=shrunken_new_model(model.new), compute="float32")
     assert model.path is not None
     place = policy_folder(Path(model.path))
-    tokenizer = load_tokenizer(place)
+    tokenizer = load_policy_tokenizer(place)
     TokenPolicy(new_model(shrunken_model_config(read_config(place)), seed=0), tokenizer).save(folder)
     return ModelSource(path=str(folder), compute="float32")
 
@@ -96,7 +95,7 @@ def with_stage_models(configs: Sequence[C]) -> list[C]:
     models: dict[str, ModelSource] = {}
     found: list[C] = []
     for config in configs:
-        if isinstance(config, LanguageRunConfig):
+        if isinstance(config, NetworkRunConfig):
             model = config.model
             origin = models.get((model.path or "").removeprefix(STAGE_PREFIX))
             if origin is not None and model.path is not None and model.path.startswith(STAGE_PREFIX):

@@ -21,6 +21,9 @@ from hone.train.job import RecipeDescription, RecipeSpec
 
 TITLES: Mapping[str, str] = {
     "text": "language models",
+    "reward_models": "reward models",
+    "preference": "preferences",
+    "search": "training on selected answers",
     "on_policy": "control, on-policy",
     "off_policy": "control, off-policy",
     "tabular": "tabular",

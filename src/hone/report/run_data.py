@@ -31,6 +31,7 @@ from hone.store.maps import PolicyMap, read_map
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 from hone.store.robustness import PerturbedScore, read_robustness
 from hone.store.samples import SampleRow, read_samples
+from hone.store.search import SearchRecord, read_search
 from hone.store.speed import MatmulRate, read_matmul_rate
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class RunData:
     """An episode of the policy, and its animation."""
     map: PolicyMap | None = None
     robustness: tuple[PerturbedScore, ...] = ()
+    search: SearchRecord | None = None
+    """Accuracy of searches by tokens."""
     findings: tuple[str, ...] = ()
     """Sentences about steps that taught nothing."""
     problems: tuple[str, ...] = ()
@@ -169,6 +172,7 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         episode=reader.read(lambda: read_episode(folder), None),
         map=reader.read(lambda: read_map(folder), None),
         robustness=tuple(reader.read(lambda: read_robustness(folder), [])),
+        search=reader.read(lambda: read_search(folder), None),
         findings=tuple(reader.read(lambda: read_learning_findings(folder), [])),
         problems=tuple(reader.problems),
     )

@@ -28,8 +28,11 @@ from hone.report.html import (
     text,
     with_minus_sign,
 )
+from hone.report.judge_section import judge_section
 from hone.report.policy_section import policy_section
+from hone.report.preference_section import preference_section
 from hone.report.run_data import ReportData, RunData, read_report_data
+from hone.report.search_section import search_section
 from hone.report.svg import IntervalRow, curve_plot, interval_plot
 from hone.report.timing_section import timing_section
 from hone.store.durable import replace_file
@@ -128,6 +131,7 @@ def _evaluation(measured: Sequence[EvaluationScore], compared: Sequence[PairedDi
         return EMPTY
     parts = [element("h2", text("Evaluation"))]
     parts += [styled("p", "verdict", *_verdict(pair)) for pair in compared]
+    parts += [styled("p", "bad", text(f"{line}.")) for line in measured[-1].warnings]
     for metric in dict.fromkeys(e.metric for e in measured):
         rows = [e for e in measured if e.metric == metric]
         plot = interval_plot([IntervalRow(label=e.stage, mean=e.mean, low=e.low, high=e.high) for e in rows])
@@ -223,6 +227,9 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         _problems(stage, level),
         join([styled("p", "bad", text(f"{finding}.")) for finding in stage.findings]),
         policy_section(stage, level),
+        preference_section(stage, level),
+        judge_section(stage, level),
+        search_section(stage.search, level),
         _curves(stage, level),
         timing_section(stage, level),
         _samples(stage.samples, level),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from hone.core.config import Config
+from hone.rewards.judges.config import PairwiseQuestion, RewardJudge
 
 
 class RewardFunction(Config):
@@ -34,13 +35,23 @@ class RewardFunction(Config):
 
 
 class RewardModel(Config):
-    """A model with a scalar head, which scores the tokens of prompt and answer in the trainer's process."""
+    """A model with a scalar head, or several, which score the tokens of prompt and answer in the trainer's process."""
 
     kind: Literal["model"]
     """Kind of the reward."""
     path: str = Field(min_length=1)
-    """Hugging Face folder of a sequence classifier with `num_labels = 1` and the policy's vocabulary, or a checkpoint
-    or run of hone that holds one."""
+    """Hugging Face folder of a sequence or token classifier with `num_labels = 1` and the policy's vocabulary, or a
+    checkpoint or run of hone that holds one; `stage:NAME`: the one of an earlier stage."""
+    members: list[Annotated[str, Field(min_length=1)]] = []
+    """Further models of the same kind: the score is the mean over all of them, less `pessimism` times their spread."""
+    pessimism: float = Field(default=0.0, ge=0)
+    """Factor of the standard deviation over the members that is subtracted: answers that they disagree on score
+    less."""
+    at: Literal["last", "steps", "weakest"] = "last"
+    """What is scored: the answer at its last token; each step at its own, divided by `rewards.step_end`; or the answer
+    by the lowest score of its steps."""
+    output: Literal["logit", "probability"] = "logit"
+    """Scale of the scores: the model's number, or sigmoid of it, the chance that answer or step is right."""
     name: str = Field(default="model", min_length=1)
     """Name of its scores."""
     weight: float = 1.0
@@ -49,6 +60,21 @@ class RewardModel(Config):
     """Data type of the weights."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens that go through the model at a time."""
+
+    @model_validator(mode="after")
+    def _members_disagree(self) -> "RewardModel":
+        if self.pessimism and not self.members:
+            raise ValueError("pessimism is the price of disagreement between several models; name more in members")
+        paths = [self.path, *self.members]
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        if twice:
+            raise ValueError(f"members: {', '.join(twice)} stands there twice; equal models always agree")
+        return self
+
+    @property
+    def paths(self) -> list[str]:
+        """Folders of all members."""
+        return [self.path, *self.members]
 
 
 class RewardServer(Config):
@@ -78,7 +104,9 @@ def _default_kind(value: object) -> object:
 
 
 Reward: TypeAlias = Annotated[
-    RewardFunction | RewardModel | RewardServer, Field(discriminator="kind"), BeforeValidator(_default_kind)
+    RewardFunction | RewardModel | RewardServer | RewardJudge,
+    Field(discriminator="kind"),
+    BeforeValidator(_default_kind),
 ]
 
 
@@ -104,6 +132,10 @@ class RewardsConfig(Config):
     """Share of the last `missing_window` answers that may lack a score before the run stops."""
     missing_window: int = Field(default=200, ge=1)
     """Answers over which the share is taken."""
+    step_end: str = ""
+    """Text that ends a step of an answer, such as ";" or a newline: functions may then return a list with one score
+    for each piece of `answer.split(step_end)`, which is paid at the piece's last token; unset: answers have no
+    steps."""
     max_unscored_batches: int = Field(default=3, ge=1)
     """Batches in a row without a single score after which the run stops."""
 
@@ -117,6 +149,16 @@ class RewardsConfig(Config):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _steps_have_an_end(self) -> "RewardsConfig":
+        for place, reward in enumerate(self.functions):
+            if isinstance(reward, RewardModel) and reward.at != "last" and not self.step_end:
+                raise ValueError(
+                    f'functions.{place}.at = "{reward.at}" scores the steps of answers; say what ends a step: step_end '
+                    '= ";", or "\\n"'
+                )
+        return self
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the rewards' scores, in their order."""
@@ -126,6 +168,21 @@ class RewardsConfig(Config):
     def worker_functions(self) -> list[RewardFunction]:
         """The rewards that run in worker processes."""
         return [reward for reward in self.functions if isinstance(reward, RewardFunction)]
+
+    @property
+    def judges(self) -> dict[str, RewardJudge]:
+        """The judges by the names of their scores."""
+        named = zip(self.names, self.functions, strict=True)
+        return {name: reward for name, reward in named if isinstance(reward, RewardJudge)}
+
+    def check_group_size(self, answers: int, key: str) -> None:
+        """Raise ValueError where a judge compares the answers to a prompt and `key` gives it only one."""
+        for name, judge in self.judges.items():
+            if answers < 2 and isinstance(judge.ask, PairwiseQuestion) and judge.ask.reference is None:
+                raise ValueError(
+                    f"judge {name!r} compares answers to one prompt, and {key} gives it {answers}; set ask.reference "
+                    "to a column with an answer to compare with, or take a rubric"
+                )
 
     @property
     def has_model(self) -> bool:

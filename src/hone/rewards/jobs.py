@@ -38,7 +38,9 @@ class RewardBatch:
     ids: Sequence[str] = ()
     """Name of each answer's prompt in messages."""
     turns: Sequence[int] = ()
-    """Assistant turns of each answer; empty: one each."""
+    """Assistant turns of each answer, or its steps; empty: one each."""
+    unit: str = "turn"
+    """Name of what has a score of its own: a `turn` or a `step`."""
 
     def columns_for(self, signature: "FunctionSignature") -> dict[str, Sequence[object]]:
         """The columns that a function is sent."""
@@ -47,12 +49,14 @@ class RewardBatch:
         return {**offered, **{name: values for name, values in self.columns.items() if name in asked}}
 
     def wrong_turns(self, index: int, result: RewardResult) -> str:
-        """The fault of a result that has turn scores, but not one for each turn of the answer; else empty."""
+        """The fault of a result that has scores of turns or steps, but not one for each of the answer; else empty."""
         turns = self.turns[index] if self.turns else 1
         if result.turns is None or len(result.turns) == turns:
             return ""
         place = f" to prompt {self.ids[index]!r}" if self.ids else ""
-        return f"gave {len(result.turns)} turn scores {list(result.turns)} to an answer{place} of {turns} turns"
+        given = f"gave {len(result.turns)} {self.unit} scores {list(result.turns)} to an answer{place}"
+        hint = "" if self.unit == "turn" else " (rewards.step_end divides it; the last one may be empty)"
+        return f"{given} of {turns} {self.unit}s{hint}"
 
 
 @dataclass(slots=True)

@@ -4,13 +4,14 @@ Belongs here: rewards as members of one kind of interface, and the functions amo
 other parts of hone, implement `RewardMember` where they are wired.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from hone.core.credit import Metrics
 from hone.core.judging import DatasetRow, ScorerInput
-from hone.core.state import State
+from hone.core.state import State, substate
 from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardsConfig
 from hone.rewards.jobs import RewardBatch, RewardTicket
@@ -45,6 +46,18 @@ class RewardMember(Protocol):
     def close(self) -> None:
         """Stop scoring, and end what it started."""
         ...
+
+
+class MeasuredMember(RewardMember, Protocol):
+    """A reward that measures itself, with a state that a resume needs."""
+
+    def metrics(self) -> Metrics:
+        """Metrics of its latest answers."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,8 @@ class RewardScorer:
     """Members, and the places in `config.functions` of their rewards."""
     budget: UnscoredBudget
     pending_notes: list[str] = field(default_factory=list[str])
+    measured: Mapping[str, MeasuredMember] = field(default_factory=dict[str, MeasuredMember])
+    """The members that measure themselves (judges, several models), by the names of their scores."""
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> list[str]:
         """Return warnings; raise HoneError where a reward cannot score the answers of a dataset with these columns and
@@ -131,11 +146,18 @@ class RewardScorer:
         self.budget.observe(scores)
         return scores
 
+    def metrics(self) -> Metrics:
+        """Metrics of the members that measure themselves."""
+        return {key: value for member in self.measured.values() for key, value in member.metrics().items()}
+
     def state(self) -> State:
-        return self.budget.state()
+        judges: State = {name: member.state() for name, member in self.measured.items()}
+        return {**self.budget.state(), **({"judges": judges} if judges else {})}
 
     def restore(self, state: State) -> None:
         self.budget.restore(state)
+        for name, member in self.measured.items():
+            member.restore(substate(substate(state, "judges"), name))
 
     def notes(self) -> list[str]:
         """Tracebacks of the reward functions' errors, each distinct one once, and notices of the members."""
@@ -162,4 +184,5 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
         },
         ids=[answer.id for answer in answers],
         turns=[answer.turns for answer in answers],
+        unit="turn" if answers[0].steps is None else "step",
     )

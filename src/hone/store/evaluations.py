@@ -19,7 +19,7 @@ PIPELINE = "pipeline.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationScore:
-    """Mean over `n` problems with its 95% interval; `stage` names the policy."""
+    """Mean over `n` problems with its 95% interval; `stage` names the policy, `warnings` what speaks against it."""
 
     stage: str
     metric: str
@@ -27,6 +27,7 @@ class EvaluationScore:
     low: Number
     high: Number
     n: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,14 @@ def protect_nothing(folder: Path) -> None:
     """Do nothing: the default of `write_protect`."""
 
 
+def warn_nobody(line: str) -> None:
+    """Do nothing: the default of `warn`."""
+
+
+def record_nothing(folder: Path, step: int) -> None:
+    """Do nothing: the default of `write_records`."""
+
+
 def no_notices() -> list[str]:
     """Return no notices: the default of `pop_notices`."""
     return []
@@ -46,6 +54,10 @@ class EvaluationResult:
     """`eval/score` and related metrics."""
     answers: Sequence[AnswerRow] = ()
     """Answers by question, for text tasks."""
+    warnings: Sequence[str] = ()
+    """What the figures say against the use of the policy: told in the log, in the report and when the run ends."""
+    write_records: Callable[[Path, int], None] = record_nothing
+    """Writes further records of the evaluation into the run's folder; called with it and the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,9 @@ class TrainingJob(Generic[P]):
     """Loads the weights that `save_policy` wrote, in place."""
     sample_rows: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
     """Step and its episodes -> readable answers for `samples.parquet`."""
+    write_episodes: Callable[[Path, int, Episodes], None] | None = None
+    """Run folder, step and its episodes: writes what the recipe leaves behind for later stages. Called after every
+    step; a resumed run repeats the calls of the steps that it does again."""
     evaluate: Callable[[], EvaluationResult] | None = None
     """Scores the policy on held-out problems or episodes."""
     evaluate_every: int = 0
@@ -107,6 +122,11 @@ class EvaluationRequest:
     """The folder that `save_policy` wrote."""
     episodes: int
     seed: int
+    device: str = "cpu"
+    task: str = ""
+    """Data in place of the run's own; empty: the run's own."""
+    warn: Callable[[str], None] = warn_nobody
+    """Called with each note for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +184,8 @@ class RecipeSpec:
     return."""
     limitation: str = ""
     """Main limitation, in a sentence."""
+    collects_answers: bool = False
+    """A run leaves answers behind that later stages of a pipeline read as `task.source`."""
     presets: Sequence[str] = ()
     """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
 

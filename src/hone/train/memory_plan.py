@@ -4,7 +4,7 @@ Activations, KV pages and replay buffers are not counted: what is refused here c
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import cast
 
@@ -26,6 +26,8 @@ class MemoryPlan:
     parts: Mapping[str, int]
     """Bytes by what holds them."""
     device: str = "cpu"
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further rows about the networks, by name."""
 
     @property
     def total_bytes(self) -> int:
@@ -37,7 +39,8 @@ class MemoryPlan:
         if not self.parameters:
             return {}
         parts = ", ".join(f"{name} {readable_bytes(size)}" for name, size in self.parts.items())
-        return {"parameters": f"{self.parameters:,}", "memory": f"{readable_bytes(self.total_bytes)}: {parts}"}
+        memory = f"{readable_bytes(self.total_bytes)}: {parts}"
+        return {"parameters": f"{self.parameters:,}", "memory": memory, **self.notes}
 
 
 def readable_bytes(count: int) -> str:

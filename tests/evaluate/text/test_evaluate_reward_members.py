@@ -16,11 +16,13 @@ from hone.core.conversation import Message, TranscriptBuilder
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.judging import ScorerInput
-from hone.evaluate.text.reward_members import ModelLoader, load_reward_model, reward_scorer
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import ModelLoader, load_reward_scorer
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head, new_scalar_head
+from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
+from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.rewards.config import RewardFunction, RewardsConfig
@@ -34,7 +36,7 @@ def company(completions):
 """
 
 
-def no_model(path: str, weights: str) -> ScalarHeadModel:
+def no_model(path: str, weights: str) -> TokenScorer:
     raise AssertionError(f"{path} {weights}")
 
 
@@ -199,7 +201,7 @@ def model_folder(folder: Path, alphabet: str = "abc") -> Path:
 
 
 def loader(alphabet: str = "abc") -> ModelLoader:
-    return partial(load_reward_model, device="cpu", tokenizer=character_tokenizer([alphabet]))
+    return partial(load_reward_scorer, device="cpu", tokenizer=character_tokenizer([alphabet]))
 
 
 def scores_by(rewards: list[dict[str, object]], *answers: ScorerInput, **limits: object) -> RewardScores:
@@ -286,6 +288,17 @@ def test_a_servers_reply_that_breaks_the_contract_stops_the_run(reply: object) -
     with served_rewards(lambda body: (200, reply)) as served, pytest.raises(UserCodeError) as fault:
         scores_by([{"kind": "server", "url": served.url, "name": "judge"}], conversation("a"), conversation("b"))
     assert f"reward server 'judge' ({served.url})" in str(fault.value)
+
+
+def test_a_server_that_gives_nan_stops_the_run_and_one_that_is_constant_is_told() -> None:
+    broken = served_rewards(lambda body: (200, {"scores": [1.0, float("nan")]}))
+    with broken as served, pytest.raises(UserCodeError, match="gave NaN to 1 of 2 answers"):
+        scores_by([{"kind": "server", "url": served.url}], conversation("a"), conversation("b"))
+    with served_rewards(lambda body: (200, {"scores": [3.0] * len(body["ids"])})) as served:
+        config = RewardsConfig.model_validate({"functions": [{"kind": "server", "url": served.url}]})
+        scorer = reward_scorer(config, load=loader())
+        scores_of(scorer, *[conversation("a")] * 16)
+    assert "gave all of the first 16 answers the same score, 3" in scorer.notes()[0]
 
 
 def test_all_kinds_add_up_in_the_order_of_the_config(tmp_path: Path) -> None:

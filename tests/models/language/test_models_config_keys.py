@@ -13,10 +13,16 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hone.core.errors import DataError
 from hone.models.language.config import ModelConfig, model_config_from_hf
+from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.hf_checkpoint import load_model
 from hone.models.packing import pack_rows
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe")
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2, "eos_token_id": None, "pad_token_id": None},
+}
 TEXT = np.random.default_rng(0).integers(0, 50, size=60).astype(np.int32)
 FOREIGN = {
     "partial_rotary_factor": 0.5, "rotary_pct": 0.25, "is_causal": False, "attention_bias": True, "mlp_bias": True,
@@ -39,6 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         request.param, vocab_size=50, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=12, max_position_embeddings=64, initializer_range=0.2, sliding_window=None,
         **({"use_sliding_window": True, "max_window_layers": 0} if "qwen" in request.param else {}),
+        **EXPERTS.get(request.param, {}),
     )  # fmt: skip
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp(request.param)
@@ -111,7 +118,7 @@ def test_every_key_of_the_family_is_followed_or_refused(folder):
     assert outcomes["rms_norm_eps", "0.5"] == "followed"
     assert outcomes["use_cache", "False"] == "followed"
     assert outcomes["hidden_act", "gelu"] == "refused"
-    if saved["model_type"] != "llama":
+    if saved["model_type"] not in ("llama", "olmoe"):
         assert outcomes["sliding_window", "8"] == "refused"
 
 
@@ -165,7 +172,7 @@ WRONG = [
     ),
     ({"a_key_of_tomorrow": 0.5}, "unknown key a_key_of_tomorrow 0.5: hone cannot tell whether it changes"),
     ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported; known: null"),
-    ({"num_experts": True}, "num_experts True is not supported; mixtures of experts are not supported"),
+    ({"num_experts": True}, "num_experts True is not supported; families with experts: qwen3_moe"),
 ]
 
 
@@ -190,7 +197,10 @@ def test_all_faults_are_told_at_once():
 
 def test_hones_own_configs_are_read_back():
     for family in FAMILIES:
-        config = ModelConfig(family=family, vocab_size=8, hidden_size=16, intermediate_size=8, layers=1, heads=2)
+        experts = ExpertsConfig(count=3, per_token=2, width=8) if family in EXPERTS else None
+        config = ModelConfig(
+            family=family, vocab_size=8, hidden_size=16, intermediate_size=8, layers=1, heads=2, experts=experts
+        )
         assert model_config_from_hf(model_config_from_hf(config.to_hf()).to_hf()) == model_config_from_hf(
             config.to_hf()
         )

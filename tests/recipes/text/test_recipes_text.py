@@ -14,7 +14,7 @@ from recipe_runs import files, job_of, lay_out, restored, saved, scores_of, sett
 
 from hone.recipes.registry import load_recipe
 from hone.train.job import RecipeParts
-from hone.train.text.rl_job import require_groups, require_on_policy
+from hone.train.text.rl_config import require_groups, require_on_policy
 
 RECIPES = text_recipes()
 
@@ -81,7 +81,7 @@ LEARNED = 0.25
 """The rise of the mean score (0 to 1) over 25 steps that is asked for; the least that was seen is 0.3."""
 
 
-OTHER_WIRING = {"dppo", "on_policy_distillation", "trpo_text"}
+OTHER_WIRING = {"dppo", "on_policy_distillation", "ppo_text", "self_correction", "trpo_text", "online_dpo"}
 """Recipes with a config union, a check or a learner of their own."""
 
 
@@ -145,6 +145,16 @@ def test_one_answer_to_compare_is_refused(name: str) -> None:
         ("decoupled_ppo", {"learner": {"ratio": {"correction": "icepop"}}}, r"algorithm.weight_cap"),
         ("decoupled_ppo", {"learner": {"ratio": {"denominator": "recorded"}}}, r"learner.ratio.denominator"),
         ("dppo", {"learner": {"ratio": {"correction": "icepop"}}}, r"twice is wrong"),
+        (
+            "ppo_text",
+            {"algorithm": {"critic": {"warmup_steps": 3}}},
+            r"warmup_steps = 3 of steps = 3.*never be trained",
+        ),
+        (
+            "ppo_text",
+            {"algorithm": {"critic": {"loss": {"kind": "sigmoid", "low": 1.0}}}},
+            r"low = 1 is not below high",
+        ),
         ("trpo_text", {"model": {"compute": "auto"}}, r'set model.compute = "float32"'),
         ("trpo_text", {"rollout": {"max_staleness": 1}}, r"rollout.max_staleness = 1.*leave it out"),
         ("opo", {"rollout": {"max_staleness": 1}}, r"rollout.max_staleness = 1.*no ratio"),
@@ -178,7 +188,9 @@ OTHER: dict[str, Any] = {
     "mix": 0.9, "boost": 9.0, "weight_cap": 0.5, "k": 3, "threshold": 2.0, "weight": 0.1,
     "estimator": {"kind": "maclaurin", "terms": 8}, "ratio_level": "sequence", "entropy_share": 0.3, "ddof": 0,
     "epsilon": 0.5, "over": "decisions", "whiten": "answers", "whiten_rewards": "standardise", "weight_floor": 1.05,
-    "region": {"max_kl_nats": 0.1}, "kl_in_reward": {"kind": "fixed", "weight": 0.5},
+    "region": {"max_kl_nats": 0.1}, "gae": {"policy_lambda": 0.0}, "critic": {"lr": 0.5},
+    "correction": {"nudge": "e", "first_stage_steps": 3},
+    "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "aggregation_length": 3,
 }  # fmt: skip
 """Another value for each key of an algorithm."""
 OWN: dict[tuple[str, str], Any] = {
@@ -187,6 +199,7 @@ OWN: dict[tuple[str, str], Any] = {
     ("gspo_token", "negative_cap"): 1.0005,
     ("luspo", "negative_cap"): 1.003,
     ("pkpo", "baseline"): "leave_one_out",
+    ("ppo_text", "whiten"): "none",
 }
 """Where a recipe's key takes other values than its namesakes."""
 NO_EFFECT = {"micro_batch_tokens", "teacher", ("passk_best", "clip_low"), ("passk_best", "negative_cap")}
@@ -196,6 +209,7 @@ FIRST: dict[str | tuple[str, str], dict[str, Any]] = {
     ("pkpo", "negative_cap"): {"baseline": "leave_one_out"},
     ("rloo", "epsilon"): {"whiten": "answers"},
     "kl_estimator": {"kl": 0.5},
+    "aggregation_length": {"aggregation": "constant_length"},
     "above": {"share": 0.9},
     "below": {"share": 0.9, "above": -9.0},
     "boost": {"fork_share": 0.1},

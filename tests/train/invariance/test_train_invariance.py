@@ -13,11 +13,14 @@ import torch
 from certificate_worlds import (
     CONTROL,
     NO_GRADIENT,
+    PREFERENCES,
+    SCORERS,
     built,
     checked,
     finite,
     lay_out,
     learns_from_answers,
+    preference_file,
     text_config,
 )
 from control_runs import write_short_log
@@ -91,7 +94,7 @@ def trial_of(folder: Path, recipe: str, *overrides: str) -> GradientProbe:
 
 def test_there_is_a_config_for_every_recipe() -> None:
     """A recipe of another kind needs one in `certificate_worlds.py`, or stands there as one without a gradient."""
-    known = {*TEXT, *CONTROL, *NO_GRADIENT, "sft"}
+    known = {*TEXT, *CONTROL, *NO_GRADIENT, *SCORERS, *PREFERENCES, "sft"}
     assert [name for name in recipe_names() if name not in known] == []
 
 
@@ -107,6 +110,25 @@ def test_losses_on_answers(recipe: str, folder: Path) -> None:
     assert all(faults([compare_gradients("any", "", one, one)]) == [] for one in whole), (
         "there is no gradient to compare"
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        *((recipe, ()) for recipe in PREFERENCES),
+        ("dpo", ('algorithm.loss.kind="aot"', "algorithm.length_normalised=true")),
+        ("dpo", ('algorithm.loss.kind="bco_pair"', "algorithm.ld_alpha=0.5")),
+        ("dpo", ("algorithm.wpo_cap=1.0",)),
+        ("kto", ('algorithm.loss.kind="bco"',)),
+    ],
+)
+def test_losses_on_pairs_and_labels(recipe: str, overrides: tuple[str, ...], folder: Path) -> None:
+    config = checked(preference_file(folder, recipe), *overrides)
+    job = built(config)
+    for own_credit in (True, False):
+        found = job_gradient_probes(job, config, own_credit=own_credit)
+        assert faults(checks_of(found)) == []
+    job.close()
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)

@@ -1,7 +1,7 @@
 """Sources and the loop: every row once an epoch, versions that count publications, a memory that warms up."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +64,27 @@ def test_a_log_is_read_once_an_epoch(rows: int, batch: int, epochs: int, seed: i
         read.extend(episodes.score.tolist())
     for epoch in range(epochs):
         assert sorted(read[epoch * rows : (epoch + 1) * rows]) == list(range(rows))
+
+
+@given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=6), batch=st.integers(1, 12), seed=st.integers(0, 99))
+def test_groups_of_a_log_are_drawn_whole_and_never_merged(sizes: list[int], batch: int, seed: int) -> None:
+    group = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)) * 2, sizes))
+    log = replace(episodes_of([1] * len(group)), group=group)
+    source = LogSource[str](log=log, batch_size=batch, seed=seed, unit="group")
+    first = source.first_units(batch)
+    members = {number: sorted(log.score[group == number].tolist()) for number in group.tolist()}
+    read: list[int] = []
+    for _ in range(4):
+        episodes = source.collect()
+        drawn = list(dict.fromkeys(episodes.group.tolist()))
+        assert len(drawn) == batch
+        for number in drawn:
+            mine = int(number) % (int(group.max()) + 1)
+            assert sorted(episodes.score[episodes.group == number].tolist()) == members[mine]
+        read += [int(number) for number in drawn]
+    assert len(set(read)) == len(read)
+    assert read[: len(first)] == np.unique(group)[first].tolist()
+    assert {number % (int(group.max()) + 1) for number in read[: len(sizes)]} <= set(group.tolist())
 
 
 def test_every_epoch_has_an_order_of_its_own() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.core.errors import DivergedError
+from hone.core.errors import DataError, DivergedError
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.envs.text.world import supervised_episodes
 from hone.models.language.config import ModelConfig
@@ -262,3 +262,15 @@ def test_correcting_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice is wrong"):
         resolve_denominator(twice, updates_per_rollout=1, is_stale=False)
     assert resolve_correction(RatioConfig()) is None
+
+
+@pytest.mark.parametrize("denominator", ["self", "recomputed", "recorded"])
+def test_answers_that_are_no_draws_of_the_policy_are_refused(denominator) -> None:
+    """A search selects answers; their log-probabilities are NaN, and a policy gradient of them would be another one."""
+    network = policy()
+    episodes, credits = episodes_of(np.random.default_rng(0))
+    logp = episodes.logp.copy()
+    logp[episodes.offsets[2] : episodes.offsets[3]] = np.nan
+    asked = TokenLoss(loss=loss(), denominator=denominator, micro_batch_tokens=9)
+    with pytest.raises(DataError, match="1 of 9 answers have no log-probabilities: they were selected by a search"):
+        asked.layout(LAYOUT, network)(replace(episodes, logp=logp), credits)

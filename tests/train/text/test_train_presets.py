@@ -19,7 +19,7 @@ from hone.train.text.advantages import AdvantageConfig
 from hone.train.text.loss_adapters import AGGREGATIONS
 from hone.train.text.presets import PRESETS
 from hone.train.text.ratio import RatioConfig, RejectionConfig, resolve_correction
-from hone.train.text.rl_job import TextRunConfig
+from hone.train.text.rl_config import TextRunConfig
 
 EVERY = [(library, recipe) for library, recipes in PRESETS.items() for recipe in recipes]
 

@@ -15,7 +15,8 @@ from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
 from hone.train.learner.micro_batches import split_by_token_budget
-from hone.train.text.rows import MIN_SHARED_PART, TokenBatch, TokenLayout, TokenRows, padded_size
+from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows, padded_size
+from hone.train.text.shared_prefixes import MIN_SHARED_PART
 
 VOCAB = 13
 

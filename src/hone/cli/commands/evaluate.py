@@ -3,9 +3,10 @@
 Belongs here: finding the checkpoint, and the layout of the results. `hone.evaluate.checkpoint` evaluates.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +20,21 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
-from hone.evaluate.saved_config import OWN_TASK, EvaluationTask, config_tree
+from hone.evaluate.saved_config import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions, config_tree
 from hone.recipes.registry import is_recipe, load_recipe
 from hone.report.run_page import write_report
 from hone.store.robustness import ROBUSTNESS, write_robustness
+from hone.store.search import SEARCH, SearchRecord, frontier, write_search
 from hone.store.verification import verify_policy
 from hone.train.config import RunConfig
 from hone.train.job import EvaluationRequest
 
 if TYPE_CHECKING:
     from hone.evaluate.checkpoint import PolicyEvaluation
+
+
+_POLICY_FILES = ("config.json", "adapter_config.json", "policy.json")
+"""Files that make a folder that of a model, of an adapter, or of a control policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,8 @@ class PolicyTarget:
     device: str
     task: EvaluationTask = OWN_TASK
     """Problems and rewards in place of the run's own."""
+    search: SearchOptions = OWN_SEARCH
+    """Searches beside the run's own."""
 
 
 def run(call: CommandCall) -> int:
@@ -60,8 +68,10 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     problems = int(parse_number(call.text("problems"), "--problems", least=1))
     if call.texts("perturb"):
         return evaluate_perturbed(call, screen, problems=problems, seed=seed)
-    target = _policy_target(call, seed)
+    target = replace(_policy_target(call, seed), search=_search_options(call))
     if call.text("server"):
+        if target.search != OWN_SEARCH:
+            raise ConfigError("--search draws many answers from a model folder, and --server asks a server once")
         evaluation = checkpoint.evaluate_server(
             target.policy,
             run=target.run,
@@ -76,6 +86,11 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     show_scores(screen, evaluation.scores)
     for note in evaluation.notes:
         screen.line(f"note: {note}")
+    if evaluation.search is not None:
+        show_search(screen, evaluation.search)
+        if target.run is not None:
+            write_search(target.run, evaluation.search)
+            screen.line(f"saved in {target.run / SEARCH}, report in {write_report(target.run)}")
     if evaluation.generation is not None:
         screen.line()
         if evaluation.generation.note:
@@ -88,17 +103,30 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
     """Evaluate as the recipe does, or else the policy's mode. Raises as `checkpoint.evaluate_checkpoint`."""
     from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
 
-    if target.run is not None and checkpoint.is_control(target.policy):
+    if target.run is not None:
         config = config_tree(target.run)
         name = config.get("recipe")
         entry = load_recipe(name) if isinstance(name, str) and is_recipe(name) else None
         if entry is not None and entry.evaluate is not None:
-            wanted = EvaluationRequest(policy=target.policy, episodes=problems, seed=target.seed)
-            return checkpoint.PolicyEvaluation(
-                scores=entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
+            notes: list[str] = []
+            wanted = EvaluationRequest(
+                policy=target.policy,
+                episodes=problems,
+                seed=target.seed,
+                device=target.device,
+                task=target.task.task,
+                warn=notes.append,
             )
+            scores = entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
+            return checkpoint.PolicyEvaluation(scores=scores, notes=notes)
     return checkpoint.evaluate_checkpoint(
-        target.policy, run=target.run, problems=problems, seed=target.seed, device=target.device, task=target.task
+        target.policy,
+        run=target.run,
+        problems=problems,
+        seed=target.seed,
+        device=target.device,
+        task=target.task,
+        search=target.search,
     )
 
 
@@ -168,6 +196,16 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
     return PolicyTarget(policy=policy, run=owner, seed=seed, device=call.text("device"), task=task)
 
 
+def _search_options(call: CommandCall) -> SearchOptions:
+    """What `--search` and its options ask for."""
+    return SearchOptions(
+        plans=tuple(call.texts("search")),
+        scorer=call.text("scorer"),
+        step=call.text("step").encode().decode("unicode_escape"),
+        answer=call.text("answer"),
+    )
+
+
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     """Find the model folder and its run from a model folder, a checkpoint folder, or a run (its newest checkpoint).
 
@@ -176,7 +214,7 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     path = Path(text)
     verify_policy(path)
     for folder in (path, path / "policy"):
-        a_policy = (folder / "config.json").is_file() or (folder / "policy.json").is_file()
+        a_policy = any((folder / name).is_file() for name in _POLICY_FILES)
         if a_policy and not (folder / "manifest.json").is_file():
             above = (
                 folder.absolute().parents
@@ -190,6 +228,29 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
 def show_scores(screen: TerminalScreen, scores: Mapping[str, float]) -> None:
     """Print the metrics of an evaluation."""
     screen.rows([(name, compact_number(value)) for name, value in scores.items()])
+
+
+def show_search(screen: TerminalScreen, found: SearchRecord) -> None:
+    """Print accuracy by tokens: every plan of a search, with a star at those that no cheaper plan beats."""
+    screen.line()
+    scorer = f", scorer {found.scorer}" if found.scorer else ""
+    known = f" (AUC {found.auc:.3f})" if math.isfinite(found.auc) else ""
+    screen.title(f"search on {found.problems:,} problems{scorer}{known}")
+    best = {one.plan for one in frontier(found.plans)}
+    rows = [
+        (
+            one.plan + (" *" if one.plan in best else ""),
+            f"{one.mean:.3f}",
+            f"{one.low:.3f} to {one.high:.3f}",
+            compact_number(one.drawn_tokens),
+            compact_number(one.scored_tokens),
+            compact_number(1000 * one.seconds),
+        )
+        for one in found.plans
+    ]
+    screen.table(("plan", "accuracy", "95% interval", "tokens drawn", "tokens scored", "ms"), rows)
+    screen.line("tokens and milliseconds are for each problem; * no plan with fewer tokens is as accurate;")
+    screen.line("pass:N knows the right answers: the most that selecting among N could reach")
 
 
 def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str, str]]:

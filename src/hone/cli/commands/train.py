@@ -21,6 +21,7 @@ from hone.cli.commands.seeds import (
     set_seed,
     show_seeds,
 )
+from hone.cli.finish import finish_run, write_stage_searches
 from hone.cli.memory import require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.resume import keep_saved_defaults
@@ -31,6 +32,7 @@ from hone.cli.stages import (
     duplicate_name_faults,
     pipeline_name,
     resolve_stage_references,
+    stage_reference_faults,
 )
 from hone.cli.terminal.outcome import show_outcome
 from hone.cli.terminal.progress import RunProgress
@@ -43,7 +45,6 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
-from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeSpec
@@ -225,6 +226,8 @@ def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
     """
     stages = document.values.get(STAGE)
     if not isinstance(stages, list):
+        if absent := stage_reference_faults(document, (), ()):
+            raise ConfigError(*absent)
         return [_stage(document, ())]
     faults = ErrorCollector(ConfigError)
     faults.extend(apply_shared(document))
@@ -234,7 +237,11 @@ def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
             runs.append(_stage(document, (STAGE, index)))
         except ConfigError as error:
             faults.extend(error.messages)
-    faults.extend(duplicate_name_faults([stage.resolved.config.name for stage in runs]))
+    names = [stage.resolved.config.name for stage in runs]
+    faults.extend(duplicate_name_faults(names))
+    if len(names) == len(stages):
+        collecting = {stage.resolved.config.name for stage in runs if stage.spec.collects_answers}
+        faults.extend(stage_reference_faults(document, names, collecting))
     faults.raise_if_any()
     return runs
 
@@ -314,16 +321,11 @@ def train_one(
     consent: ResumeConsent = NO_CONSENT,
 ) -> RunFolder:
     """Train one run, from its checked config to its finished folder."""
-    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
-    from hone.train.runner.run import run as drive  # noqa: PLC0415 - as above
+    from hone.train.runner.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
 
     request = run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
-    try:
-        if write_policy_pictures(folder.path):
-            write_report(folder.path)
-    except HoneError as fault:  # the run itself is complete
-        folder.log(f"no picture of the policy: {fault}", level="WARNING")
+    finish_run(folder, stage.resolved.config, progress=progress)
     return folder
 
 
@@ -370,9 +372,12 @@ def train_pipeline(
     name = pipeline_name(document)
     folder = root / name
     names = [stage.resolved.config.name for stage in stages]
-    resolve_stage_references(document, folder, names)
-    pairs = zip(planned_runs(document), stages, strict=True)
-    placed = [replace(stage, opened=checked.opened) for stage, checked in pairs]
+    waiting = resolve_stage_references(document, folder, names)
+    placed: list[PlannedRun] = []
+    for place, (stage, checked) in enumerate(zip(planned_runs(document), stages, strict=True)):
+        if place in waiting and checked.opened is not None:
+            checked.opened.close()  # opened again once the earlier stages are there
+        placed.append(replace(stage, opened=None if place in waiting else checked.opened))
 
     def turn(stage: PlannedRun) -> Turn:
         config = stage.resolved.config
@@ -385,4 +390,6 @@ def train_pipeline(
             ),
         )
 
-    return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+    found = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+    write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
+    return found

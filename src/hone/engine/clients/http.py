@@ -30,13 +30,19 @@ _LONGEST_WAIT_S: Final = 10.0
 class ServerError(ResourceError):
     """The server rejected the request, or its reply is invalid."""
 
-    def __init__(self, *messages: str, status: int | None = None) -> None:
+    def __init__(self, *messages: str, status: int | None = None, retry_after: str | None = None) -> None:
         super().__init__(*messages)
         self.status = status
+        self.retry_after = retry_after
+        """The header `Retry-After` of the reply, if it had one."""
 
 
 class UnreachableError(ServerError):
     """No complete reply: no server, a broken connection, or the deadline."""
+
+
+class DeadlineError(UnreachableError):
+    """No complete reply before the deadline."""
 
 
 class RequestCancelledError(UnreachableError):
@@ -54,6 +60,8 @@ class ServerAddress:
     connect_s: float = 10.0
     timeout_s: float = 600.0
     """Longest wait for data of a reply; a server that does not stream sends none until the answer is complete."""
+    deadline_s: float | None = None
+    """Longest time of one attempt, however slowly its reply arrives; None for no limit."""
     attempts: int = 4
     """Number of attempts of a request that may be repeated."""
     backoff_s: float = 0.25
@@ -99,7 +107,7 @@ class HttpClient:
         with self._lock:
             for connection in self._open:
                 self._broken.add(connection)
-                _shut(connection)
+                _shut(connection.sock)
 
     def close(self) -> None:
         """Abort running requests, and refuse further ones."""
@@ -118,10 +126,10 @@ class HttpClient:
             wait, attempt = min(2 * wait, _LONGEST_WAIT_S), attempt + 1
 
     def _once(self, method: Literal["GET", "POST"], path: str, body: Json | None) -> Json:
-        status, content = self._exchange(method, path, body)
+        status, content, retry_after = self._exchange(method, path, body)
         place = f"{method} {self.url}{path}"
         if status >= 400:
-            raise ServerError(f"{place}: status {status}: {_shown(content)}", status=status)
+            raise ServerError(f"{place}: status {status}: {_shown(content)}", status=status, retry_after=retry_after)
         if not content.strip():
             return {}
         try:
@@ -132,8 +140,8 @@ class HttpClient:
             raise ServerError(f"{place}: the reply is not a JSON object: {_shown(content)}", status=status)
         return reply
 
-    def _exchange(self, method: Literal["GET", "POST"], path: str, body: Json | None) -> tuple[int, bytes]:
-        """Status and body of one attempt."""
+    def _exchange(self, method: Literal["GET", "POST"], path: str, body: Json | None) -> tuple[int, bytes, str | None]:
+        """Status, body and `Retry-After` of one attempt."""
         place = f"{method} {self.url}{path}"
         if self._closed.is_set():
             raise UnreachableError(f"{place}: this client is closed")
@@ -142,15 +150,21 @@ class HttpClient:
         content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         with self._lock:
             self._open.add(connection)
+        deadline = _Deadline(self.address.deadline_s)
         try:
             connection.connect()
             connection.sock.settimeout(self.address.timeout_s)
+            deadline.watch(connection.sock)
             connection.request(method, self._base + path, content, self._headers)
             with connection.getresponse() as response:  # it holds the socket; an incomplete reply leaves it open
-                return response.status, response.read()
+                reply = response.status, response.read(), response.getheader("Retry-After")
+            deadline.check(place)  # a reply without a length ends where the deadline cut it
+            return reply
         except (OSError, http.client.HTTPException) as error:
+            deadline.check(place)
             raise self._failure(place, connection, error) from None
         finally:
+            deadline.end()
             with self._lock:
                 self._open.discard(connection)
                 self._broken.discard(connection)
@@ -162,10 +176,37 @@ class HttpClient:
         if isinstance(error, TimeoutError):
             connected = connection.sock is not None
             spent_s = self.address.timeout_s if connected else self.address.connect_s
-            return UnreachableError(f"{place}: no {'answer' if connected else 'connection'} within {spent_s:g} s")
+            return DeadlineError(f"{place}: no {'answer' if connected else 'connection'} within {spent_s:g} s")
         if isinstance(error, http.client.IncompleteRead):
             return UnreachableError(f"{place}: the reply was cut off after {len(error.partial)} bytes")
         return UnreachableError(f"{place}: {type(error).__name__}: {error}")
+
+
+class _Deadline:
+    """A time after which a socket is shut down, which wakes the thread that reads from it."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds, self._passed = seconds, threading.Event()
+        self._timer: threading.Timer | None = None
+
+    def watch(self, sock: socket.socket) -> None:
+        if self._seconds is not None:
+            self._timer = threading.Timer(self._seconds, self._expire, (sock,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def check(self, place: str) -> None:
+        """Raise DeadlineError if the time is over."""
+        if self._passed.is_set():
+            raise DeadlineError(f"{place}: no complete answer within {self._seconds:g} s") from None
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self, sock: socket.socket) -> None:
+        self._passed.set()
+        _shut(sock)
 
 
 def _worth(error: ServerError, repeat: RetryRule) -> bool:
@@ -186,11 +227,11 @@ def _bearer(address: ServerAddress) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _shut(connection: http.client.HTTPConnection) -> None:
-    """Shut the socket down, which wakes threads that read from it; closing alone would not."""
+def _shut(sock: socket.socket | None) -> None:
+    """Shut a socket down, which wakes threads that read from it; closing alone would not."""
     try:
-        if connection.sock is not None:
-            connection.sock.shutdown(socket.SHUT_RDWR)
+        if sock is not None:
+            sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         return  # it was closed already
 

@@ -1,32 +1,50 @@
 """Prompt and example datasets: the formats that users have, normalised to one `Example`.
 
 Belongs here: which columns make which kind of dataset, what each row must hold, ids, fingerprint, overlap.
-Formats: text, messages, prompt, prompt-completion (plain or conversational) as TRL has them, and the parquet
-schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`).
+Formats: text, messages, prompt, prompt-completion (plain or conversational) as TRL has them, those with scored answers
+(`scored_rows`), and the parquet schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`).
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.envs.text.files import MAX_FAULTS_SHOWN, FileRow, read_rows
+from hone.envs.text.row_checks import BadRowError, PromptContent, checked_content
+from hone.envs.text.scored_rows import SCORED_KINDS, ScoredAnswer, is_tie, scored_answers, scored_columns
 
-ChatMessage: TypeAlias = dict[str, object]
-PromptContent: TypeAlias = str | list[ChatMessage]
 T = TypeVar("T")
-DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text"]
+DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text", "preference", "unpaired", "stepwise"]
 MAX_ROW_BYTES = 16 * 2**20
 
 _NEEDS: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt", "prompt-completion", "verl", "messages"),
     "prompt-completion": ("prompt-completion", "messages"),
     "text": ("text", "messages", "prompt-completion"),
+    "preference": ("preference",),
+    "unpaired": ("unpaired", "preference"),
+    "stepwise": ("stepwise",),
 }
-_MAIN_COLUMN = {"prompt": "prompt", "prompt-completion": "completion", "text": "text"}
+_MAIN_COLUMNS = {
+    "prompt": ("prompt",),
+    "prompt-completion": ("completion",),
+    "text": ("text",),
+    "preference": ("chosen", "rejected"),
+    "unpaired": ("prompt", "completion", "label"),
+    "stepwise": ("prompt", "completions", "labels"),
+}
+_WANTED = {
+    "prompt": "prompts",
+    "prompt-completion": "prompts with completions",
+    "text": "text",
+    "preference": "pairs of answers",
+    "unpaired": "labelled answers",
+    "stepwise": "answers with labelled steps",
+}
 _USED = {"text": {"text"}, "messages": {"messages"}}
 
 
@@ -46,11 +64,14 @@ class Example:
     """Row in the file, counted from 1 (the line of a JSONL file)."""
     source: str
     """The file or task that it came from."""
+    answers: tuple[ScoredAnswer, ...] = ()
+    """Scored answers; none in a dataset of prompts or of reference answers."""
 
     @property
     def is_conversation(self) -> bool:
-        """True if the prompt or the reference answer is messages, which a chat template renders."""
-        return isinstance(self.prompt, list) or isinstance(self.completion, list)
+        """True if the prompt or an answer is messages, which a chat template renders."""
+        contents = [self.prompt, self.completion, *(answer.content for answer in self.answers)]
+        return any(isinstance(content, list) for content in contents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +83,8 @@ class ExampleDataset:
     fingerprint: str
     """sha256 of all examples' ids and content, in order: two equal fingerprints are the same dataset."""
     warnings: tuple[str, ...] = ()
+    vocabulary: str | None = None
+    """Hash of the vocabulary of answers that were collected as tokens; None for text."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -114,7 +137,8 @@ def read_examples(
 ) -> ExampleDataset:
     """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
 
-    `need="text"` gives an empty prompt and the whole text (or conversation) as the completion.
+    `need="text"` gives an empty prompt and the whole text (or conversation) as the completion; `preference`, `unpaired`
+    and `stepwise` give `answers`. Pairs with equal scores are left out, with a warning that counts them.
     `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), with a warning that counts
     them; a file that is damaged is an error all the same. `on_duplicate_id="drop"` keeps the first row of each id.
 
@@ -123,7 +147,7 @@ def read_examples(
     path = Path(path)
     rows = read_rows(path, max_row_bytes=max_row_bytes)
     names = tuple(dict.fromkeys(name for row in rows for name in row.columns))
-    kind = _kind(rows, names)
+    kind = need if set(_MAIN_COLUMNS[need]) <= set(names) and need == "unpaired" else _kind(rows, names)
     if kind not in _NEEDS[need]:
         raise DataError(_wrong_kind(path, kind=kind, need=need, names=names))
     drafts: list[Example] = []
@@ -131,9 +155,10 @@ def read_examples(
     for row in rows:
         try:
             drafts.append(_example(row, kind=kind, need=need, names=names, source=str(path)))
-        except _BadRowError as fault:
+        except BadRowError as fault:
             bad.add(str(fault), row.number)
     warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
+    drafts = without_ties(drafts, str(path), warnings)
     given = "id" in names
     if given and on_duplicate_id == "drop":
         kept = list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
@@ -163,6 +188,18 @@ def build_examples(
     for row, content in zip(rows, contents, strict=True):
         whole.update(json.dumps([row.id, content]).encode())
     return ExampleDataset(rows=rows, source=source, fingerprint=whole.hexdigest(), warnings=tuple(notes))
+
+
+def without_ties(drafts: Sequence[Example], source: str, warnings: list[str]) -> list[Example]:
+    """Examples whose answers differ in score; a count of the others is appended to `warnings`. Raises DataError when
+    none is left."""
+    kept = [draft for draft in drafts if not is_tie(draft.answers)]
+    if len(kept) < len(drafts):
+        said = f"{source}: {len(drafts) - len(kept)} of {len(drafts)} rows are ties: their answers have one score"
+        if not kept:
+            raise DataError(f"{said}; no answer is preferred")
+        warnings.append(f"{said} (left out)")
+    return kept
 
 
 def find_overlap(train: ExampleDataset, evaluation: ExampleDataset) -> DatasetOverlap:
@@ -195,18 +232,20 @@ def _kind(rows: Sequence[FileRow], names: Sequence[str]) -> str:
 
 
 def _wrong_kind(path: Path, *, kind: str, need: str, names: Sequence[str]) -> str:
-    wanted = {"prompt": "prompts", "prompt-completion": "prompts with completions", "text": "text"}[need]
-    found = f"columns found: {', '.join(names)}"
-    if kind in ("preference", "unpaired", "stepwise"):
+    wanted, found = _WANTED[need], f"columns found: {', '.join(names)}"
+    if kind in SCORED_KINDS:
         return f"{path}: this is a dataset of the {kind} kind, the recipe needs {wanted} ({found})"
-    column = "prompt" if need == "prompt-completion" and "prompt" not in names else _MAIN_COLUMN[need]
-    near = did_you_mean(column, names).split("; known")[0]
+    main = ("prompt",) if need == "prompt-completion" and "prompt" not in names else _MAIN_COLUMNS[need]
     said = f", a dataset of {kind} rows;" if kind else ""
-    return f"{path}: no column {column!r}{said} the recipe needs {wanted} ({found}){near}"
+    absent = [column for column in main if column not in names]
+    first = f"{path}: no column {absent[0]!r}{said} the recipe needs {wanted} ({found}){_near(absent[0], names)}"
+    return "; ".join([first, *(f"no column {column!r}{_near(column, names)}" for column in absent[1:])])
 
 
-class _BadRowError(Exception):
-    """This row cannot be used; the message says why, without the row's number."""
+def _near(column: str, names: Sequence[str]) -> str:
+    """A hint at the column that was meant: `chosen_response` for `chosen`."""
+    longer = next((name for name in names if column in name), None)
+    return did_you_mean(column, names).split("; known")[0] if longer is None else f"; did you mean {longer}?"
 
 
 class _BadRowTally:
@@ -237,33 +276,46 @@ class _BadRowTally:
 
 def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
     columns = {name: row.columns.get(name) for name in names}
-    prompt, completion = _turns(columns, kind)
+    answers: tuple[ScoredAnswer, ...] = ()
+    if kind in SCORED_KINDS:
+        prompt, answers = scored_answers(columns, kind)
+        completion = None
+    else:
+        prompt, completion = _turns(columns, kind)
     if need == "text":
         prompt, completion = _whole(prompt, completion)
     elif need == "prompt-completion" and completion is None:
-        raise _BadRowError("`messages` do not end with the assistant's turn")
-    used = _USED.get(kind, {"prompt", "completion"})
+        raise BadRowError("`messages` do not end with the assistant's turn")
+    used = scored_columns(kind) if answers else _USED.get(kind, {"prompt", "completion"})
     rest = {name: value for name, value in columns.items() if name not in used}
     if kind == "verl":
         rest["ground_truth"] = _ground_truth(columns["reward_model"])
     identity = _identity(columns) if "id" in columns else ""
-    return Example(id=identity, prompt=prompt, completion=completion, columns=rest, row=row.number, source=source)
+    return Example(
+        id=identity,
+        prompt=prompt,
+        completion=completion,
+        columns=rest,
+        row=row.number,
+        source=source,
+        answers=answers,
+    )
 
 
 def _turns(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, PromptContent | None]:
     if kind == "text":
-        return "", _checked(columns["text"], "text")
+        return "", checked_content(columns["text"], "text")
     if kind == "messages":
-        turns = _checked(columns["messages"], "messages")
+        turns = checked_content(columns["messages"], "messages")
         if isinstance(turns, str):
-            raise _BadRowError("`messages` is a str, expected a list of messages")
+            raise BadRowError("`messages` is a str, expected a list of messages")
         if turns[-1]["role"] != "assistant":
             return turns, None
         if len(turns) == 1:
-            raise _BadRowError("`messages` holds an answer and no prompt")
+            raise BadRowError("`messages` holds an answer and no prompt")
         return turns[:-1], turns[-1:]
-    prompt = _checked(columns["prompt"], "prompt")
-    return prompt, _checked(columns["completion"], "completion") if kind == "prompt-completion" else None
+    prompt = checked_content(columns["prompt"], "prompt")
+    return prompt, checked_content(columns["completion"], "completion") if kind == "prompt-completion" else None
 
 
 def _whole(prompt: PromptContent, completion: PromptContent | None) -> tuple[PromptContent, PromptContent]:
@@ -271,49 +323,19 @@ def _whole(prompt: PromptContent, completion: PromptContent | None) -> tuple[Pro
         return "", prompt + completion
     if isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
         return [], prompt + (completion or [])
-    raise _BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
-
-
-def _checked(value: object, name: str) -> PromptContent:
-    """Text with something in it, or well-formed messages."""
-    if value is None:
-        raise _BadRowError(f"`{name}` is null or missing")
-    if isinstance(value, str):
-        if not value.strip():
-            raise _BadRowError(f"`{name}` is empty or only whitespace")
-        return value
-    if not isinstance(value, list):
-        raise _BadRowError(f"`{name}` is a {type(value).__name__}, expected text or a list of messages")
-    if not value:
-        raise _BadRowError(f"`{name}` is an empty list of messages")
-    turns = [_message(turn, name) for turn in value]
-    if not any(str(turn["content"] or "").strip() or "tool_calls" in turn for turn in turns):
-        raise _BadRowError(f"`{name}` has no message with content")
-    return turns
-
-
-def _message(value: object, name: str) -> ChatMessage:
-    if not isinstance(value, dict):
-        raise _BadRowError(f"`{name}` holds a {type(value).__name__}, expected a message with role and content")
-    # Parquet gives every message all keys that any message has: null says that this one lacks it.
-    turn: ChatMessage = {str(key): part for key, part in value.items() if part is not None}
-    if not isinstance(turn.get("role"), str):
-        raise _BadRowError(f"`{name}` holds a message without a role")
-    if not isinstance(turn.setdefault("content", ""), str):
-        raise _BadRowError(f"`{name}` holds a message whose content is a {type(turn['content']).__name__}, not text")
-    return turn
+    raise BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
 
 
 def _ground_truth(reward_model: object) -> object:
     if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
-        raise _BadRowError("`reward_model.ground_truth` is null or missing")
+        raise BadRowError("`reward_model.ground_truth` is null or missing")
     return reward_model["ground_truth"]
 
 
 def _identity(columns: Mapping[str, object]) -> str:
     value = columns["id"]
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise _BadRowError("`id` is missing or neither text nor a whole number")
+        raise BadRowError("`id` is missing or neither text nor a whole number")
     return str(value)
 
 
@@ -336,7 +358,10 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
 
 
 def _content(draft: Example) -> str:
-    return json.dumps([draft.prompt, draft.completion, draft.columns], sort_keys=True, default=str)
+    content: list[object] = [draft.prompt, draft.completion, draft.columns]
+    if draft.answers:
+        content.append([one.identity() for one in draft.answers])
+    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _hashed(drafts: Sequence[Example], contents: Sequence[str]) -> tuple[tuple[Example, ...], int]:
@@ -347,14 +372,5 @@ def _hashed(drafts: Sequence[Example], contents: Sequence[str]) -> tuple[tuple[E
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         times[digest] = times.get(digest, 0) + 1
         identity = digest if times[digest] == 1 else f"{digest}#{times[digest]}"
-        rows.append(
-            Example(
-                id=identity,
-                prompt=draft.prompt,
-                completion=draft.completion,
-                columns=draft.columns,
-                row=draft.row,
-                source=draft.source,
-            )
-        )
+        rows.append(replace(draft, id=identity))
     return tuple(rows), len(rows) - len(times)

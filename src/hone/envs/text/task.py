@@ -10,8 +10,9 @@ from pydantic import Field, JsonValue, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import DataError, did_you_mean
-from hone.envs.text.dataset import DatasetKind, ExampleDataset, PromptContent, read_examples
+from hone.envs.text.dataset import DatasetKind, ExampleDataset, read_examples
 from hone.envs.text.reasoning_gym import PREFIX, reasoning_gym_examples
+from hone.envs.text.row_checks import PromptContent
 
 _FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 

@@ -14,11 +14,12 @@ from hone.core.conversation import ConversationColumns, build_columns
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.generation import GenerationSession, Request, SamplingParams
 from hone.core.judging import ScoreBatch, Scorer, ScorerInput
-from hone.core.ragged import offsets_of, owner_of, ranges
+from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
 from hone.envs.text.conversation import Conversation, ConversationLoop, TextEnvironment
-from hone.envs.text.dataset import PromptContent
+from hone.envs.text.row_checks import PromptContent
+from hone.envs.text.step_rewards import count_steps, step_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class TextWorld:
     """Replies to answers; None: one answer is the whole conversation."""
     context: int = 2**31 - 1
     """Most tokens of a conversation."""
+    step_end: str = ""
+    """Text that ends a step of an answer, where steps have scores; for conversations of one answer."""
     prompts_asked: int = 0
 
     def rollout(self, session: GenerationSession) -> Episodes:
@@ -64,7 +67,8 @@ class TextWorld:
         loop = ConversationLoop(session, requests, self.decode, environment=self.environment, context=self.context)
         tickets: list[object] = [None] * len(requests)
         for place in loop.finished_groups():
-            tickets[place] = self.scorer.submit(_scorer_inputs(chosen[place % len(chosen)], loop.groups[place]))
+            prompt = chosen[place % len(chosen)]
+            tickets[place] = self.scorer.submit(_scorer_inputs(prompt, loop.groups[place], self.step_end))
         scores = self.scorer.gather(tickets)
         first = self.prompts_asked
         self.prompts_asked += len(chosen)
@@ -72,7 +76,18 @@ class TextWorld:
             [one for group in loop.groups[: len(chosen)] for one in group],
             group=np.repeat(np.arange(first, first + len(chosen)), self.samples),
             scores=scores,
+            step_ends=self._step_ends if self.step_end else None,
         )
+
+    def _step_ends(self, conversation: Conversation, steps: int) -> Ints:
+        """`[steps]` place of each step's last token in the conversation's answer."""
+        (answer,) = conversation.transcript.answers
+        return step_ends(answer.tokens, self.decode, self.step_end, steps)
+
+    def prompt_of(self, group: int) -> Prompt:
+        """The prompt that the episodes of a group answer."""
+        epoch, place = divmod(group, len(self.prompts))
+        return self.prompts[int(self._order(epoch)[place])]
 
     def state(self) -> State:
         return {"asked": self.prompts_asked, "judge": self.scorer.state()}
@@ -86,15 +101,22 @@ class TextWorld:
         asked = self.prompts_asked
         while len(rows) < self.prompts_per_step:
             epoch, start = divmod(asked, len(self.prompts))
-            order = (
-                permutation(self.seed, "prompts", epoch, count=len(self.prompts))
-                if self.shuffle
-                else np.arange(len(self.prompts))
-            )
-            picked = order[start : start + self.prompts_per_step - len(rows)].tolist()
+            picked = self._order(epoch)[start : start + self.prompts_per_step - len(rows)].tolist()
             rows.extend(picked)
             asked += len(picked)
         return rows
+
+    def __post_init__(self) -> None:
+        self._cached_epoch = -1
+        self._cached_order = np.zeros(0, dtype=np.int64)
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """`[prompts]` the order of an epoch."""
+        if self._cached_epoch != epoch:
+            shuffled = permutation(self.seed, "prompts", epoch, count=len(self.prompts)) if self.shuffle else None
+            self._cached_epoch = epoch
+            self._cached_order = np.arange(len(self.prompts)) if shuffled is None else shuffled
+        return self._cached_order
 
     def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
         """The prompts in order; then, with `baseline`, the same prompts in the same order for their greedy answers."""
@@ -111,7 +133,7 @@ class TextWorld:
         return requests
 
 
-def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation]) -> list[ScorerInput]:
+def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation], step_end: str) -> list[ScorerInput]:
     texts = [next(one for one in reversed(each.messages) if one["role"] == "assistant")["content"] for each in group]
     return [
         ScorerInput(
@@ -121,12 +143,19 @@ def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation]) -> list[Scorer
             messages=tuple(one.messages),
             transcript=one.transcript,
             id=prompt.id,
+            steps=count_steps(str(text), step_end) if step_end else None,
         )
         for text, one in zip(texts, group, strict=True)
     ]
 
 
-def _episodes(conversations: Sequence[Conversation], *, group: NDArray[np.int64], scores: ScoreBatch) -> Episodes:
+def _episodes(
+    conversations: Sequence[Conversation],
+    *,
+    group: NDArray[np.int64],
+    scores: ScoreBatch,
+    step_ends: Callable[[Conversation, int], Ints] | None,
+) -> Episodes:
     """Conversations and their scores as episodes. Scores beyond the conversations are the groups' greedy baselines."""
     count = len(conversations)
     columns = build_columns([one.transcript for one in conversations])
@@ -137,7 +166,7 @@ def _episodes(conversations: Sequence[Conversation], *, group: NDArray[np.int64]
         chosen=columns.chosen,
         logp=columns.logp,
         version=columns.version,
-        reward=_rewards(conversations, columns, scores),
+        reward=_rewards(conversations, columns, scores, step_ends),
         group=group,
         terminated=~columns.truncated,
         truncated=columns.truncated,
@@ -149,16 +178,24 @@ def _episodes(conversations: Sequence[Conversation], *, group: NDArray[np.int64]
 
 
 def _rewards(
-    conversations: Sequence[Conversation], columns: ConversationColumns, scores: ScoreBatch
+    conversations: Sequence[Conversation],
+    columns: ConversationColumns,
+    scores: ScoreBatch,
+    step_ends: Callable[[Conversation, int], Ints] | None,
 ) -> NDArray[np.float32]:
-    """`[N]`: turn scores and the environment's rewards at each turn's last decision, else the score at the last one."""
+    """`[N]`: scores of turns or steps and the environment's rewards at the last decision of each, else the score at the
+    last one."""
     count, reward = len(conversations), np.zeros(columns.offsets[-1], dtype=np.float32)
     paid = scores.status[:count] == ScoreStatus.SCORED
     reward[columns.offsets[1:] - 1] = np.where(paid, scores.score[:count], 0.0)
     for place in np.flatnonzero(paid).tolist():
         turns, extra = scores.turn_scores.get(place), conversations[place].rewards
         ends = columns.turn_ends[columns.turn_offsets[place] : columns.turn_offsets[place + 1]]
-        if turns is not None:
+        if turns is not None and step_ends is not None:
+            reward[ends[-1]] = 0.0
+            steps = columns.offsets[place] + step_ends(conversations[place], len(turns))
+            np.add.at(reward, steps, np.array(turns, np.float32))
+        elif turns is not None:
             reward[ends] = turns
         if extra:
             reward[ends[: len(extra)]] += np.array(extra, np.float32)

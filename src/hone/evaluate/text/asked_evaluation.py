@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import cast
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from hone.core.errors import ConfigError, DataError
 from hone.envs.text.reasoning_gym import PREFIX
 from hone.envs.text.task import TaskConfig
-from hone.evaluate.saved_config import OWN_TASK, EvaluationTask, config_tree, table_of
+from hone.evaluate.saved_config import (
+    OWN_SEARCH,
+    OWN_TASK,
+    EvaluationTask,
+    SearchOptions,
+    config_tree,
+    table_of,
+)
 from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.store.durable import Json
 
@@ -21,7 +29,9 @@ FRESH_SEED_OFFSET = 1 << 29
 DEFAULT_MAX_TOKENS = 256
 
 
-def evaluation_config(run: Path | None, asked: EvaluationTask, *, problems: int, seed: int) -> EvaluationConfig:
+def evaluation_config(
+    run: Path | None, asked: EvaluationTask, *, problems: int, seed: int, search: SearchOptions = OWN_SEARCH
+) -> EvaluationConfig:
     """The evaluation of a run's `[evaluation]`, with the task and rewards that were `asked` for in place of its own.
 
     A run without `[evaluation]`, and a policy outside a run, can be asked for any task: rewards and limits are those
@@ -43,15 +53,28 @@ def evaluation_config(run: Path | None, asked: EvaluationTask, *, problems: int,
         "max_tokens": asked.max_tokens or own.get("max_tokens") or table_of(tree, "rollout").get("max_tokens"),
     }
     fields["max_tokens"] = fields["max_tokens"] or DEFAULT_MAX_TOKENS
+    if search != OWN_SEARCH:
+        fields["search"] = {**table_of(own, "search"), **search.fields()}
     try:
         config = EvaluationConfig.model_validate(fields)
     except ValidationError as error:
+        if search != OWN_SEARCH and all(one["loc"][:1] == ("search",) for one in error.errors()):
+            raise ConfigError(*(_search_fault(one) for one in error.errors())) from None
         if asked == OWN_TASK and run is not None:
             raise DataError(f"{run / 'config.json'}: the evaluation table cannot be read: {error}") from None
         raise ConfigError(*(f"--task {asked.task}: {one['msg']}" for one in error.errors())) from None
     fresh = FRESH_SEED_OFFSET + seed if seed else 0
     task = config.task.model_copy(update={"size": problems, "seed": config.task.seed + fresh})
     return config.model_copy(update={"task": task})
+
+
+def _search_fault(error: ErrorDetails) -> str:
+    """A fault of the search that was asked for: the option or key, and what is wrong."""
+    _, *place = error["loc"]
+    message = error["msg"].removeprefix("Value error, ")
+    if place[:1] == ["plans"]:
+        return f"--search: {'at least one plan is needed' if error['type'] == 'missing' else message}"
+    return f"search{''.join(f'.{part}' for part in place)}: {message}"
 
 
 def prompt_task(run: Path | None) -> tuple[TaskConfig | None, int]:

@@ -134,7 +134,7 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
     return connect_engine(
         config,
         model=policy.decoder,
-        save=policy.save,
+        save=policy.save_merged,
         text=TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
         slots=slots,
         seed=seed,

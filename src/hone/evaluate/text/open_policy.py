@@ -11,14 +11,36 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
-from hone.models.language.hf_checkpoint import load_model, read_config
+from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
+from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
+from hone.models.language.lora import LoraConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
 from hone.store.folder import open_run
 from hone.store.verification import verify_policy
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
+
+
+class NewExpertsConfig(Config):
+    """Mixture of experts of a new network."""
+
+    count: int = Field(default=8, ge=2, le=MAX_EXPERTS)
+    """Experts of each layer."""
+    per_token: int = Field(default=2, ge=1)
+    """Experts that each token goes to."""
+    width: int = Field(default=0, ge=0)
+    """Inner features of one expert; 0: `intermediate_size`."""
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> "NewExpertsConfig":
+        if self.per_token > self.count:
+            raise ValueError(
+                f"experts.per_token = {self.per_token} is above experts.count = {self.count}: a token cannot go to "
+                "more experts than there are"
+            )
+        return self
 
 
 class NewModelConfig(Config):
@@ -38,6 +60,8 @@ class NewModelConfig(Config):
     """Width of a head; even."""
     intermediate_size: int = Field(default=384, ge=8)
     """Width of the gated MLP."""
+    experts: NewExpertsConfig | None = None
+    """Mixture of experts in place of each MLP, for the families qwen3_moe, mixtral and olmoe."""
     max_positions: int = Field(default=512, ge=8)
     """Longest context, in tokens."""
     tokenizer: Literal["characters", "bytes"] = "characters"
@@ -51,6 +75,11 @@ class NewModelConfig(Config):
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        if (self.family in EXPERT_FAMILIES) == (self.experts is None):
+            raise ValueError(
+                f"family = {self.family!r} {'has no experts' if self.experts else 'needs a table experts'}; families "
+                f"with experts: {', '.join(EXPERT_FAMILIES)}"
+            )
         return self
 
 
@@ -58,9 +87,14 @@ class ModelSource(Config):
     """Initial policy of a run: exactly one of `path` and `new`."""
 
     path: str | None = None
-    """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
+    """A Hugging Face folder, an adapter's folder of PEFT, a run of hone (its newest checkpoint), or one of its
+    checkpoints."""
     new: NewModelConfig | None = None
     """Start from random weights."""
+    experts: ExpertTrainingConfig | None = None
+    """Training of a mixture of experts; only for a model that has them."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter in place of all weights: a new one, or that of `path` if it is an adapter's folder."""
     optimizer: bool = False
     """Also start from the optimizer's state of the checkpoint `path`, saved by a recipe with the same optimizer; the
     learning-rate schedule begins anew."""
@@ -81,6 +115,17 @@ class ModelSource(Config):
             raise ValueError("give exactly one of model.path and model.new")
         if self.optimizer and self.path is None:
             raise ValueError("model.optimizer = true needs model.path, a checkpoint or run of hone")
+        if self.experts is not None and self.new is not None and self.new.experts is None:
+            raise ValueError(f"model.experts trains a mixture of experts; model.new is a dense {self.new.family}")
+        if self.experts is not None and self.experts.balance == "bias" and self.lora is not None:
+            raise ValueError('model.experts.balance = "bias" with model.lora: an adapter\'s folder holds no biases')
+        if self.lora is not None and self.new is not None:
+            raise ValueError("model.lora adapts a trained model: give model.path; a new one has nothing to keep")
+        if self.lora is not None and self.weights == "bfloat16":
+            raise ValueError(
+                'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
+                '= "float32" (model.compute = "bfloat16" is as fast)'
+            )
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
         low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
@@ -98,6 +143,7 @@ def open_policy(
 
     Raises DataError naming the folder and the problem.
     """
+    adapter = None
     if source.new is not None:
         tokenizer = tokenizer or _new_tokenizer(source.new, chat=False)
         decoder = new_model(
@@ -109,21 +155,27 @@ def open_policy(
     else:
         assert source.path is not None
         folder = policy_folder(Path(source.path))
-        tokenizer = tokenizer or load_tokenizer(folder)
-        decoder = load_model(
-            folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
-        )
+        tokenizer = tokenizer or load_policy_tokenizer(folder)
+        recompute = source.activation_checkpointing
+        if source.lora is None:
+            decoder = load_model(folder, device=device, dtype=source.weights, checkpoint_activations=recompute)
+        else:
+            adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
+            decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
-    decoder.set_compute_dtype(_compute(source, device))
+    decoder.set_compute_dtype(resolved_compute(source, device))
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
         decoder.use_bitwise_arithmetic()
-    return TokenPolicy(decoder, tokenizer, temperature)
+    if source.experts is not None and source.experts.balance == "bias":
+        decoder.add_selection_bias()
+    return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
 
 
-def _compute(source: ModelSource, device: str) -> str:
-    """Resolve `compute` by the processor's instructions, not by a measurement, so that runs are reproducible."""
+def resolved_compute(source: ModelSource, device: str) -> str:
+    """Data type of the trainer's products: `auto` is resolved by the processor's instructions, not by a measurement, so
+    that runs are reproducible."""
     if source.compute != "auto":
         return source.compute
     if source.weights == "bfloat16" or source.exactness == "bitwise":
@@ -149,9 +201,16 @@ def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenize
     assert source.path is not None
     folder = policy_folder(Path(source.path))
     config = read_config(folder)
-    tokenizer = load_tokenizer(folder)
+    if source.experts is not None and config.experts is None:
+        raise ConfigError(f"model.experts trains a mixture of experts; {folder} holds a dense {config.family}")
+    tokenizer = load_policy_tokenizer(folder)
     tokenizer.check_fits(config.vocab_size, where=str(folder))
     return tokenizer, config.max_positions
+
+
+def load_policy_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder, or of an adapter's: its own, or else that of its base. Raises DataError."""
+    return load_tokenizer(folder if (folder / "tokenizer.json").is_file() else model_folder(folder))
 
 
 def model_config(source: ModelSource, tokenizer: Tokenizer) -> ModelConfig:
@@ -184,11 +243,17 @@ def _new_tokenizer(new: NewModelConfig, *, chat: bool) -> Tokenizer:
 
 
 def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    experts, intermediate = None, new.intermediate_size
+    if new.experts is not None:
+        width = new.experts.width or intermediate
+        experts = ExpertsConfig(count=new.experts.count, per_token=new.experts.per_token, width=width)
+        intermediate = width
     return ModelConfig(
         family=new.family,
+        experts=experts,
         vocab_size=tokenizer.size,  # no padding: other tools sample from every row
         hidden_size=new.hidden_size,
-        intermediate_size=new.intermediate_size,
+        intermediate_size=intermediate,
         layers=new.layers,
         heads=new.heads,
         kv_heads=new.kv_heads,

@@ -1,113 +1,55 @@
 """Rewards of a text task, wired: functions in worker processes, models on the device, servers over HTTP."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import DataError, UserCodeError
+from hone.core.errors import UserCodeError
 from hone.core.judging import DatasetRow, ScorerInput
 from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
-from hone.evaluate.text.open_policy import policy_folder
-from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head
-from hone.models.language.tokenizers import Tokenizer, load_tokenizer
+from hone.evaluate.text.judges.member import judge_member
+from hone.evaluate.text.reward_models import ModelLoader, RewardModelMember
 from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer
 from hone.rewards.jobs import RewardBatch, parse_results
-from hone.rewards.scorer import FunctionMember, RewardMember, RewardScorer, reward_batch
-from hone.rewards.scores import RewardResult, failed_result, result_from_value
+from hone.rewards.judges.config import RewardJudge
+from hone.rewards.score_watch import ScoreWatch
+from hone.rewards.scorer import FunctionMember, MeasuredMember, RewardMember, RewardScorer, reward_batch
+from hone.rewards.scores import RewardResult, failed_result
 from hone.rewards.wire import pack
 from hone.rewards.workers import RewardWorkerPool
 
-ModelLoader: TypeAlias = Callable[[str, str], ScalarHeadModel]
-"""Folder and data type of the weights -> the model, on its device."""
 
-
-def reward_scorer(config: RewardsConfig, *, load: ModelLoader) -> RewardScorer:
-    """The scorer of a config; it starts and loads nothing before the first check or answer.
+def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
+    """The scorer of a config, with local judges on `device`; it loads nothing before the first check or answer.
 
     Raises ConfigError for an address that cannot be one, or a key that the environment lacks.
     """
     functions = [place for place, reward in enumerate(config.functions) if isinstance(reward, RewardFunction)]
     members: list[tuple[Sequence[int], RewardMember]] = []
+    measured: dict[str, MeasuredMember] = {}
     for place, reward in enumerate(config.functions):
         if isinstance(reward, RewardModel):
-            members.append(([place], RewardModelMember(reward, load)))
+            model = RewardModelMember(reward, config.names[place], load, step_end=config.step_end)
+            members.append(([place], model))
+            if reward.members:
+                measured[config.names[place]] = model
         elif isinstance(reward, RewardServer):
             members.append(([place], RewardServerMember(reward)))
+        elif isinstance(reward, RewardJudge):
+            name = config.names[place]
+            judge = judge_member(reward, name, device=device)
+            measured[name] = judge
+            members.append(([place], judge))
         elif place == functions[0]:
             members.append((functions, FunctionMember(RewardWorkerPool(config))))
     budget = UnscoredBudget(
         allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
     )
-    return RewardScorer(config, members, budget)
-
-
-def load_reward_model(path: str, weights: str, *, device: str, tokenizer: Tokenizer) -> ScalarHeadModel:
-    """The scalar-head model of a folder, which must have the vocabulary of the policy's tokenizer. Raises DataError."""
-    folder = policy_folder(Path(path))
-    model = load_scalar_head(folder, device=device, dtype=weights)
-    if (folder / "tokenizer.json").is_file():
-        if load_tokenizer(folder).backend.get_vocab() != tokenizer.backend.get_vocab():
-            raise DataError(
-                f"{path}: the reward model has another vocabulary than the policy, whose tokens it would score; give a "
-                'model with the same tokenizer, or serve this one as kind = "server"'
-            )
-    else:
-        tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
-    return model
-
-
-class RewardModelMember:
-    """A scalar-head model, which scores whole conversations at their last token when they are gathered."""
-
-    def __init__(self, config: RewardModel, load: ModelLoader) -> None:
-        self._config, self._load = config, load
-        self._model: ScalarHeadModel | None = None
-
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
-        """Load the model. Raises DataError."""
-        del columns, rows
-        self._loaded()
-        return []
-
-    def write_protect(self, folder: Path) -> None:
-        """It runs no code of the user's."""
-
-    def notices(self) -> list[str]:
-        return []
-
-    def submit(self, answers: Sequence[ScorerInput]) -> Sequence[NDArray[np.int32]]:
-        return [answer.tokens for answer in answers]
-
-    def results(self, tickets: Sequence[Sequence[NDArray[np.int32]]]) -> tuple[list[list[RewardResult]], list[str]]:
-        model, sequences = self._loaded(), [tokens for ticket in tickets for tokens in ticket]
-        limit = model.decoder.config.max_positions
-        fits = [tokens for tokens in sequences if len(tokens) <= limit]
-        began = time.perf_counter()
-        scores = iter(model.score_sequences(fits, micro_batch_tokens=self._config.micro_batch_tokens).tolist())
-        seconds = (time.perf_counter() - began) / max(len(fits), 1)
-        return [
-            [
-                result_from_value(next(scores), seconds=seconds, source="the model")
-                if len(tokens) <= limit
-                else failed_result(ScoreStatus.UNSCORABLE, f"{len(tokens)} tokens; the reward model reads {limit}")
-                for tokens in sequences
-            ]
-        ], []
-
-    def close(self) -> None:
-        self._model = None
-
-    def _loaded(self) -> ScalarHeadModel:
-        if self._model is None:
-            self._model = self._load(self._config.path, self._config.weights)
-        return self._model
+    return RewardScorer(config, members, budget, measured=measured)
 
 
 ServerTicket: TypeAlias = "Future[list[RewardResult]]"
@@ -119,6 +61,7 @@ class RewardServerMember:
     def __init__(self, config: RewardServer) -> None:
         """Raises ConfigError as `HttpClient`."""
         self._config = config
+        self._watch = ScoreWatch(f"reward server {config.name!r} ({config.url})")
         self._client = HttpClient(
             ServerAddress(
                 url=config.url,
@@ -139,13 +82,16 @@ class RewardServerMember:
         """It runs no code here."""
 
     def notices(self) -> list[str]:
-        return []
+        return self._watch.notices()
 
     def submit(self, answers: Sequence[ScorerInput]) -> ServerTicket:
         return self._threads.submit(self._score, reward_batch(answers))
 
     def results(self, tickets: Sequence[ServerTicket]) -> tuple[list[list[RewardResult]], list[str]]:
-        return [[result for ticket in tickets for result in ticket.result()]], []
+        """Raises UserCodeError for a reply that breaks the contract, and for NaN."""
+        results = [result for ticket in tickets for result in ticket.result()]
+        self._watch.observe([result.score for result in results])
+        return [results], []
 
     def close(self) -> None:
         self._client.close()
@@ -174,6 +120,11 @@ class RewardServerMember:
         results = parse_results({"reasons": [""] * count, **reply, "seconds": seconds}, count, source="the server")
         if results is None:
             raise self._fault(f"sent no valid reply for {count} completions: {str(reply)[:200]}")
+        nan = sum(result.reason.startswith("the server returned nan") for result in results)
+        if nan:
+            raise self._fault(
+                f"gave NaN to {nan} of {count} answers: its model cannot hold its numbers; null is no score"
+            )
         if wrong := next(filter(None, map(batch.wrong_turns, range(count), results)), ""):
             raise self._fault(wrong)
         return results

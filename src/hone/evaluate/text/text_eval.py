@@ -1,7 +1,7 @@
 """Evaluation of a token policy on held-out prompts: scores of all answers, and their mean with a 95% interval."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
@@ -19,10 +19,13 @@ from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt, TextWorld
 from hone.estimators.means import Estimate, mean_interval
 from hone.evaluate.text.engine_actor import make_engine, make_prompts
+from hone.evaluate.text.search_config import SearchConfig
+from hone.evaluate.text.second_answer import NudgedEvaluation, SecondAnswer, correction_shares, has_chats
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
+from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.store.answers import AnswerRow
 
@@ -48,6 +51,8 @@ class EvaluationConfig(Config):
     """Answers generated at the same time."""
     seed: int = Field(default=0, ge=0)
     """Random seed of sampling."""
+    search: SearchConfig | None = None
+    """Search at test time, after training and by `hone eval`: several answers are drawn and one is selected."""
 
     @model_validator(mode="after")
     def _greedy_has_no_temperature(self) -> "EvaluationConfig":
@@ -55,6 +60,7 @@ class EvaluationConfig(Config):
             raise ValueError(
                 f"temperature = {self.temperature} has no effect on greedy answers; set greedy = false, or remove it"
             )
+        self.rewards.check_group_size(1, "an evaluation, with one answer to each prompt,")
         return self
 
     def sampling(self) -> SamplingParams:
@@ -89,6 +95,8 @@ class ScoredAnswers:
     """`[n]` tokens."""
     turns: Sequence[Sequence[Turn]] = ()
     """Turns of each answer; empty where it has one."""
+    corrections: Metrics = field(default_factory=dict[str, float])
+    """Score of first answers, and shares that became right and wrong, where prompts are answered twice."""
     generation: GenerationReport | None = None
     """Known if the evaluation had its own engine."""
 
@@ -131,6 +139,7 @@ class ScoredAnswers:
             "eval/high": estimate.high,
             "eval/answered": float(estimate.n),
             "eval/tokens_mean": float(self.lengths.mean()),
+            **self.corrections,
         }
 
 
@@ -144,18 +153,22 @@ class TextEvaluation:
     scorer: Scorer
     close: Callable[[], None]
     warnings: list[str]
+    twice: NudgedEvaluation | None = None
+    """Every prompt is answered a second time after a nudge, and the second answer's score counts."""
 
     def evaluate(self, session: GenerationSession, decode: Callable[[NDArray[np.int32]], str]) -> ScoredAnswers:
         """Ask every prompt once and score the answers."""
         world = TextWorld(
             prompts=self.prompts,
-            scorer=self.scorer,
+            scorer=self.scorer if self.twice is None else EachAnswerScorer(self.scorer),
             decode=decode,
             sampling=self.config.sampling(),
             prompts_per_step=len(self.prompts),
             samples=1,
             seed=self.config.seed,
             shuffle=False,
+            step_end=self.config.rewards.step_end,
+            environment=None if self.twice is None else self.twice.environment,
         )
         episodes = world.rollout(session)
         texts = text_after_prompt(episodes, decode)
@@ -168,6 +181,7 @@ class TextEvaluation:
             turns=[turns for _, turns in texts],
             scores=episodes.score,
             lengths=episodes.lengths,
+            corrections={} if self.twice is None else correction_shares(episodes, self.twice.right_from),
         )
 
     def evaluate_policy(self, policy: TokenPolicy, hearer: StreamListener | None = None) -> ScoredAnswers:
@@ -175,7 +189,8 @@ class TextEvaluation:
         engine = make_engine(
             policy,
             slots=self.config.max_concurrent,
-            longest_prompt=max(len(prompt.tokens) for prompt in self.prompts),
+            longest_prompt=max(len(prompt.tokens) for prompt in self.prompts)
+            + (0 if self.twice is None else self.twice.further_tokens),
             max_tokens=self.config.max_tokens,
             seed=self.config.seed,
         )
@@ -201,6 +216,7 @@ def prepare_evaluation(
     context: int,
     scorer: RewardScorer,
     examples: ExampleDataset | None = None,
+    second_answer: SecondAnswer | None = None,
 ) -> TextEvaluation:
     """Lay out the prompts, of `examples` where they were read before; starts no engine or worker.
 
@@ -208,7 +224,14 @@ def prepare_evaluation(
     """
     examples = config.task.examples() if examples is None else examples
     room = context - config.max_tokens
+    if second_answer is not None:
+        room -= second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
     prompts, notes = make_prompts(examples, config.task, tokenizer, room=room)
     return TextEvaluation(
-        config=config, examples=examples, prompts=prompts, scorer=scorer, close=scorer.close, warnings=notes
-    )
+        config=config, examples=examples, prompts=prompts, scorer=scorer, close=scorer.close, warnings=notes,
+        twice=None if second_answer is None else NudgedEvaluation(
+            environment=second_answer.environment(tokenizer, prompts),
+            further_tokens=second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples)),
+            right_from=second_answer.right_from,
+        ),
+    )  # fmt: skip

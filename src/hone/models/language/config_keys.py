@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, cast
 
 from hone.core.errors import ErrorCollector
+from hone.models.language.expert_config import EXPERT_FAMILIES, expert_flags, expert_keys
 from hone.models.language.rope import is_number
 
 SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 """Keys that every config must have."""
-DEFAULT_POSITIONS: Final = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
+DEFAULT_POSITIONS: Final = {
+    "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768,
+    "qwen3_moe": 32768, "mixtral": 131072, "olmoe": 4096,
+}  # fmt: skip
 DEFAULT_WINDOW: Final = 4096
 """Window of a mistral without `sliding_window`."""
 
@@ -24,6 +28,9 @@ _FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "mistral": ("tie_word_embeddings",),
     "qwen2": ("tie_word_embeddings",),
     "qwen3": ("attention_bias", "tie_word_embeddings"),
+    "qwen3_moe": ("attention_bias", "tie_word_embeddings"),
+    "mixtral": ("tie_word_embeddings",),
+    "olmoe": ("attention_bias", "tie_word_embeddings"),
 }
 """Family -> the keys that are true or false and that hone follows."""
 
@@ -72,7 +79,7 @@ _OFF: Final[Mapping[str, Sequence[object]]] = {
     "add_cross_attention": (False,), "tie_encoder_decoder": (False,),
     "pruned_heads": ({},), "per_layer_config": ({},), "quantization_config": (), "compression_config": (),
     "no_rope_layers": ([],), "num_kv_shared_layers": (0,),
-    "num_experts": (0, False), "num_local_experts": (0, False), "n_routed_experts": (0, False),
+    "num_experts": (0, False), "num_local_experts": (0, False), "n_routed_experts": (0, False), "clip_qkv": (),
 }  # fmt: skip
 """Key -> the values at which it changes nothing; null always does."""
 _OFF_IN_FAMILY: Final[Mapping[tuple[str, str], Sequence[object]]] = {
@@ -80,23 +87,29 @@ _OFF_IN_FAMILY: Final[Mapping[tuple[str, str], Sequence[object]]] = {
     ("qwen2", "qkv_bias"): (True,),
     ("qwen3", "use_qk_norm"): (True,),
     ("qwen3", "qk_norm"): (True,),
+    ("qwen3_moe", "use_qk_norm"): (True,),
+    ("qwen3_moe", "qk_norm"): (True,),
+    ("olmoe", "use_qk_norm"): (True,),
+    ("olmoe", "qk_norm"): (True,),
 }
+_NO_EXPERTS: Final = f"families with experts: {', '.join(EXPERT_FAMILIES)}; give one of them, or a dense model"
 _HINTS: Final = {
     "quantization_config": "give the unquantised checkpoint",
     "compression_config": "give the unquantised checkpoint",
-    "num_experts": "mixtures of experts are not supported; give a dense model",
-    "num_local_experts": "mixtures of experts are not supported; give a dense model",
-    "n_routed_experts": "mixtures of experts are not supported; give a dense model",
+    "num_experts": _NO_EXPERTS,
+    "num_local_experts": _NO_EXPERTS,
+    "n_routed_experts": _NO_EXPERTS,
 }
 
 
 def check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
     """Add to `faults` each key that has the wrong type, changes the forward pass in a way that hone does not follow, or
     is unknown."""
-    flags = _FLAGS.get(family, ())
+    flags = (*_FLAGS.get(family, ()), *expert_flags(family))
+    experts = expert_keys(family)
     faults.extend(_type_faults(config, flags, where))
     for key, value in config.items():
-        if value is None or key in _READ or key in _WINDOW or key in flags:
+        if value is None or key in _READ or key in _WINDOW or key in flags or key in experts:
             continue
         if key == "auto_map":
             faults.add(_code_fault(value, where))
@@ -157,7 +170,10 @@ def _window_faults(config: Mapping[str, object], family: str) -> Iterator[str]:
             f"layer_types {kinds!r} must be full_attention for each of the num_hidden_layers ({layers!r}): other "
             "kinds of attention are not supported"
         )
-    window = config.get("sliding_window", DEFAULT_WINDOW if family != "llama" else None)
+    if family == "qwen3_moe" and not config.get("use_sliding_window", False):
+        return
+    unlimited = family in ("llama", "mixtral", "olmoe")
+    window = config.get("sliding_window", None if unlimited else DEFAULT_WINDOW)
     limit = config.get("max_position_embeddings") or DEFAULT_POSITIONS.get(family, 2048)
     if window is None or (isinstance(window, int) and isinstance(limit, int) and window >= limit):
         return

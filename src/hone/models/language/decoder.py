@@ -1,4 +1,5 @@
-"""A decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention.
+"""A decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention; with
+experts (experts.py) for Qwen3-MoE, Mixtral and OLMoE.
 
 The layers' arithmetic on rows of tokens. Key storage and masking are in a `LayerAttention`: packed rows have theirs
 (packed_attention.py), a generation engine brings its cache.
@@ -7,10 +8,11 @@ Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in i
 one complex product; hf_checkpoint.py translates both, exactly, to and from the names and order of Hugging Face.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,10 @@ from hone.models.language.batch_invariant import (
     pad_to_tile,
 )
 from hone.models.language.config import ModelConfig
-from hone.models.language.fused_ops import apply_rotary, gated_silu, mixed_linear, rms_norm, tiled_linear
+from hone.models.language.decoder_layer import CompiledLayerHalves, DecoderLayer, ForwardArithmetic, RmsNorm
+from hone.models.language.decoder_layer import LinearProjection as LinearProjection
+from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
+from hone.models.language.fused_ops import gated_silu, mixed_linear, tiled_linear
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rotary import rope_frequencies
 from hone.models.language.token_logprobs import (
@@ -46,18 +51,17 @@ from hone.models.native.products import uses_amx_tiles
 from hone.models.packing import PackedBatch
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
 Exactness = Literal["parity", "bitwise"]
 
 
-@dataclass(frozen=True, slots=True)
-class _ForwardArithmetic:
-    linear: LinearFn
-    dtype: torch.dtype
-    """Dtype between the additions to the residual stream, which keeps the weights' dtype."""
-    position_invariant: bool
-    """Whether an element's bits are independent of its place in a tensor."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderStates:
+    """Results of a forward pass over T tokens."""
+
+    hidden: Tensor
+    """`[T, hidden_size]`."""
+    routing: RoutingRecord | None
+    """Experts that the tokens went to; None for a dense model."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -65,101 +69,6 @@ def torch_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise DataError(f"dtype {name!r} is not supported; known: {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-class LinearProjection(nn.Module):
-    """A weight `[out, in]` with an optional bias; zero until `init` or `hf_checkpoint` fills it."""
-
-    def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
-
-
-class RmsNorm(nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019)."""
-
-    def __init__(self, features: int, *, eps: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features, dtype=dtype))
-        self.eps = eps
-
-    def forward(self, x: Tensor, kind: torch.dtype | None = None) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, kind)
-
-
-class DecoderLayer(nn.Module):
-    """Pre-norm attention and gated MLP, each added to the stream."""
-
-    def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        c, width = config, config.heads * config.head_dim
-        self.number, self.head_dim = number, c.head_dim
-        self.heads, self.kv_heads = c.heads, c.kv_heads
-        self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
-        self.qkv = LinearProjection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
-        self.q_norm = RmsNorm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
-        self.k_norm = RmsNorm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
-        self.out = LinearProjection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
-        self.mlp_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
-        self.gate_up = LinearProjection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
-        self.down = LinearProjection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
-
-    def forward(
-        self, x: Tensor, turns: Tensor, attend: LayerAttention, by: _ForwardArithmetic,
-        halves: "CompiledLayerHalves | None" = None
-    ) -> Tensor:  # fmt: skip
-        enter, leave = (
-            (DecoderLayer.project_qkv, DecoderLayer.add_attention_and_mlp)
-            if halves is None
-            else (halves.project_qkv, halves.add_attention_and_mlp)
-        )
-        query, key, value = enter(self, x, by)
-        mixed = attend(self.number, apply_rotary(query, turns), apply_rotary(key, turns), value)
-        return leave(self, x, mixed, by)
-
-    def project_qkv(self, x: Tensor, by: _ForwardArithmetic) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, not turned yet."""
-        qkv = by.linear(self.attention_norm(x, by.dtype), self.qkv.weight, self.qkv.bias).view(
-            len(x), -1, self.head_dim
-        )
-        query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        return query, key, value
-
-    def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: _ForwardArithmetic) -> Tensor:
-        """The residual stream, plus the attention output `mixed`, plus the MLP."""
-        linear = by.linear
-        x = x + linear(mixed, self.out.weight, self.out.bias)
-        gate_up = linear(self.mlp_norm(x, by.dtype), self.gate_up.weight, self.gate_up.bias)
-        return x + linear(gated_silu(gate_up, steady=by.position_invariant), self.down.weight, self.down.bias)
-
-    def forward_native(
-        self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: _ForwardArithmetic
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
-        linear, eps = by.linear, self.attention_norm.eps
-        x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)
-        qkv = linear(normed, self.qkv.weight, self.qkv.bias)
-        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
-        mixed = attend(qkv, q_norm, k_norm, eps)
-        x, normed = native_add_norm(
-            x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.dtype
-        )
-        gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
-        return x, linear(native_gated_silu(gate_up), self.down.weight, self.down.bias)
-
-
-class CompiledLayerHalves:
-    """The parts of a layer before and after attention, compiled by torch once for layers of one shape.
-
-    The first run of each takes seconds, or minutes on a GPU; the number of tokens may change from run to run.
-    """
-
-    def __init__(self) -> None:
-        self.project_qkv = torch.compile(DecoderLayer.project_qkv, dynamic=True, fullgraph=True)
-        self.add_attention_and_mlp = torch.compile(DecoderLayer.add_attention_and_mlp, dynamic=True, fullgraph=True)
 
 
 class Decoder(nn.Module):
@@ -174,6 +83,8 @@ class Decoder(nn.Module):
         """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
         self.rows = BatchInvariantLinear()
         """Linear layers for such an engine."""
+        self.routing_records: list[RoutingRecord] | None = None
+        """Where `states` leaves the routes of each of its passes; None: nowhere. See `recording_routes`."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
         self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
@@ -185,6 +96,10 @@ class Decoder(nn.Module):
             else LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         )
         self.frequencies = nn.Buffer(rope_frequencies(config.rope, config.head_dim), persistent=False)
+
+    def stored_tensors(self) -> dict[str, Tensor]:
+        """Everything that is saved: the parameters, and the biases of the routers' choices, which no gradient moves."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     @property
     def output_weight(self) -> Tensor:
@@ -233,20 +148,47 @@ class Decoder(nn.Module):
         linear: LinearFn = functional.linear,
         kind: torch.dtype | None = None,
         halves: CompiledLayerHalves | None = None,
+        routing: RoutingRecord | None = None,
     ) -> Tensor:
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
 
-        `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
+        `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read. `routing` holds the
+        experts to use, and gets those that were used.
         """
         x = functional.embedding(tokens, self.embedding.weight)
         turns = self._rotations(positions)
-        by = _ForwardArithmetic(linear, kind or self.dtype, self.exactness == "bitwise")
-        for layer in self.layers:
+        by = self._arithmetic(linear, kind or self.dtype)
+        record = routing or RoutingRecord()
+        for number, layer in enumerate(self.layers):
+            replayed = record.replayed_of(number)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, turns, attend, by, use_reentrant=False, preserve_rng_state=False)
+                x, routed = checkpoint(
+                    layer, x, turns, attend, by, None, replayed, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x = layer(x, turns, attend, by, halves)
+                x, routed = layer(x, turns, attend, by, halves, replayed)
+            if routed is not None:
+                record.layers.append(routed)
         return self.norm(x)
+
+    def _arithmetic(self, linear: LinearFn, kind: torch.dtype, *, native: bool = False) -> ForwardArithmetic:
+        steady = self.exactness == "bitwise"
+        if self.config.experts is None:
+            return ForwardArithmetic(linear, kind, steady)
+        experts = ExpertArithmetic(
+            linear=linear,
+            router_linear=functional.linear if linear is mixed_linear else linear,
+            gate=native_gated_silu if native else partial(gated_silu, steady=steady),
+            tile=self.rows.tile if linear is self.rows else 1,
+        )
+        return ForwardArithmetic(linear, kind, steady, experts)
+
+    def run_routed(
+        self, tokens: Tensor, positions: Tensor, attend: LayerAttention, linear: LinearFn
+    ) -> tuple[Tensor, Tensor]:
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to."""
+        record = RoutingRecord()
+        return self.run(tokens, positions, attend, linear, routing=record), record.chosen()
 
     def compiled_run(self) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
         """`run`, its layers as torch's compiler writes them."""
@@ -254,18 +196,56 @@ class Decoder(nn.Module):
 
     def hidden(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden_size]`: state t depends on tokens up to t of its row (and branch), and predicts the next."""
+        return self.states(packed).hidden
+
+    def states(self, packed: PackedBatch) -> DecoderStates:
+        """`hidden`, and the experts that the tokens went to: those of `packed.routing`, or the routers' choice.
+
+        Raises DataError for a routing of another depth or width.
+        """
+        if self.config.experts is None:
+            return DecoderStates(hidden=self._hidden(packed, None), routing=None)
+        check_routing_shape(packed.routing, layers=self.config.layers, experts=self.config.experts)
+        record = RoutingRecord(packed.routing)
+        if self.routing_records is not None:
+            self.routing_records.append(record)
+        return DecoderStates(hidden=self._hidden(packed, record), routing=record)
+
+    @contextmanager
+    def recording_routes(self) -> Iterator[list[RoutingRecord]]:
+        """Context in which the routes of every forward pass of `states` are collected."""
+        before, self.routing_records = self.routing_records, []
+        try:
+            yield self.routing_records
+        finally:
+            self.routing_records = before
+
+    def add_selection_bias(self) -> None:
+        """Give the routers' choices a bias, 0 at first; nothing where they have one."""
+        experts = self.config.experts
+        assert experts is not None, "a dense model has no routers"
+        if experts.selection_bias:
+            return
+        self.config = replace(self.config, experts=replace(experts, selection_bias=True))
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            layer.selection_bias = torch.zeros(experts.count, device=self.device)
+
+    def _hidden(self, packed: PackedBatch, routing: RoutingRecord | None) -> Tensor:
         c = self.config
         if self.exactness == "bitwise":
             fixed = BatchInvariantPackedAttention(
                 packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.compute
             )  # fmt: skip
             tokens, positions = pad_to_tile(packed.tokens), pad_to_tile(packed.positions)
-            return self.run(tokens, positions, fixed, self.rows)[: len(packed.tokens)]
+            record = RoutingRecord() if routing is None else routing.padded(len(tokens))
+            hidden = self.run(tokens, positions, fixed, self.rows, routing=record)[: len(packed.tokens)]
+            if routing is not None:
+                routing.take(record, len(packed.tokens))
+            return hidden
         linear = self._linear()
         if (texts := self._kernel_texts(packed)) is not None:
-            return self._forward_native(
-                packed, texts, _ForwardArithmetic(linear, self.compute, position_invariant=False)
-            )
+            return self._forward_native(packed, texts, self._arithmetic(linear, self.compute, native=True), routing)
         attend = PackedAttention(
             packed,
             heads=c.heads,
@@ -274,7 +254,7 @@ class Decoder(nn.Module):
             dtype=self.compute,
             fused=self.device.type == "cuda",
         )
-        return self.run(packed.tokens, packed.positions, attend, linear, self.compute)
+        return self.run(packed.tokens, packed.positions, attend, linear, self.compute, routing=routing)
 
     def _linear(self) -> LinearFn:
         if self.is_mixed_precision:
@@ -287,7 +267,7 @@ class Decoder(nn.Module):
         return KernelTexts.from_packed(packed) if self._fits_kernels() and available_kernels() is not None else None
 
     def _fits_kernels(self) -> bool:
-        usual = self.exactness == "parity" and self.device.type == "cpu"
+        usual = self.exactness == "parity" and self.device.type == "cpu" and not self.config.qk_norm_whole
         return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
@@ -295,19 +275,25 @@ class Decoder(nn.Module):
         reason = why_unavailable() if self._fits_kernels() else None
         return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
 
-    def _forward_native(self, packed: PackedBatch, texts: KernelTexts, by: _ForwardArithmetic) -> Tensor:
+    def _forward_native(
+        self, packed: PackedBatch, texts: KernelTexts, by: ForwardArithmetic, routing: RoutingRecord | None
+    ) -> Tensor:
         c = self.config
         turns = torch.view_as_real(self._rotations(packed.positions)[:, 0]).contiguous()
         attend = NativeAttention(texts=texts, turns=turns, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         x, delta = functional.embedding(packed.tokens, self.embedding.weight), None
-        for layer in self.layers:
+        record = routing or RoutingRecord()
+        for number, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
+            asked = (x, delta, attend, by, record.replayed_of(number))
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x, delta = checkpoint(
-                    layer.forward_native, x, delta, attend, by, use_reentrant=False, preserve_rng_state=False
-                )  # fmt: skip
+                x, delta, routed = checkpoint(
+                    layer.forward_native, *asked, use_reentrant=False, preserve_rng_state=False
+                )
             else:
-                x, delta = layer.forward_native(x, delta, attend, by)
+                x, delta, routed = layer.forward_native(*asked)
+            if routed is not None:
+                record.layers.append(routed)
         return native_add_norm(x, delta, self.norm.weight, self.norm.eps, self.dtype)[1]
 
     def token_logprobs(

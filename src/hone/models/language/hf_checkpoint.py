@@ -1,6 +1,7 @@
 """Reading and writing Hugging Face folders: safetensors and `config.json`, with the names of transformers and vLLM.
 
-All faults of a folder are reported at once. Pickled weights and remote code are not supported.
+An adapter's folder of PEFT stands for its base with the adapter merged. All faults of a folder are reported at once.
+Pickled weights and remote code are not supported.
 """
 
 import json
@@ -11,11 +12,19 @@ from typing import Final, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.models.language.config import ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder
+from hone.models.language.lora import LoraAdapter, LoraConfig, LoraSettings, weights_sha256
+from hone.models.language.peft_folder import (
+    PeftFolder,
+    is_adapter,
+    load_factors,
+    read_peft_folder,
+    require_same_adapter,
+)
 from hone.models.language.tokenizers import read_json, tokenizer_files
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
@@ -32,32 +41,81 @@ _STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.flo
 
 
 def read_config(folder: Path | str) -> ModelConfig:
-    """The architecture of a folder, without its weights. Raises DataError with every fault."""
-    folder = _existing(Path(folder))
+    """The architecture of a folder, or of the base of an adapter, without its weights. Raises DataError with every
+    fault."""
+    folder = model_folder(folder)
     return model_config_from_hf(read_json(folder / "config.json"), where=str(folder / "config.json"))
+
+
+def model_folder(folder: Path | str) -> Path:
+    """The folder itself, or that of the base model of an adapter. Raises DataError where it is not there."""
+    folder = _existing(Path(folder))
+    return _existing(read_peft_folder(folder).base) if is_adapter(folder) else folder
 
 
 def load_model(
     folder: Path | str, *, device: str = "cpu", dtype: str = "float32", checkpoint_activations: bool = False
 ) -> Decoder:
-    """The Decoder of a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3; one file or sharded).
+    """The Decoder of a Hugging Face folder (see `config.FAMILIES`; one file or sharded), or of an adapter's.
 
     Raises DataError, with every fault at once, naming file and tensor: no such folder, no or damaged weights, missing,
     unexpected or misshapen tensors, numbers that are not finite, an architecture that hone does not know.
     """
     config = read_config(folder)
     model = Decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
-    load_weights(model, folder)
+    if is_adapter(Path(folder)):
+        merged = _load_with_adapter(read_peft_folder(Path(folder)))
+        model.load_state_dict(merged.decoder.state_dict())
+    else:
+        load_weights(model, folder)
     return model.to(device)
+
+
+def load_with_adapter(
+    folder: Path | str, lora: LoraConfig, *, seed: int, device: str = "cpu", checkpoint_activations: bool = False
+) -> LoraAdapter:
+    """A float32 Decoder with an adapter to train: a new one for a model's folder, that of an adapter's folder as it is.
+
+    Raises DataError as `load_model`, and ConfigError where `lora` is not what an adapter's folder holds.
+    """
+    folder = _existing(Path(folder))
+    wanted = check_adapter(folder, lora)
+    if is_adapter(folder):
+        return _load_with_adapter(read_peft_folder(folder), device, checkpoint_activations=checkpoint_activations)
+    decoder = load_model(folder, device=device, checkpoint_activations=checkpoint_activations)
+    adapter = LoraAdapter(decoder, wanted, base_folder=folder.resolve(), base_sha256=weights_sha256(decoder))
+    return adapter.initialise(seed=seed)
+
+
+def check_adapter(folder: Path, lora: LoraConfig) -> LoraSettings:
+    """The adapter that `lora` asks for on the model of a folder, whose weights are not read.
+
+    Raises ConfigError for a rank that is too high, and where an adapter's folder holds another adapter.
+    """
+    wanted = lora.settings(read_config(folder))
+    if is_adapter(folder):
+        saved = read_peft_folder(folder).settings(read_config(folder))
+        require_same_adapter(folder, wanted, saved)
+    return wanted
+
+
+def _load_with_adapter(found: PeftFolder, device: str = "cpu", *, checkpoint_activations: bool = False) -> LoraAdapter:
+    """The base of an adapter's folder, with the adapter merged."""
+    decoder = load_model(found.base, device=device, checkpoint_activations=checkpoint_activations)
+    settings = found.settings(decoder.config)
+    adapter = LoraAdapter(decoder, settings, base_folder=found.base.resolve(), base_sha256=weights_sha256(decoder))
+    load_factors(adapter, found)
+    adapter.starts_at_base = False
+    return adapter
 
 
 def load_weights(model: Decoder, folder: Path | str) -> None:
     """Load a folder's weights in place. Raises DataError as `load_model` does; the model may be partly loaded then."""
-    load_pieces(dict(model.named_parameters()), checkpoint_pieces(model.config), model.config, folder)
+    load_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config, folder)
 
 
 def load_pieces(
-    parameters: Mapping[str, nn.Parameter], pieces: Iterable[CheckpointPiece], config: ModelConfig, folder: Path | str
+    parameters: Mapping[str, Tensor], pieces: Iterable[CheckpointPiece], config: ModelConfig, folder: Path | str
 ) -> None:
     """Load exactly the tensors `pieces` of a folder into `parameters`. Raises as `load_weights`."""
     folder = _existing(Path(folder))
@@ -94,13 +152,11 @@ def save_model(
     copied = {} if tokenizer_from is None else tokenizer_files(tokenizer_from)
     for name, content in copied.items():
         (folder / name).write_bytes(content)
-    save_pieces(
-        dict(model.named_parameters()), checkpoint_pieces(model.config), model.config.to_hf(), folder, shard_bytes
-    )
+    save_pieces(model.stored_tensors(), checkpoint_pieces(model.config), model.config.to_hf(), folder, shard_bytes)
 
 
 def save_pieces(
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     pieces: Iterable[CheckpointPiece],
     config: Mapping[str, object],
     folder: Path,
@@ -124,7 +180,7 @@ def save_pieces(
 
 
 def _shards(
-    everything: Sequence[CheckpointPiece], parameters: Mapping[str, nn.Parameter], limit: int
+    everything: Sequence[CheckpointPiece], parameters: Mapping[str, Tensor], limit: int
 ) -> list[list[CheckpointPiece]]:
     parts: list[list[CheckpointPiece]] = [[]]
     filled = 0
@@ -138,11 +194,11 @@ def _shards(
     return parts
 
 
-def _rows(parameters: Mapping[str, nn.Parameter], piece: CheckpointPiece) -> Tensor:
+def _rows(parameters: Mapping[str, Tensor], piece: CheckpointPiece) -> Tensor:
     return parameters[piece.parameter_name].detach()[piece.start : piece.start + piece.rows]
 
 
-def _bytes(parameters: Mapping[str, nn.Parameter], piece: CheckpointPiece) -> int:
+def _bytes(parameters: Mapping[str, Tensor], piece: CheckpointPiece) -> int:
     rows = _rows(parameters, piece)
     return rows.numel() * rows.element_size()
 
@@ -223,7 +279,7 @@ def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
 def _read_file(
     file: Path,
     wanted: Mapping[str, CheckpointPiece],
-    parameters: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     found: dict[str, Path],
     faults: ErrorCollector,
 ) -> None:
@@ -242,7 +298,7 @@ def _read_file(
         faults.add(f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
 
 
-def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
+def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[str]:
     target = _rows(parameters, piece)
     if tensor.shape != target.shape:
         given, asked = tuple(tensor.shape), tuple(target.shape)

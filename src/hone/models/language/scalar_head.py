@@ -1,13 +1,19 @@
-"""A scalar head: one number from the last hidden state of a decoder, the form of reward models and critics.
+"""A scalar head: one number from a decoder's last hidden state, the form of reward models, verifiers of steps and
+critics.
 
-Folders are those of transformers' `AutoModelForSequenceClassification` with `num_labels = 1`: the tensor `score.weight`
-and no output projection. transformers scores the last token that is not `pad_token_id`, so that a sequence that ends in
-that token gets the score of an earlier one there; here the caller names the positions, and padding does not exist.
+A policy is asked at the position before a token, a scalar head at the token itself: its number judges everything up to
+and with that token. Folders are those of transformers with `num_labels = 1`, without an output projection:
+
+* `reads = "last"`: `AutoModelForSequenceClassification`, the tensor `score.weight`. transformers scores the last token
+  that is not `pad_token_id`: a sequence that ends in that token gets the score of an earlier one there; here the
+  caller names the positions, and padding does not exist.
+* `reads = "steps"`: `AutoModelForTokenClassification`, the tensors `score.weight` and `score.bias`: a number at every
+  token, of which those at the ends of steps are meant.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,96 +21,138 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone.core.errors import DataError
+from hone.core.ragged import Ints
 from hone.core.random import generator
-from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder, LinearProjection
 from hone.models.language.hf_checkpoint import SCALAR_HEAD, load_pieces, read_config, save_pieces
 from hone.models.language.token_logprobs import at_least_float32
+from hone.models.language.tokenizers import read_json
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 from hone.models.packing import PackedBatch, pack_rows
 
+ScoredTokens: TypeAlias = Literal["last", "steps"]
+"""Tokens whose numbers are meant: the last of a sequence, or the last of each step."""
+ARCHITECTURES: Final[dict[ScoredTokens, Literal["SequenceClassification", "TokenClassification"]]] = {
+    "last": "SequenceClassification",
+    "steps": "TokenClassification",
+}
+_BIAS: Final = "score.bias"
 _LABEL: Final = "LABEL_0"
 
 
 class ScalarHeadModel(nn.Module):
-    """v(tokens) = score.weight @ h, for the last hidden state h after the tokens."""
+    """v(tokens) = score.weight @ h (+ score.bias), for the last hidden state h after the tokens."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, reads: ScoredTokens = "last") -> None:
         super().__init__()
         self.decoder = decoder
-        self.score = LinearProjection(decoder.config.hidden_size, 1, bias=False, dtype=decoder.dtype)
+        self.reads: ScoredTokens = reads
+        self.score = LinearProjection(decoder.config.hidden_size, 1, bias=reads == "steps", dtype=decoder.dtype)
 
     def scores(self, packed: PackedBatch, at: Tensor) -> Tensor:
         """`[n]` float32 (float64 for a float64 model), differentiable: the numbers at positions `at` `[n]`.
 
-        A reward model reads the last token of each sequence; a critic the tokens before each decision.
+        A reward model reads the last token of each sequence or step; a critic the tokens before each decision.
         """
         hidden = at_least_float32(self.decoder.hidden(packed)[at])
-        return hidden @ self.score.weight[0].to(hidden.dtype)
+        values = hidden @ self.score.weight[0].to(hidden.dtype)
+        return values if self.score.bias is None else values + self.score.bias.to(hidden.dtype)
 
-    @torch.no_grad()
     def score_sequences(
         self, sequences: Sequence[NDArray[np.int32]], *, micro_batch_tokens: int
     ) -> NDArray[np.float64]:
         """`[n]` the number at the last token of each sequence, with at most `micro_batch_tokens` tokens in a pass (a
         longer sequence is a pass of its own)."""
+        ends = [np.array([len(sequence) - 1], np.int64) for sequence in sequences]
+        return self.score_tokens(sequences, ends, micro_batch_tokens=micro_batch_tokens)
+
+    @torch.no_grad()
+    def score_tokens(
+        self, sequences: Sequence[NDArray[np.int32]], at: Sequence[Ints], *, micro_batch_tokens: int
+    ) -> NDArray[np.float64]:
+        """`[n]` the numbers at positions `at` of each sequence, one sequence's after another's; passes as in
+        `score_sequences`."""
         device = self.score.weight.device
         found = [torch.zeros(0, dtype=torch.float64)]
         for batch in _batches(sequences, micro_batch_tokens):
-            packed = pack_rows(batch, device=str(device))
-            found.append(self.scores(packed, torch.from_numpy(packed.offsets[1:] - 1).to(device)).double().cpu())
+            packed = pack_rows([sequences[place] for place in batch], device=str(device))
+            starts = packed.offsets[:-1].tolist()
+            places = np.concatenate([start + at[place] for start, place in zip(starts, batch, strict=True)])
+            if len(places):
+                found.append(self.scores(packed, torch.from_numpy(places).to(device)).double().cpu())
         return torch.cat(found).numpy()
 
     def save(self, folder: Path, *, pad_id: int | None = None) -> None:
         """Write weights and `config.json`. `pad_id` becomes `pad_token_id` where the config has none: without one,
         transformers scores one sequence at a time only."""
         folder.mkdir(parents=True, exist_ok=True)
-        config = self.decoder.config.to_hf("SequenceClassification")
+        config = self.decoder.config.to_hf(ARCHITECTURES[self.reads])
         config |= {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}, "num_labels": 1}
         if config.get("pad_token_id") is None:
             config["pad_token_id"] = pad_id
-        save_pieces(_parameters(self), _pieces(self.decoder.config), config, folder)
+        save_pieces(_parameters(self), _pieces(self), config, folder)
+
+    def load(self, folder: Path) -> None:
+        """Load, in place, the weights of a folder that `save` wrote. Raises DataError when they do not fit."""
+        load_pieces(_parameters(self), _pieces(self), self.decoder.config, folder)
 
 
-def new_scalar_head(decoder: Decoder, *, seed: int) -> ScalarHeadModel:
-    """A head over `decoder`, normal with std (hidden_size + 1)^-1/2 (Stiennon et al., 2020)."""
-    model = ScalarHeadModel(decoder)
+def new_scalar_head(decoder: Decoder, *, seed: int, reads: ScoredTokens = "last") -> ScalarHeadModel:
+    """A head over `decoder`, normal with std (hidden_size + 1)^-1/2 (Stiennon et al., 2020); a bias starts at 0."""
+    model = ScalarHeadModel(decoder, reads)
     draws = generator(seed, "init", SCALAR_HEAD).standard_normal(decoder.config.hidden_size, dtype=np.float32)
     with torch.no_grad():
         model.score.weight.copy_(torch.from_numpy(draws / np.float32(np.sqrt(decoder.config.hidden_size + 1))))
     return model
 
 
-def load_scalar_head(folder: Path | str, *, device: str = "cpu", dtype: str = "float32") -> ScalarHeadModel:
+def load_scalar_head(
+    folder: Path | str, *, device: str = "cpu", dtype: str = "float32", checkpoint_activations: bool = False
+) -> ScalarHeadModel:
     """The model of a folder with a scalar head. Raises DataError as `load_model`, and for another number of labels."""
     config = read_config(folder)
     labels = config.extra.get("id2label")
     if isinstance(labels, dict) and len(labels) != 1:
         raise DataError(f"{folder}: a classifier of {len(labels)} labels; a scalar head has one (num_labels = 1)")
-    decoder = Decoder(config, dtype=dtype)
+    decoder = Decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
     decoder.head = None
-    model = ScalarHeadModel(decoder)
-    load_pieces(_parameters(model), _pieces(config), config, folder)
+    model = ScalarHeadModel(decoder, scored_tokens(folder) or "last")
+    model.load(Path(folder))
     return model.to(device).eval()
 
 
-def _pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
-    """Every tensor of a folder: the decoder's without the output projection, and the head."""
-    yield from (piece for piece in checkpoint_pieces(config) if piece.parameter_name != "head.weight")
-    yield CheckpointPiece(checkpoint_name=SCALAR_HEAD, parameter_name=SCALAR_HEAD, start=0, rows=1)
+def scored_tokens(folder: Path | str) -> ScoredTokens | None:
+    """Which tokens the scalar head of a folder is meant for, by its `config.json`; None for a folder without a head.
+
+    Raises DataError for a folder without a readable config.
+    """
+    architectures = read_json(Path(folder) / "config.json").get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    known = [reads for reads, kind in ARCHITECTURES.items() if any(str(name).endswith(f"For{kind}") for name in names)]
+    return known[0] if known else None
+
+
+def _pieces(model: ScalarHeadModel) -> Iterator[CheckpointPiece]:
+    """Every tensor of a folder: the decoder's without the output projection, and the head's."""
+    yield from (piece for piece in checkpoint_pieces(model.decoder.config) if piece.parameter_name != "head.weight")
+    for name in (SCALAR_HEAD,) if model.score.bias is None else (SCALAR_HEAD, _BIAS):
+        yield CheckpointPiece(checkpoint_name=name, parameter_name=name, start=0, rows=1)
 
 
 def _parameters(model: ScalarHeadModel) -> dict[str, nn.Parameter]:
-    return {**dict(model.decoder.named_parameters()), SCALAR_HEAD: model.score.weight}
+    found = {**dict(model.decoder.named_parameters()), SCALAR_HEAD: model.score.weight}
+    return found if model.score.bias is None else {**found, _BIAS: model.score.bias}
 
 
-def _batches(sequences: Sequence[NDArray[np.int32]], budget: int) -> Iterator[list[NDArray[np.int32]]]:
-    """Sequences in their order, cut where the next one would exceed the budget."""
-    batch: list[NDArray[np.int32]] = []
-    for sequence in sequences:
-        if batch and sum(map(len, batch)) + len(sequence) > budget:
+def _batches(sequences: Sequence[NDArray[np.int32]], budget: int) -> Iterator[list[int]]:
+    """Places of sequences in their order, cut where the next one would exceed the budget."""
+    batch: list[int] = []
+    filled = 0
+    for place, sequence in enumerate(sequences):
+        if batch and filled + len(sequence) > budget:
             yield batch
-            batch = []
-        batch.append(sequence)
+            batch, filled = [], 0
+        batch.append(place)
+        filled += len(sequence)
     if batch:
         yield batch

@@ -5,11 +5,15 @@ The names of transformers' Llama-like models, and the order of features in the d
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from hone.models.language.config import ModelConfig
+
+_Stack: TypeAlias = tuple[str, str, tuple[tuple[str, int, int], ...], bool]
+"""Parameter, block of the checkpoint, its tensors (name, rows, rotary heads) in order, and whether it has biases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +60,11 @@ def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
 
 def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
     query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    stacks = (
+    stacks: tuple[_Stack, ...] = (
         ("qkv", "self_attn", (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)), c.qkv_bias),
         ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias),
-        ("gate_up", "mlp", (("gate_proj", c.intermediate_size, 0), ("up_proj", c.intermediate_size, 0)), c.mlp_bias),
-        ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias),
     )
+    stacks += _experts(c) if c.experts is not None else _dense_mlp(c)
     for stack, block, members, has_bias in stacks:
         for kind in ("weight", "bias") if has_bias else ("weight",):
             start = 0
@@ -79,7 +82,18 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
         ("post_attention_layernorm", "mlp_norm", c.hidden_size, 0),
     ]
     if c.qk_norm:
-        norms += [("self_attn.q_norm", "q_norm", c.head_dim, 1), ("self_attn.k_norm", "k_norm", c.head_dim, 1)]
+        heads, kv_heads = (c.heads, c.kv_heads) if c.qk_norm_whole else (1, 1)
+        norms += [
+            ("self_attn.q_norm", "q_norm", heads * c.head_dim, heads),
+            ("self_attn.k_norm", "k_norm", kv_heads * c.head_dim, kv_heads),
+        ]
+    if c.experts is not None and c.experts.selection_bias:
+        yield CheckpointPiece(
+            checkpoint_name=f"{theirs}{_expert_block(c)}.gate.e_score_correction_bias",
+            parameter_name=f"{ours}selection_bias",
+            start=0,
+            rows=c.experts.count,
+        )
     for name, norm, rows, heads in norms:
         yield CheckpointPiece(
             checkpoint_name=f"{theirs}{name}.weight",
@@ -88,3 +102,29 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
             rows=rows,
             rotary_heads=heads,
         )
+
+
+def _dense_mlp(c: ModelConfig) -> tuple[_Stack, ...]:
+    width = c.intermediate_size
+    return (
+        ("gate_up", "mlp", (("gate_proj", width, 0), ("up_proj", width, 0)), c.mlp_bias),
+        ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias),
+    )
+
+
+def _experts(c: ModelConfig) -> tuple[_Stack, ...]:
+    """The router, and the matrices of the experts, which the decoder stacks."""
+    assert c.experts is not None
+    gate, up, down = ("w1", "w3", "w2") if c.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    block, width, numbers = _expert_block(c), c.experts.width, range(c.experts.count)
+    pairs = tuple((f"experts.{number}.{name}", width, 0) for number in numbers for name in (gate, up))
+    downs = tuple((f"experts.{number}.{down}", c.hidden_size, 0) for number in numbers)
+    return (
+        ("router", block, (("gate", c.experts.count, 0),), False),
+        ("gate_up", block, pairs, False),
+        ("down", block, downs, False),
+    )
+
+
+def _expert_block(c: ModelConfig) -> str:
+    return "block_sparse_moe" if c.family == "mixtral" else "mlp"

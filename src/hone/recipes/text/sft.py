@@ -3,31 +3,33 @@
 Only the completion is learned: prompts are seen, never imitated. Rows are packed without padding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field, model_validator
 
+from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
-from hone.envs.text.task import TaskConfig
-from hone.envs.text.world import supervised_episodes
+from hone.envs.text.collection import is_collection
+from hone.envs.text.dataset import ExampleDataset
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
+from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
+from hone.train.text.imitation import token_nll
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
-from hone.train.text.rows import TokenBatch, TokenLayout
-from hone.train.text.sft_data import ExampleTokens, SolutionConfig, encode_examples, solved_examples
+from hone.train.text.rows import TokenLayout
+from hone.train.text.sft_data import SolutionConfig, solved_examples
 
 
 class SftConfig(LanguageRunConfig):
     """Supervised fine-tuning of a language model."""
 
-    task: TaskConfig
-    """Prompts with completions; a task without completions needs `solution`."""
+    task: AnswerTaskConfig
+    """Prompts with completions, or collected answers; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
     """Function that makes the completions from the task's columns."""
     batch: int = Field(default=64, ge=1)
@@ -42,16 +44,9 @@ class SftConfig(LanguageRunConfig):
         return self
 
 
-def objective(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
-    """-log pi of each completion token, in nats."""
-    now = policy.token_logprobs(batch.packed, batch.at, batch.chosen)
-    return LossTerms(loss=-batch.advantage * now.logp, compute_metrics=lambda: {"policy/nll_nats": -now.logp.detach()})
-
-
-def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[TokenPolicy]:
+def build(config: SftConfig, inputs: TextInputs[Episodes]) -> TrainingJob[TokenPolicy]:
     """Training job of supervised fine-tuning: a log of prompts and completions, and the learner."""
-    ((prompts, completions), _), _ = inputs.prepared, inputs.evaluation
-    log = supervised_episodes(prompts, completions)
+    (log, _), _ = inputs.prepared, inputs.evaluation
     policy = inputs.policy(temperature=1.0)
     recipe = Recipe(
         source=LogSource[TokenPolicy](log=log, batch_size=config.batch, seed=config.seed),
@@ -62,7 +57,7 @@ def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[T
             layout=TokenLayout(
                 scheme=token_mean, pad_to_size=policy.decoder.is_mixed_precision, device=config.run.device
             ),
-            objective=objective,
+            objective=token_nll,
             seed=config.seed,
             steps=config.steps,
         ),
@@ -75,10 +70,18 @@ def open_run(config: SftConfig) -> OpenedRun:
 
     inputs = TextInputs(
         config=config,
-        read=lambda held_out: solved_examples(config.task, config.solution, apart_from=held_out),
-        lay_out=lambda examples, tokenizer, context: encode_examples(examples, config.task, tokenizer, context=context),
+        read=lambda held_out: _examples(config, held_out),
+        lay_out=lambda examples, tokenizer, context: imitation_episodes(
+            examples, config.task, tokenizer, context=context
+        ),
     )
     return opened_text_run(inputs, build)
+
+
+def _examples(config: SftConfig, held_out: Sequence[ExampleDataset]) -> ExampleDataset:
+    if is_collection(config.task.source):
+        return read_answers(config.task, "imitation")
+    return solved_examples(config.task, config.solution, apart_from=held_out)
 
 
 def derive(config: SftConfig) -> Mapping[str, str]:
@@ -100,7 +103,7 @@ ENTRY = RecipeSpec(
     open=open_run,
     derive=derive,
     parts=RecipeParts(
-        source="Logged(examples)", credit=(reward_as_advantage,), loss=(objective,), weights=(token_mean,)
+        source="Logged(examples)", credit=(reward_as_advantage,), loss=(token_nll,), weights=(token_mean,)
     ),
     limitation="what it imitates is what it becomes; it never sees its own mistakes.",
 )

@@ -45,10 +45,16 @@ def require_fresh_answers(config: recipe.TextRunConfig) -> None:
         )
 
 
+def require_all_weights(config: recipe.TextRunConfig) -> None:
+    """The step is in the space of the weights themselves."""
+    if config.model.lora is not None:
+        raise ValueError("model.lora: trpo_text takes its natural gradient in all weights; leave it out, or take grpo")
+
+
 class TrpoTextConfig(recipe.TextRunConfig):
     """Trust region policy optimisation of a language model."""
 
-    requires = (recipe.require_groups, require_exact_arithmetic, require_fresh_answers)
+    requires = (recipe.require_groups, require_exact_arithmetic, require_fresh_answers, require_all_weights)
     algorithm: TrpoTextAlgorithm = TrpoTextAlgorithm()
     """The trust region."""
 

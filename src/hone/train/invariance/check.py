@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone import __version__
-from hone.core.credit import Credits
+from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.value_network import ValueNetwork
 from hone.store.certificate import GradientCertificate, GradientCheck
 from hone.train.config import RunConfig
 from hone.train.invariance.probe import (
@@ -35,6 +37,7 @@ from hone.train.invariance.probe import (
     synthetic_credits,
     synthetic_token_episodes,
     with_copy_logprobs,
+    with_copy_values,
 )
 from hone.train.invariance.variants import (
     BatchVariant,
@@ -47,17 +50,23 @@ from hone.train.invariance.variants import (
 )
 from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
+from hone.train.learner.rounds import RoundLearner
+from hone.train.loop import Learner
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
-from hone.train.text.rl_job import TextRunConfig
+from hone.train.text.critic import ActorCriticLearner
+from hone.train.text.preference_job import PreferenceRunConfig
+from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.rows import TokenRows
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""
-SUPPORTED_POLICIES = (TokenPolicy, ControlPolicy)
+SUPPORTED_POLICIES = (TokenPolicy, TokenScorer, ControlPolicy)
 """Policies that `shrunken_copy` supports; others have no certificate."""
 LEAST_GRADIENT = 1e-14
 """Largest component of a gradient that may be the rounding of zeros."""
+PAIRED_GROUPS = 8
+"""Pairs of a loss on pairs; three of them have no label."""
 QUICK_GROUP_SIZE = 4
 """Answers per group in the quick check."""
 
@@ -100,8 +109,12 @@ def gradient_probes(
 ) -> list[GradientProbe]:
     """Probes of the learner's phases on `episodes`, with `double` as the policy."""
     laid = learner.layout(episodes, credits)
+    if isinstance(laid, TokenRows):
+        laid = replace(laid, layout=replace(laid.layout, device="cpu"))
     if isinstance(laid, TokenRows) and isinstance(double, TokenPolicy):
         laid = with_copy_logprobs(laid, double, seed=seed)
+    if isinstance(laid, TokenRows) and isinstance(double, ValueNetwork):
+        laid = with_copy_values(laid, seed=seed)
     found: list[GradientProbe] = []
     for phase in learner.phases:
         finish = partial(_finished_rows, phase, double)
@@ -137,29 +150,57 @@ def job_gradient_probes(
     `own_credit`: advantages come from the config's credit; otherwise they are synthetic, because a credit may keep
     state, which synthetic answers must not change before a run.
     """
-    learner, source = job.recipe.learner, job.recipe.source
+    learner, source = _innermost(job.recipe.learner), job.recipe.source
+    if isinstance(learner, ActorCriticLearner):
+        return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
     if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, SUPPORTED_POLICIES):
         return []
     double = shrunken_copy(learner.policy, seed=seed)
     if isinstance(double, TokenPolicy):
         episodes = synthetic_token_episodes(double, _answer_shape(job, config, quick=not own_credit), seed=seed)
     elif isinstance(source, LogSource):
-        episodes = source.log.take(np.arange(min(CONTROL_STEPS, len(source.log))))
+        episodes = source.log.take(source.episodes_of(np.arange(min(CONTROL_STEPS, source.units))))
     elif isinstance(double, ControlPolicy):
         episodes = synthetic_control_episodes(double, seed=seed)
         episodes = episodes.transitions() if isinstance(source, ReplaySource) else episodes
     else:
         return []
-    if own_credit:
+    labels = config.labels if isinstance(config, TextRunConfig | PreferenceRunConfig) else None
+    if labels is not None:
+        credits = labels(episodes, NO_VALUES)
+    elif own_credit:
         credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
-    elif isinstance(source, LogSource) and isinstance(double, TokenPolicy):
+    elif isinstance(source, LogSource) and isinstance(double, TokenPolicy | TokenScorer):
         credits = Credits(advantage=episodes.reward)
     else:
         credits = synthetic_credits(episodes, seed=seed)
     return gradient_probes(learner, double, episodes, credits, seed=seed)
 
 
+def _innermost(learner: Learner[Any]) -> Learner[Any]:
+    """The learner that steps by gradient."""
+    return learner.learner if isinstance(learner, RoundLearner) else learner
+
+
+def _actor_critic_probes(
+    learner: ActorCriticLearner, job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
+) -> list[GradientProbe]:
+    """Probes of a policy's phase and of its critic's, on the same episodes and credits."""
+    policy, critic = (shrunken_copy(one.policy, seed=seed) for one in (learner.actor, learner.critic))
+    assert isinstance(policy, TokenPolicy)
+    assert isinstance(critic, ValueNetwork)
+    episodes = synthetic_token_episodes(policy, _answer_shape(job, config, quick=not own_credit), seed=seed)
+    values = learner.view.values(critic, episodes)
+    credits = job.recipe.credit(episodes, values) if own_credit else synthetic_credits(episodes, seed=seed)
+    return [
+        *gradient_probes(learner.actor, policy, episodes, credits, seed=seed),
+        *gradient_probes(learner.critic, critic, episodes, credits, seed=seed),
+    ]
+
+
 def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
+    if isinstance(config, PreferenceRunConfig):
+        return AnswerShape(groups=PAIRED_GROUPS, group_size=2, has_reference=True)
     if not isinstance(config, TextRunConfig):
         return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
     rollout = config.rollout
@@ -240,14 +281,15 @@ def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0
 
 def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
     """Name, description and gradient of the same batch, computed in another way."""
-    if isinstance(trial.policy, TokenPolicy):
+    if isinstance(trial.policy, TokenPolicy | TokenScorer | ValueNetwork):
         spoilt = replace(trial, objective=with_nan_hidden_states(trial.objective))
         what = "hidden states of prompts and tool output"
         yield "NaN where nothing was decided", what, summed_gradient(spoilt, [trial.rows])
-        if isinstance(trial.rows, TokenRows) and trial.rows.precomputed.old_logp is None:
-            given = replace(trial, objective=with_explicit_old_logp(trial.objective))
-            what = "the policy's own log-probabilities before the update"
-            yield "old log-probabilities as data", what, summed_gradient(given, [trial.rows])
+    rows = trial.rows
+    if isinstance(trial.policy, TokenPolicy) and isinstance(rows, TokenRows) and rows.precomputed.old_logp is None:
+        given = replace(trial, objective=with_explicit_old_logp(trial.objective))
+        what = "the policy's own log-probabilities before the update"
+        yield "old log-probabilities as data", what, summed_gradient(given, [rows])
     if trial.objective_with_backward is not None:
         what = "autograd of `objective` against `objective_with_backward`"
         yield "gradient written out", what, written_out_gradient(trial, [trial.rows])

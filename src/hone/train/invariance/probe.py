@@ -23,7 +23,10 @@ from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import ObservationInputs
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
+from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.train.text.loss import chosen_logp, likeliest_tokens
 from hone.train.text.rows import TokenLayout, TokenRows
@@ -40,13 +43,13 @@ KEPT_TOKENS = 8
 """Tokens that sampling left to choose from, where a config restricts it."""
 OUTLIERS = 0.1
 """Share of decisions whose probability differs between policies by a large factor."""
-GROUPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
     """Shape of the answers of a config."""
 
+    groups: int = 5
     group_size: int = 4
     """Answers per group."""
     max_tokens: int = MAX_ANSWER_TOKENS
@@ -54,6 +57,8 @@ class AnswerShape:
     """Reward functions."""
     from_log: bool = False
     """Whether answers come from a dataset: reward 1 per token, no log-probabilities."""
+    has_reference: bool = False
+    """Whether the answers bring log-probabilities of a reference policy."""
     restricted_sampling: bool = False
     """Whether top-k, top-p or min-p leaves only some tokens to choose from."""
 
@@ -67,6 +72,20 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
         double = TokenPolicy(decoder, policy.tokenizer, policy.temperature)
         double.vocab_size_used = min(policy.vocab_size_used, VOCABULARY)
         return double
+    if isinstance(policy, ValueNetwork):
+        decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
+        decoder.set_compute_dtype("float64")
+        critic = ValueNetwork(decoder, outputs=policy.head.weight.shape[0])
+        draws = generator(seed, "certificate", "head")
+        with torch.no_grad():
+            for parameter in critic.head.parameters():
+                parameter.copy_(torch.from_numpy(0.2 * draws.standard_normal(tuple(parameter.shape))))
+        return critic
+    if isinstance(policy, TokenScorer):
+        decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
+        decoder.set_compute_dtype("float64")
+        decoder.head = None
+        return TokenScorer(new_scalar_head(decoder, seed=seed, reads=policy.model.reads), policy.tokenizer)
     other = copy.deepcopy(policy).double()
     if isinstance(other, ControlPolicy):
         other.spaces = replace(other.spaces, inputs=Float64Inputs(**asdict(other.spaces.inputs)))
@@ -80,12 +99,25 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
 
 def shrunken_model_config(config: ModelConfig) -> ModelConfig:
     """Config of the same architecture with fewer and narrower layers."""
-    return replace(config, **_shrunken_sizes(config.heads, config.kv_heads, config.layers))
+    sizes, experts = _shrunken_sizes(config.heads, config.kv_heads, config.layers), config.experts
+    if experts is not None:
+        few = _shrunken_experts(experts.count, experts.per_token)
+        experts = replace(experts, **few, width=sizes["intermediate_size"])
+    return replace(config, **sizes, experts=experts)
 
 
 def shrunken_new_model(new: NewModelConfig) -> NewModelConfig:
     """Smaller config of a new model."""
-    return new.model_copy(update=_shrunken_sizes(new.heads, new.kv_heads, new.layers))
+    sizes, experts = _shrunken_sizes(new.heads, new.kv_heads, new.layers), new.experts
+    if experts is not None:
+        few = _shrunken_experts(experts.count, experts.per_token)
+        experts = experts.model_copy(update={**few, "width": sizes["intermediate_size"]})
+    return new.model_copy(update={**sizes, "experts": experts})
+
+
+def _shrunken_experts(count: int, per_token: int) -> dict[str, int]:
+    """Four experts at most, and two of them for a token."""
+    return {"count": min(4, count), "per_token": min(2, per_token)}
 
 
 def _shrunken_sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
@@ -119,17 +151,17 @@ def matching_parameters(parameters: Sequence[nn.Parameter], policy: nn.Module, d
 
 
 def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
-    """Make GROUPS groups of answers, one question each.
+    """Make groups of answers, one question each.
 
     Group 1 lacks some scores, group 2 has equal scores, group 4 has one score only. Every third answer contains three
     tokens of tool output, and every fifth is long.
     """
     draws = generator(seed, "certificate", "answers")
-    count = GROUPS * shape.group_size
-    group = np.repeat(np.arange(GROUPS, dtype=np.int64), shape.group_size)
+    count = shape.groups * shape.group_size
+    group = np.repeat(np.arange(shape.groups, dtype=np.int64), shape.group_size)
     lengths = draws.integers(1, min(MAX_ANSWER_TOKENS, shape.max_tokens) + 1, count)
     lengths[3::5] = min(LONG_ANSWER_TOKENS, shape.max_tokens)
-    asked = draws.integers(10, 17, GROUPS)[group]
+    asked = draws.integers(10, 17, shape.groups)[group]
     tool = np.where((np.arange(count) % 3 == 0) & (lengths > 3), 3, 0)
     starts, offsets = offsets_of(asked + lengths + tool), offsets_of(lengths)
     tokens = draws.integers(0, policy.vocab_size_used, int(starts[-1])).astype(np.int32)
@@ -158,6 +190,7 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
         status=status,
         components=components,
         baseline=draws.integers(0, 2, count).astype(np.float64),
+        ref_logp=np.zeros(len(at), np.float32) if shape.has_reference else None,
     )
     if shape.from_log:
         return replace(episodes, score=lengths.astype(np.float64), status=np.zeros(count, np.uint8))
@@ -233,6 +266,15 @@ def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> To
         question = partial(likeliest_tokens, double, known.top_k_ids.shape[1])
         ids, logp = _token_rows(episodes).evaluate(question, 1 << 40)
         known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp.astype(np.float64))
+    return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
+
+
+def with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
+    """Replace the real critic's values in `rows` by synthetic ones near their targets."""
+    known = rows.precomputed
+    assert known.value_target is not None
+    noise = generator(seed, "certificate", "values").standard_normal(rows.episodes.decisions)
+    known = replace(known, old_value=known.value_target.astype(np.float64) + 0.3 * noise)
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import LanguageNetwork
 from hone.objectives.terms import LossTerms
 from hone.train.learner.gradient import TrainingRows
 from hone.train.text.rows import TokenBatch, TokenRows
@@ -95,7 +96,7 @@ def with_explicit_old_logp(objective: Objective) -> Objective:
 def with_nan_hidden_states(objective: Objective) -> Objective:
     """The objective with NaN in every hidden state without a decision."""
 
-    def run(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
+    def run(policy: LanguageNetwork, batch: TokenBatch) -> LossTerms:
         def spoil(_module: nn.Module, _given: object, hidden: Tensor) -> Tensor:
             decides = torch.zeros(len(hidden), dtype=torch.bool)
             decides[batch.at] = True

@@ -63,6 +63,11 @@ class Adam:
             maximize=False,
         )
 
+    def reset(self) -> None:
+        """Forget all steps: both moments and the count are 0 again."""
+        for moment in (*self.means, *self.squares, self.steps):
+            moment.zero_()
+
     def state(self) -> State:
         """Step count and both moments `[P]`, whole and in the order of the network, whatever the number of ranks."""
         moments = {"exp_avg": self.means, "exp_avg_sq": self.squares}

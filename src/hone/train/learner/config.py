@@ -13,6 +13,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
+from hone.train.learner.parameter_store import ParameterStore
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
@@ -110,23 +111,30 @@ def learning_rate_schedule(config: OptimizerConfig, total: int) -> Callable[[int
     return rate
 
 
+def adamw(parameters: ParameterStore, config: OptimizerConfig) -> Adam:
+    """The optimizer of a config."""
+    first, second = config.betas
+    return Adam(parameters, weight_decay=config.weight_decay, betas=(first, second))
+
+
 def policy_phase(
     policy: P,
     objective: Callable[[P, B], LossTerms],
     config: OptimizerConfig,
     *,
+    name: str = "policy",
     prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None,
     on_micro_batch: Callable[[B, LossTerms], None] | None = None,
     objective_with_backward: Callable[[P, B], LossTerms] | None = None,
 ) -> OptimizerPhase[P, B]:
-    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
+    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW. `name` begins the
+    names of its metrics."""
     parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
-    first, second = config.betas
     return OptimizerPhase(
-        name="policy",
+        name=name,
         objective=objective,
         parameters=parameters,
-        optimizer=Adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
+        optimizer=adamw(parameters, config),
         max_grad_norm=config.max_grad_norm or None,
         prepare=prepare,
         on_micro_batch=on_micro_batch,

@@ -96,6 +96,8 @@ class OptimizerPhase(Generic[P, B]):
     """Stepped on every n-th minibatch only: TD3's delayed policy."""
     after_step: Callable[[P], None] | None = None
     """Runs after each of its steps: target networks that follow no more often than it."""
+    step_metrics: Callable[[P], Metrics] | None = None
+    """Runs after each of its steps: figures of the whole step, which are no means over its decisions."""
     objective_with_backward: Callable[[P, B], LossTerms] | None = None
     """`objective` with its gradient written out: adds that of sum(weight * loss) to the parameters' gradients, and
     returns the terms as data. Must agree with `objective` to rounding."""
@@ -169,7 +171,8 @@ class GradientLearner(Generic[P, B]):
                 if self.shuffle
                 else np.arange(count, dtype=np.int64)
             )
-            for rows in self.split(everything, order, min(self.minibatches, count), self.reduction):
+            # Without rows (no pair in a step) there is one empty minibatch.
+            for rows in self.split(everything, order, max(1, min(self.minibatches, count)), self.reduction):
                 yield telling, rows
 
     def _optimizer_step(
@@ -207,6 +210,8 @@ class GradientLearner(Generic[P, B]):
             for gradient in phase.parameters.gradients:
                 gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
         phase.optimizer.step(rate)
+        for name, value in (phase.step_metrics(self.policy) if phase.step_metrics is not None else {}).items():
+            tally.add_step_value(name, value)
         tally.add_step_value(f"{phase.name}/loss", loss)
         tally.add_step_value(f"{phase.name}/grad_norm", norm)
 

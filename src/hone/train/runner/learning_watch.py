@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from hone.core.credit import Metrics
 from hone.core.state import State, integer, number, substate
+from hone.train.runner.preference_watch import PreferenceWatch
 
 MIN_CONSTANT_STEPS = 10
 """Steps with finished episodes before returns that never varied are worth a line."""
@@ -53,6 +54,8 @@ class LearningWatch:
     constant_steps: int = 0
     """Steps with finished episodes of control, as long as all episodes returned the same; -1 once they differed."""
     constant_return: float = 0.0
+    preference: PreferenceWatch = field(default_factory=PreferenceWatch)
+    """Trend of the chosen answers, in runs on preferences."""
 
     def see(self, step: int, metrics: Metrics, signals: StepSignals) -> list[str]:
         """Count a step; returns a line for each finding that is the run's first of its kind."""
@@ -66,12 +69,13 @@ class LearningWatch:
             self.values[name] = value if value == self.values[name] else math.nan
         if self._is_newly_constant(metrics):
             lines.append(f"{self._constant_words()} so far")
-        return lines
+        return lines + self.preference.see(step, metrics)
 
     def summary(self) -> list[str]:
         """A line for each finding: `30 of 30 steps taught nothing: every answer scored 0`."""
         lines = [f"{count} of {self.steps} steps {self._words(name)}" for name, count in self.counts.items()]
-        return lines + ([self._constant_words()] if self.constant_steps >= MIN_CONSTANT_STEPS else [])
+        lines += [self._constant_words()] if self.constant_steps >= MIN_CONSTANT_STEPS else []
+        return lines + self.preference.summary()
 
     def state(self) -> State:
         """State for a checkpoint."""
@@ -81,6 +85,7 @@ class LearningWatch:
             "values": dict(self.values),
             "constant_steps": self.constant_steps,
             "constant_return": self.constant_return,
+            "preference": self.preference.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -89,6 +94,8 @@ class LearningWatch:
         self.counts = {name: integer(substate(state, "counts"), name) for name in substate(state, "counts")}
         self.values = {name: number(substate(state, "values"), name) for name in substate(state, "values")}
         self.constant_return = number(state, "constant_return")
+        if "preference" in state:  # a checkpoint from before the recipes of preferences has none
+            self.preference.restore(substate(state, "preference"))
 
     def _words(self, name: str) -> str:
         value = self.values[name]

@@ -120,6 +120,8 @@ class RunReporter:
             self._timed_write(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
         self.last_step = step
+        if (write_episodes := self.job.write_episodes) is not None:
+            self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
         if self._writes_samples(step) and self.job.sample_rows is not None:
             rows = self.job.sample_rows(step, episodes, credits)
             self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
@@ -261,10 +263,19 @@ class RunReporter:
         estimate = verdict.estimate
         if verdict.answers:
             write_answers(self.folder.path, step, verdict.answers)
+        verdict.write_records(self.folder.path, step)
+        for warning in verdict.warnings:
+            self.folder.log(f"evaluation of step {step}: {warning}", level="WARNING")
         before, _ = read_evaluations(self.folder.path)
         name = f"step {step}"
         found = EvaluationScore(
-            stage=name, metric="score", mean=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n
+            stage=name,
+            metric="score",
+            mean=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
+            n=estimate.n,
+            warnings=tuple(verdict.warnings),
         )
         write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
         event = EvaluationEvent(

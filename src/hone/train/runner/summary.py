@@ -33,7 +33,8 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
 
 
 def evaluation_lines(folder: RunFolder) -> list[str]:
-    """Line that names the best of a run's evaluations and its checkpoint beside the last one; none below two.
+    """Warnings of a run's last evaluation; and a line that names the best and its checkpoint beside the last one, if
+    there are two.
 
     Of equal scores the latest is the best, as `run.keep_best` keeps it. A damaged file is logged.
     """
@@ -42,14 +43,15 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
     except HoneError as fault:
         folder.log(f"no best evaluation: {fault}", level="WARNING")
         return []
+    warnings = [f"warning: {line}" for line in (evaluations[-1].warnings if evaluations else ())]
     steps = {one.stage.removeprefix("step "): one.mean for one in evaluations if one.stage.startswith("step ")}
     scores = {int(step): mean for step, mean in steps.items() if step.isdecimal() and math.isfinite(mean)}
     if len(scores) < 2:
-        return []
+        return warnings
     last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
     found = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
     if best == last:
-        return [f"{found}, the last."]
+        return [*warnings, f"{found}, the last."]
     place = folder.checkpoints_folder / step_name(best)
     kept = f"kept in {place}" if place.is_dir() else "not kept (run.keep_best = 1 keeps it)"
-    return [f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
+    return [*warnings, f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.train.learner.metrics import ComputeCost
 from hone.train.text.rows import TokenBatch
 
@@ -14,10 +15,13 @@ FLOPS_PER_MULTIPLY_ADD: Final = 2
 
 
 def layer_parameters(config: ModelConfig) -> int:
-    """Weights that every token is multiplied by: projections and MLPs of all layers; neither norms nor embeddings."""
+    """Weights that every token is multiplied by: projections and MLPs of all layers; neither norms nor embeddings. Of a
+    mixture of experts: the router and the experts that a token goes to."""
     width = config.heads * config.head_dim
     attention = config.hidden_size * (width + 2 * config.kv_heads * config.head_dim) + width * config.hidden_size
-    return config.layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    experts = config.experts
+    mlps, router = (1, 0) if experts is None else (experts.per_token, experts.count * config.hidden_size)
+    return config.layers * (attention + router + 3 * mlps * config.hidden_size * config.mlp_width)
 
 
 def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tensor) -> Tensor:
@@ -41,3 +45,12 @@ def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -
     pairs = batch.packed.positions.sum().double() + tokens
     forward = forward_flops(policy.decoder.config, tokens=tokens, logits=len(batch.at), pairs=pairs)
     return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
+
+
+def scorer_compute_cost(scorer: TokenScorer, batch: TokenBatch) -> ComputeCost:
+    """A forward and a backward pass over `batch`; the product with the scalar head is left out."""
+    tokens = len(batch.packed.tokens)
+    pairs = batch.packed.positions.sum().double() + tokens
+    return ComputeCost(
+        tokens=tokens, flops=3 * forward_flops(scorer.decoder.config, tokens=tokens, logits=0, pairs=pairs)
+    )

@@ -1,6 +1,7 @@
 """Learners of language-model policies, and what every job of theirs has in common."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +12,11 @@ from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
-from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.config import LearnerConfig, adamw, learning_rate_schedule, policy_phase
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.low_rank_parameters import LowRankParameters
 from hone.train.loop import Recipe
+from hone.train.text.balance import ExpertBalance
 from hone.train.text.flops import token_compute_cost
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs
@@ -33,6 +36,7 @@ def language_job(
 ) -> TrainingJob[TokenPolicy]:
     """Job of a recipe on `inputs`: its policy is saved, shown and evaluated; `warnings` are the recipe's own."""
     exam, examples, (_, notes) = inputs.evaluation, inputs.examples, inputs.prepared
+    evaluation = inputs.config.answers_evaluation()
     if inputs.config.model.optimizer:
         restore_optimizer(recipe.learner, inputs.config.model)
     evaluation_warnings = [] if exam is None else exam.warnings
@@ -42,7 +46,7 @@ def language_job(
         load_policy=policy.load,
         sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
         evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
-        evaluate_every=0 if inputs.config.evaluation is None else inputs.config.evaluation.every,
+        evaluate_every=0 if evaluation is None else evaluation.every,
         dataset_fingerprint=examples.fingerprint,
         measure_matmuls=partial(matmul_rate, policy),
         write_protect=inputs.write_protect,
@@ -61,10 +65,13 @@ def token_learner(
     prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None = None,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
+    phase = _phase(config, policy, objective, prepare)
+    if policy.decoder.config.experts is not None:
+        phase = _with_experts(phase, ExpertBalance(policy.expert_training, config.micro_batch_tokens))
     return GradientLearner(
         policy=policy,
         layout=layout,
-        phases=[policy_phase(policy, objective, config, prepare=prepare)],
+        phases=[phase],
         seed=seed,
         learning_rate=learning_rate_schedule(config, config.optimizer_steps(steps)),
         epochs=config.epochs,
@@ -72,4 +79,38 @@ def token_learner(
         shuffle=config.minibatches > 1,
         micro_batch_tokens=config.micro_batch_tokens,
         compute_cost=partial(token_compute_cost, epochs=config.epochs),
+    )
+
+
+def _with_experts(
+    phase: OptimizerPhase[TokenPolicy, TokenBatch], balance: ExpertBalance
+) -> OptimizerPhase[TokenPolicy, TokenBatch]:
+    """The phase of a mixture of experts, whose load is told and balanced."""
+    return replace(
+        phase,
+        objective=balance.objective(phase.objective),
+        prepare=balance.prepare(phase.prepare),
+        step_metrics=balance.finish,
+    )
+
+
+def _phase(
+    config: LearnerConfig,
+    policy: TokenPolicy,
+    objective: Callable[[TokenPolicy, TokenBatch], LossTerms],
+    prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None,
+) -> OptimizerPhase[TokenPolicy, TokenBatch]:
+    """The phase of all weights of a policy, or of its adapter, which is merged after each step."""
+    adapter = policy.adapter
+    if adapter is None:
+        return policy_phase(policy, objective, config, prepare=prepare)
+    parameters = LowRankParameters(adapter)
+    return OptimizerPhase(
+        name="policy",
+        objective=objective,
+        parameters=parameters,
+        optimizer=adamw(parameters, config),
+        max_grad_norm=config.max_grad_norm or None,
+        prepare=prepare,
+        after_step=lambda _: adapter.merge(),
     )

@@ -18,13 +18,15 @@ from torch import Tensor
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
-from hone.models.language.token_logprobs import TopKTokens
+from hone.models.language.token_logprobs import CHUNK_ELEMENTS, TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import mismatch_diagnostics, with_mismatch_correction
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
+from hone.train.text.balance import expert_layout
 from hone.train.text.ratio import CorrectionFactor, StepCorrection
 from hone.train.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
@@ -121,8 +123,10 @@ class TokenLoss:
 
     def layout(self, layout: TokenLayout, policy: TokenPolicy) -> Callable[[Episodes, Credits], TokenRows]:
         """Rows of a step's episodes, with what has to be known before the first update."""
+        layout = expert_layout(layout, policy)
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
+            require_draws(episodes)
             rows = layout(episodes, credits)
             return replace(rows, precomputed=self._precompute(rows, policy))
 
@@ -140,7 +144,7 @@ class TokenLoss:
 
     def token_view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
         look = policy.token_logprobs(
-            batch.packed,
+            batch.replayed,
             batch.at,
             batch.chosen,
             entropy=self.loss.needs_entropy,
@@ -209,7 +213,7 @@ class TokenLoss:
         if self.step_correction is not None:
             known = self._correct_step(self.step_correction, rows, policy, known)
         elif self.denominator == "recomputed" or self.loss.needs_old_logp:
-            (proximal,) = rows.evaluate(partial(chosen_logp, policy), budget)
+            (proximal,) = rows.evaluate(partial(own_logp, policy), budget)
             known = replace(known, old_logp=proximal)
         if self.loss.top_k:
             ids, logp = rows.evaluate(partial(likeliest_tokens, policy, self.loss.top_k), budget)
@@ -221,7 +225,7 @@ class TokenLoss:
     ) -> PrecomputedColumns:
         """`known` with the correction of all tokens, also of those without an advantage: they count in its means."""
         every = replace(rows, layout=replace(rows.layout, skip_zero_advantage=False))
-        (proximal,) = every.evaluate(partial(chosen_logp, policy), self.micro_batch_tokens)
+        (proximal,) = every.evaluate(partial(own_logp, policy), self.micro_batch_tokens)
         columns = (proximal, rows.episodes.logp, rows.episodes.owner)
         factor, counted = correction.columns(*(torch.from_numpy(np.ascontiguousarray(one)) for one in columns))
         keeps_old = self.denominator == "recomputed" or self.loss.needs_old_logp
@@ -233,21 +237,53 @@ class TokenLoss:
         )
 
 
+def require_draws(episodes: Episodes) -> None:
+    """Raise DataError for answers without log-probabilities: a policy gradient is an expectation over the policy's own
+    draws, and an answer that a search selected is none."""
+    unknown = np.bincount(episodes.owner, weights=np.isnan(episodes.logp), minlength=len(episodes)) > 0
+    if unknown.any():
+        raise DataError(
+            f"{int(unknown.sum())} of {len(episodes)} answers have no log-probabilities: they were selected by a "
+            'search, or written by somebody else, and are no draws of the policy; imitate them (recipe = "sft"), or '
+            "sample without a search"
+        )
+
+
 def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
-    """`[n]` nats of what was chosen: a question for `TokenRows.evaluate`."""
+    """`[n]` nats of what was chosen, by any policy: a question for `TokenRows.evaluate`."""
     return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
 
 
+def own_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+    """`chosen_logp` of the policy that chose: its tokens take the routes that were recorded with them."""
+    return (policy.token_logprobs(batch.replayed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
+
+
 def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    look = policy.token_logprobs(batch.packed, batch.at, batch.chosen, entropy=True, sampling_mask=batch.sampling_mask)
+    asked = (batch.replayed, batch.at, batch.chosen)
+    look = policy.token_logprobs(*asked, entropy=True, sampling_mask=batch.sampling_mask)
     assert look.entropy is not None
     return look.logp, look.entropy
 
 
 def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Numbers and log-probabilities `[n, count]` of the most probable tokens: a question for `TokenRows.evaluate`."""
-    found = policy.top_k_tokens(batch.packed, batch.at, count)
+    found = policy.top_k_tokens(batch.replayed, batch.at, count)
     return found.ids, found.logp
+
+
+def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+    """`[n]` sum over the vocabulary of pi(v)^2, as many rows at a time as a chunk of logits has room for: a question
+    for `TokenRows.evaluate`.
+    """
+    hidden = policy.decoder.hidden(batch.packed)[batch.at]
+    found = [
+        policy.decoder.top_k_tokens(
+            part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
+        )
+        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
+    ]
+    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
 
 
 def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 
 from hone.core.clock import Clock
-from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import LanguageNetwork
 from hone.store.speed import MatmulRate
 
 MATMUL_MEASURE_S: Final = 0.1
@@ -14,7 +14,7 @@ MATMUL_MEASURE_S: Final = 0.1
 _MATMUL_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 
 
-def matmul_rate(policy: TokenPolicy, clock: Clock, *, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
+def matmul_rate(policy: LanguageNetwork, clock: Clock, *, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
     """Rate of large square matrix products on the policy's device and in its dtype: the best of the repetitions that
     fit in `seconds_s`, at least three."""
     device, dtype = policy.decoder.device, policy.decoder.compute

@@ -12,6 +12,8 @@ from hone.evaluate.text.open_policy import ModelSource, model_config, policy_fol
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import read_config
+from hone.models.language.lora import LoraSettings, suggested_rate_factor
+from hone.models.language.peft_folder import is_adapter
 from hone.models.language.tokenizers import Tokenizer
 from hone.train.memory_plan import MemoryPlan
 from hone.train.text.rollout_config import RolloutConfig
@@ -46,7 +48,7 @@ def generation_copies(
     reads_reference = algorithm.get("kl", 0.0) > 0 or penalty.get("weight", 1.0) > 0
     return {
         "copy of the engine": engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0),
-        "reference policy": WEIGHT_BYTES[model.weights] if reads_reference else 0,
+        "reference policy": WEIGHT_BYTES[model.weights] if reads_reference and reads_loaded_reference(model) else 0,
     }
 
 
@@ -61,9 +63,38 @@ def text_memory(
 ) -> MemoryPlan:
     """The memory plan of a policy: weights, gradients, `moments` of the optimizer, `copies` of the weights (bytes per
     parameter), and the folders of `others`, policies that are only read. Raises DataError for a damaged folder."""
-    count, size = parameter_count(model_config(model, tokenizer)), WEIGHT_BYTES[model.weights]
+    config, size = model_config(model, tokenizer), WEIGHT_BYTES[model.weights]
+    count = parameter_count(config)
     parts = {"weights": count * size, "gradients": count * size, "optimizer state": moments * count * size}
     parts |= {name: count * each for name, each in copies.items()}
+    notes: dict[str, str] = {}
+    if model.lora is not None:
+        settings = model.lora.settings(config)
+        trained, adapted = settings.count(config), settings.adapted_weights(config)
+        parts |= {
+            "gradients": adapted * size,
+            "base of the adapted weights": adapted * size,
+            "adapter with its gradients": 2 * trained * size,
+            "optimizer state": moments * trained * size,
+        }
+        notes = adapter_notes(settings, config)
     for path in others:
         parts[path] = parameter_count(read_config(policy_folder(Path(path)))) * size
-    return MemoryPlan(parameters=count, parts={name: held for name, held in parts.items() if held}, device=device)
+    held = {name: each for name, each in parts.items() if each}
+    return MemoryPlan(parameters=count, parts=held, device=device, notes=notes)
+
+
+def adapter_notes(settings: LoraSettings, config: ModelConfig) -> dict[str, str]:
+    """The size of an adapter, and the learning rate that fits it, for `hone plan`."""
+    trained, width = settings.count(config), config.hidden_size
+    return {
+        "LoRA": f"rank {settings.rank} on {len(settings.layers)} linear layers: {trained:,} trained numbers "
+        f"({trained / parameter_count(config):.2%} of the model), scale {settings.scale:g}",
+        "LoRA's learning rate": f"about {suggested_rate_factor(width):.2g} times that of a run that trains all weights "
+        f"(max(1, sqrt(width) / 6) at alpha 32; width {width})",
+    }
+
+
+def reads_loaded_reference(model: ModelSource) -> bool:
+    """Whether the run's initial policy is one more copy of the weights; that of a new adapter is its base."""
+    return model.lora is None or (model.path is not None and is_adapter(policy_folder(Path(model.path))))

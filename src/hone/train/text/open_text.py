@@ -1,8 +1,8 @@
 """Data, tokenizer and reward workers of a text run: opened and checked once, then handed to the build of the run."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -10,13 +10,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
 from hone.envs.text.task import TaskConfig
-from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
+from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import load_reward_scorer
+from hone.evaluate.text.second_answer import SecondAnswer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
-from hone.models.language.scalar_head import ScalarHeadModel
+from hone.models.language.hf_checkpoint import check_adapter
+from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
@@ -25,11 +29,31 @@ from hone.train.text.memory import engine_copy_bytes, text_memory
 from hone.train.text.saved_optimizer import check_saved_optimizer
 
 STAGE_PREFIX = "stage:"
-"""A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
+"""A value `stage:NAME` means what an earlier stage of the same pipeline leaves behind: its policy, its answers."""
 T = TypeVar("T")
 
 
-class LanguageRunConfig(RunConfig):
+class NetworkRunConfig(RunConfig):
+    """A network over tokens to train on data of text."""
+
+    model: ModelSource
+    """The network to start from."""
+    task: TaskConfig
+    """The data."""
+
+    optimizer_moments: ClassVar[int] = 2
+    """Numbers that the optimizer keeps for each parameter."""
+
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
+        return None
+
+    def weight_copies(self) -> dict[str, int]:
+        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
+        return {}
+
+
+class LanguageRunConfig(NetworkRunConfig):
     """A language model to train on a task."""
 
     model: ModelSource
@@ -39,8 +63,8 @@ class LanguageRunConfig(RunConfig):
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
 
-    optimizer_moments: ClassVar[int] = 2
-    """Numbers that the optimizer keeps for each parameter."""
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        return self.evaluation
 
     def weight_copies(self) -> dict[str, int]:
         """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
@@ -53,7 +77,7 @@ class LanguageRunConfig(RunConfig):
 class TextInputs(Generic[T]):
     """Inputs of a text run that are opened before its model is loaded; each is opened at its first use."""
 
-    config: LanguageRunConfig
+    config: NetworkRunConfig
     """The run's; its model path may be resolved between check and build."""
     read: Callable[[Sequence[ExampleDataset]], ExampleDataset]
     """Held-out datasets, which a generated training set leaves out -> the training examples."""
@@ -62,11 +86,34 @@ class TextInputs(Generic[T]):
     rewards: RewardsConfig | None = None
     other_policies: Sequence[str] = ()
     """Folders of further policies that the run reads."""
+    second_answer: SecondAnswer | None = None
+    """Nudge after which each prompt is answered again, in training and evaluation; None: once only."""
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] = field(
+        default_factory=dict[str, Callable[[], Sequence[str]]]
+    )
+    """Further checks of the recipe's own, by name, which return warnings."""
+
+    @property
+    def waits_for_answers(self) -> bool:
+        """True if an earlier stage collects the training data."""
+        return is_to_come(self.config.task.source)
+
+    @property
+    def waits_for_tokenizer(self) -> bool:
+        """True if an earlier stage makes the model; that of a new one depends on the data."""
+        model = self.config.model
+        return is_to_come(model.path) or (model.new is not None and self.waits_for_answers)
+
+    @property
+    def has_model(self) -> bool:
+        """False if an earlier stage of the pipeline is yet to make the model, and with it the tokenizer."""
+        return not self.waits_for_tokenizer
 
     @cached_property
     def held_out(self) -> ExampleDataset | None:
         """The examples of the evaluation."""
-        return None if self.config.evaluation is None else self.config.evaluation.task.examples()
+        found = self.config.answers_evaluation()
+        return None if found is None else found.task.examples()
 
     @cached_property
     def examples(self) -> ExampleDataset:
@@ -94,29 +141,37 @@ class TextInputs(Generic[T]):
     def scorer(self) -> RewardScorer:
         """The scorer of training answers, with its worker processes."""
         assert self.rewards is not None
-        return reward_scorer(self.rewards, load=self.reward_model)
+        return reward_scorer(self.rewards, load=self.reward_model, device=self.config.run.device)
 
     @cached_property
     def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
-        assert self.config.evaluation is not None
-        return reward_scorer(self.config.evaluation.rewards, load=self.reward_model)
+        found = self.config.answers_evaluation()
+        assert found is not None
+        return reward_scorer(found.rewards, load=self.reward_model, device=self.config.run.device)
 
     @cached_property
-    def reward_model(self) -> Callable[[str, str], ScalarHeadModel]:
+    def reward_model(self) -> Callable[[str, str], TokenScorer]:
         """Loads a reward model by folder and data type; training and evaluation share it."""
         device = self.config.run.device
-        return cache(lambda path, weights: load_reward_model(path, weights, device=device, tokenizer=self.tokenizer[0]))
+        return cache(
+            lambda path, weights: load_reward_scorer(path, weights, device=device, tokenizer=self.tokenizer[0])
+        )
 
     @cached_property
     def evaluation(self) -> TextEvaluation | None:
         """The evaluation on the held-out examples."""
-        found = self.config.evaluation
+        found = self.config.answers_evaluation()
         if found is None or self.held_out is None:
             return None
         tokenizer, context = self.tokenizer
         return prepare_evaluation(
-            found, tokenizer, context=context, examples=self.held_out, scorer=self.evaluation_scorer
+            found,
+            tokenizer,
+            context=context,
+            examples=self.held_out,
+            scorer=self.evaluation_scorer,
+            second_answer=self.second_answer,
         )
 
     def policy(self, *, temperature: float) -> TokenPolicy:
@@ -143,40 +198,72 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
     """Open everything that needs no model, and return the warnings. Raises HoneError with all faults at once, and then
     leaves nothing open.
 
-    A check whose input cannot be read adds no fault of its own. The folder of a model from an earlier stage is not
-    there yet: what needs its tokenizer is opened when the run is built.
+    A check whose input cannot be read adds no fault of its own. What an earlier stage leaves behind (a model, collected
+    answers) is not there yet: what needs it is opened when the run is built.
     """
-    model_path, evaluation = inputs.config.model.path, inputs.config.evaluation
-    known = model_path is None or not model_path.startswith(STAGE_PREFIX)
-    checks: dict[str, Callable[[], Sequence[str]]] = {"train": lambda: inputs.examples.warnings}
-    if known:
-        checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
-        checks["fits"] = lambda: inputs.prepared[1]
-    if known and inputs.config.model.optimizer:
-        checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
-    if evaluation is not None:
-        checks["evaluation"] = partial(_held_out_warnings, inputs)
-        if known:
-            checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
-        if known or not evaluation.rewards.has_model:
-            checks["judged by"] = partial(_check_evaluation_rewards, inputs)
-    for path in inputs.other_policies:
-        checks[path] = partial(_policy_warnings, path)
-    if inputs.rewards is not None and (known or not inputs.rewards.has_model):
-        checks["rewards"] = partial(_check_rewards, inputs)
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(inputs.close)
-        found = run_all_checks(checks)
+        found = run_all_checks({**_data_checks(inputs), **_evaluation_checks(inputs), **_training_checks(inputs)})
         on_fault.pop_all()
     return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
 
 
-def opened_text_run(
-    inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[TokenPolicy]]
-) -> OpenedRun:
+def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of the training data and the model by name, each with warnings as its result."""
+    read, known = not inputs.waits_for_answers, inputs.has_model
+    checks: dict[str, Callable[[], Sequence[str]]] = {}
+    if read:
+        checks["train"] = lambda: inputs.examples.warnings
+    if known:
+        checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
+    if known and read:
+        checks["fits"] = lambda: inputs.prepared[1]
+    if known and inputs.config.model.lora is not None:
+        checks["lora"] = partial(_adapter_warnings, inputs.config.model)
+    if known and inputs.config.model.optimizer:
+        checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
+    return checks
+
+
+def _evaluation_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of the held-out problems and their rewards."""
+    evaluation, known = inputs.config.answers_evaluation(), inputs.has_model
+    if evaluation is None:
+        return {}
+    checks: dict[str, Callable[[], Sequence[str]]] = {"evaluation": partial(_held_out_warnings, inputs)}
+    if known:
+        checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
+    if _can_open(evaluation.rewards, tokenizer_known=known):
+        checks["judged by"] = partial(_check_evaluation_rewards, inputs)
+    return checks
+
+
+def _training_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of further policies, of the rewards of training answers, and the recipe's own."""
+    checks: dict[str, Callable[[], Sequence[str]]] = {
+        path: partial(_policy_warnings, path) for path in inputs.other_policies if not is_to_come(path)
+    }
+    known = inputs.has_model
+    if inputs.rewards is not None and not inputs.waits_for_answers and _can_open(inputs.rewards, tokenizer_known=known):
+        checks["rewards"] = partial(_check_rewards, inputs)
+    return {**checks, **inputs.more_checks}
+
+
+def _can_open(rewards: RewardsConfig, *, tokenizer_known: bool) -> bool:
+    """True if the rewards need nothing that an earlier stage leaves behind."""
+    models = [reward for reward in rewards.functions if isinstance(reward, RewardModel)]
+    return not models or (tokenizer_known and not any(is_to_come(model.path) for model in models))
+
+
+def is_to_come(path: str | None) -> bool:
+    """True for something that an earlier stage of the pipeline leaves behind."""
+    return path is not None and path.startswith(STAGE_PREFIX)
+
+
+def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[Any]]) -> OpenedRun:
     """`inputs`, opened and checked, for `build(config, inputs)`; they are closed with the job."""
 
-    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[TokenPolicy]:  # noqa: ANN401 - the recipe's own
+    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[Any]:  # noqa: ANN401 - the recipe's own
         inputs.config = config
         return build(config, inputs)
 
@@ -187,14 +274,14 @@ def opened_text_run(
 def _memory(inputs: TextInputs[T]) -> MemoryPlan:
     """The memory plan of a run; an empty one where an earlier stage makes the model."""
     config = inputs.config
-    if config.model.path is not None and config.model.path.startswith(STAGE_PREFIX):
+    if not inputs.has_model:
         return MemoryPlan(parameters=0, parts={})
     return text_memory(
         config.model,
         inputs.tokenizer[0],
         moments=config.optimizer_moments,
         copies=config.weight_copies(),
-        others=inputs.other_policies,
+        others=[path for path in inputs.other_policies if not is_to_come(path)],
         device=config.run.device,
     )
 
@@ -203,6 +290,15 @@ def _policy_warnings(path: str) -> list[str]:
     """None; raises DataError where the policy's folder cannot be read."""
     open_tokenizer(ModelSource(path=path))
     return []
+
+
+def _adapter_warnings(source: ModelSource) -> list[str]:
+    """One on dropout. Raises ConfigError for an adapter that does not fit the model of `model.path`."""
+    assert source.path is not None and source.lora is not None
+    folder = policy_folder(Path(source.path))
+    check_adapter(folder, source.lora)
+    dropout = read_peft_folder(folder).dropout if is_adapter(folder) else 0.0
+    return [f"{folder}: lora_dropout = {dropout:g} is not applied: hone trains adapters without"] if dropout else []
 
 
 def _optimizer_warnings(source: ModelSource) -> list[str]:
@@ -217,18 +313,20 @@ def _check_rewards(inputs: TextInputs[T]) -> list[str]:
 
 def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     """Checks the functions in the training workers where both lists are the same: a process takes time to start."""
-    assert inputs.config.evaluation is not None
+    evaluation = inputs.config.answers_evaluation()
+    assert evaluation is not None
     assert inputs.held_out is not None
-    same = inputs.rewards == inputs.config.evaluation.rewards
+    same = inputs.rewards == evaluation.rewards
     scorer = inputs.scorer if same else inputs.evaluation_scorer
     return scorer.check(inputs.held_out.column_names(), inputs.held_out.rows)
 
 
 def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
     """The dataset's own, and one on prompts that are in both sets; a generated training set leaves these out."""
-    assert inputs.config.evaluation is not None
+    evaluation = inputs.config.answers_evaluation()
+    assert evaluation is not None
     assert inputs.held_out is not None
-    if inputs.config.evaluation.task.is_generated:
+    if evaluation.task.is_generated or inputs.waits_for_answers:
         return list(inputs.held_out.warnings)
     both = find_overlap(inputs.examples, inputs.held_out)
     overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"

@@ -43,15 +43,13 @@ from hone.train.text.loss_adapters import (
     with_penalties,
 )
 from hone.train.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
-from hone.train.text.rl_job import (
+from hone.train.text.rl_config import (
     GroupRunConfig,
     TextGradientRunConfig,
     TextMethod,
     TextRunConfig,
-    gradient_learner,
     require_full_distribution,
     require_groups,
     require_on_policy,
-    text_parts,
-    text_recipe_spec,
 )
+from hone.train.text.rl_job import gradient_learner, text_parts, text_recipe_spec

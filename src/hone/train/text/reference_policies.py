@@ -10,7 +10,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -31,10 +30,11 @@ from hone.credit.kl_reward import (
     k2,
     k3,
 )
-from hone.models.language.token_logprobs import CHUNK_ELEMENTS
+from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_sum
-from hone.train.text.loss import chosen_logp
+from hone.train.text.loss import chosen_logp, collision_probability
+from hone.train.text.open_text import LanguageRunConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute}
@@ -62,21 +62,27 @@ class TextPolicies:
     def teacher(self, path: str, *, key: str) -> TokenPolicy:
         """The policy in a folder. Raises DataError, naming the config's `key`, where its tokens are not ours."""
         found = self._open_frozen_once(path, f"the teacher ({key})")
-        ours, theirs = self.policy.tokenizer, found.tokenizer
-        if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
-            raise DataError(
-                f"{key} = {path!r}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so "
-                "it cannot judge the policy's tokens; take a teacher of the same family"
-            )
+        self._require_same_tokens(found, f"{key} = {path!r}")
         return found
 
     def logp(self, policy: TokenPolicy) -> DecisionColumn:
         """The log-probability of each choice under `policy`, nats."""
-        return partial(self._evaluate_tokens, question=partial(chosen_logp, policy))
+        return partial(self.logp_of, policy)
+
+    def logp_of(self, policy: TokenPolicy, episodes: Episodes) -> NDArray[np.floating]:
+        """`[N]` log-probability of each choice under `policy`, nats."""
+        return self._evaluate_tokens(episodes, question=partial(chosen_logp, policy))
+
+    def frozen(self, path: str | None, *, key: str) -> TokenPolicy:
+        """A policy that nobody keeps in memory: the start of the run, or the one in a folder. Raises DataError, naming
+        the config's `key`, where its tokens are not ours."""
+        found = self.open_frozen(path).requires_grad_(requires_grad=False)
+        self._require_same_tokens(found, f"{key} = {path!r}")
+        return found
 
     def collision_probability(self) -> DecisionColumn:
         """sum over the vocabulary of pi(v)^2 at each decision, of the policy as it stands."""
-        return partial(self._evaluate_tokens, question=partial(_collision_probability, self.policy))
+        return partial(self._evaluate_tokens, question=partial(collision_probability, self.policy))
 
     def _evaluate_tokens(
         self, episodes: Episodes, *, question: Callable[[TokenBatch], tuple[Tensor]]
@@ -85,6 +91,14 @@ class TextPolicies:
         rows = layout(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
         return rows.evaluate(question, self.micro_batch_tokens)[0].astype(np.float64)
 
+    def _require_same_tokens(self, other: TokenPolicy, named: str) -> None:
+        ours, theirs = self.policy.tokenizer, other.tokenizer
+        if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
+            raise DataError(
+                f"{named}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so "
+                "it cannot judge the policy's tokens; take a policy of the same family"
+            )
+
     def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:
         if path not in self.frozen_policies:
             self.frozen_policies[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
@@ -92,16 +106,23 @@ class TextPolicies:
         return self.frozen_policies[path]
 
 
-def _collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
-    """`[n]`; as many rows at a time as a chunk of logits has room for."""
-    hidden = policy.decoder.hidden(batch.packed)[batch.at]
-    found = [
-        policy.decoder.top_k_tokens(
-            part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
+def text_policies(config: LanguageRunConfig, policy: TokenPolicy, *, micro_batch_tokens: int) -> TextPolicies:
+    """The policy of a run, and the way to those that it is compared with."""
+
+    def frozen(path: str | None) -> TokenPolicy:
+        """Another folder, or the policy that the run started from: the base of a new adapter, or loaded once more."""
+        if path is None and policy.adapter is not None and policy.adapter.starts_at_base:
+            return policy.base_policy()
+        other = {} if path is None else {"path": path, "new": None}
+        source = config.model.model_copy(update={"lora": None, **other})
+        same = policy.tokenizer if path is None else None
+        return open_policy(
+            source, seed=config.seed, device=config.run.device, temperature=policy.temperature, tokenizer=same
         )
-        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
-    ]
-    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
+
+    return TextPolicies(
+        policy=policy, open_frozen=frozen, micro_batch_tokens=micro_batch_tokens, device=config.run.device
+    )
 
 
 # ------------------------------------------------------------------------------------ the price of a distance

@@ -4,227 +4,51 @@ Belongs here: what every recipe that learns from its own scored answers has in c
 whose `method` wires credit, loss and learner, and ends in `text_recipe_spec`; see `recipes/text/grpo.py`.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.state import Stateful
-from hone.engine.clients.config import ServerEngine
-from hone.envs.text.dataset import ExampleDataset
-from hone.envs.text.world import Prompt, TextWorld
-from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
-from hone.evaluate.text.open_policy import open_policy
+from hone.envs.text.world import Prompt
+from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
+from hone.rewards.judges.questions import shown_template
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Learner, Recipe, Source
+from hone.train.loop import Recipe, Source
 from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
 from hone.train.text.learners import language_job, token_learner
+from hone.train.text.live import open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
 from hone.train.text.loss_adapters import AGGREGATIONS, AggregationConfig
-from hone.train.text.memory import generation_copies
-from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
-from hone.train.text.presets import PresetName, preset_values
+from hone.train.text.open_text import TextInputs, opened_text_run
 from hone.train.text.ratio import (
-    Denominator,
-    RatioLearnerConfig,
     require_small_mismatch,
     resolve_correction,
-    resolve_denominator,
     resolve_step_correction,
 )
-from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.reference_policies import TextPolicies, text_policies
+from hone.train.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.samples import answer_metrics, reward_metrics
 
-TextCredit = Callable[[Episodes, Values], Credits]
-
-
-class TextRunConfig(LanguageRunConfig):
-    """Config shared by the recipes that learn from scored answers, with any kind of update."""
-
-    requires: ClassVar[Sequence[Callable[..., None]]] = ()
-    """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
-
-    optimizer_moments: ClassVar[int] = 0
-
-    preset: PresetName | None = None
-    """Library whose defaults `algorithm` and `learner.ratio` take where they are not given; unset: the recipe's own."""
-    rewards: RewardsConfig
-    """Reward functions and the processes that run them."""
-    rollout: RolloutConfig
-    """Generation of the answers."""
-
-    @model_validator(mode="after")
-    def _check_rollout(self) -> "TextRunConfig":
-        if isinstance(self.rollout.runner, ServerEngine):
-            require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
-        for requirement in self.requires:
-            requirement(self)
-        return self
-
-    @classmethod
-    def preset_values(cls, given: Mapping[str, object]) -> Mapping[str, object]:
-        """What `preset` sets for the recipe, without what `given` sets. Raises ValueError where there is none."""
-        return preset_values(cls, given)
-
-    def weight_copies(self) -> dict[str, int]:
-        algorithm = self.model_dump().get("algorithm", {})
-        return {**generation_copies(self.model, self.rollout, self.run.device, algorithm), **super().weight_copies()}
-
-    def other_policies(self) -> Sequence[str]:
-        """Folders of further policies that the run reads, for the check."""
-        return ()
-
-    @abstractmethod
-    def method(self, policies: TextPolicies) -> "TextMethod":
-        """Credit and learner of the recipe, wired; `recipe_parts` reads their names from here."""
-
-    @abstractmethod
-    def micro_batch_tokens(self) -> int:
-        """Tokens that go through the network at a time."""
-
-    @abstractmethod
-    def derive_updates(self) -> dict[str, str]:
-        """Derived numbers of a step's updates, for `hone plan`."""
-
-
-class TextGradientRunConfig(TextRunConfig):
-    """Config shared by the recipes that learn from scored answers by gradient."""
-
-    optimizer_moments: ClassVar[int] = 2
-    auto_denominator: ClassVar[Denominator] = "auto"
-    """What a recipe takes `learner.ratio.denominator = "auto"` for; `auto`: the first that fits."""
-
-    needs_old_policy: ClassVar[bool] = False
-    """The recipe computes log-probabilities of the policy before the update, whatever the ratio's denominator."""
-
-    learner: RatioLearnerConfig
-    """The optimizer, minibatches and the importance ratio."""
-
-    @model_validator(mode="after")
-    def _check_learner(self) -> "TextGradientRunConfig":
-        rollout = self.rollout
-        require_whole_minibatches(self.learner, rollout.prompts_per_step, "rollout.prompts_per_step")
-        require_master_weights(self.learner, self.model.weights)
-        if self.denominator() == "recorded" and self.learner.ratio.rejections and not self.needs_old_policy:
-            raise ValueError(
-                "learner.ratio.rejections compare the policy before the update with the behaviour policy, and a ratio "
-                "against recorded log-probabilities computes only the second; set learner.ratio.denominator = "
-                '"recomputed"'
-            )
-        resolve_step_correction(self.learner.ratio)
-        return self
-
-    def micro_batch_tokens(self) -> int:
-        return self.learner.micro_batch_tokens
-
-    def derive_updates(self) -> dict[str, str]:
-        learner = self.learner
-        return {
-            "minibatches": f"{learner.minibatches} of {self.rollout.prompts_per_step // learner.minibatches} prompts, "
-            f"{learner.epochs} epochs",
-            "optimizer steps": f"{self.steps} steps x {learner.epochs * learner.minibatches} = "
-            f"{learner.optimizer_steps(self.steps)}",
-            "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
-        }
-
-    def denominator(self) -> Literal["self", "recomputed", "recorded"]:
-        """Resolve `ratio.denominator`."""
-        ratio, stale = self.learner.ratio, self.rollout.asynchrony.steps > 0
-        if ratio.denominator == "auto":
-            ratio = ratio.model_copy(update={"denominator": self.auto_denominator})
-        return resolve_denominator(ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
-
-
-def require_full_distribution(
-    config: TextRunConfig, *, why: str = "this recipe looks at other tokens than the chosen one, and needs them all"
-) -> None:
-    """The embedded engine records what top-k, top-p and min-p left, and the trainer draws the same line: ratios stay
-    unbiased. Where that cannot be done, truncation is refused."""
-    rollout = config.rollout
-    cut = [f"rollout.top_k = {rollout.top_k}"] if rollout.top_k else []
-    cut += [f"rollout.top_p = {rollout.top_p}"] if rollout.top_p < 1 else []
-    cut += [f"rollout.min_p = {rollout.min_p}"] if rollout.min_p > 0 else []
-    if cut:
-        raise ValueError(f"{' and '.join(cut)}: {why}; leave it out, and lower rollout.temperature instead")
-
-
-def require_groups(config: TextRunConfig) -> None:
-    """Credit that compares the answers to one question needs two of them."""
-    if config.rollout.samples_per_prompt < 2:
-        raise ValueError("rollout.samples_per_prompt must be at least 2: answers are judged by each other")
-
-
-def require_on_policy(config: TextGradientRunConfig) -> None:
-    """A loss without a ratio is the policy gradient of the policy that answered, and of no later one."""
-    if steps := config.rollout.asynchrony.steps:
-        raise ValueError(
-            f"rollout.max_staleness = {steps}: this loss has no ratio, and would be biased on the answers of an "
-            "older policy; leave it out, or take a recipe with a ratio such as grpo"
-        )
-    updates = config.learner.optimizer_steps(1)
-    if updates > 1:
-        raise ValueError(
-            f"learner.epochs x learner.minibatches = {updates}: this loss has no ratio, and would be biased after the "
-            "first update on the same answers; set both to 1, or take a recipe with a ratio such as grpo"
-        )
-
-
-class GroupRunConfig(TextGradientRunConfig):
-    """Config shared by the recipes that compare the answers to one question, by gradient."""
-
-    requires = (require_groups,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextMethod:
-    """Parts that differ between the recipes on text."""
-
-    credit: TextCredit
-    learner: Learner[TokenPolicy]
-    wrap_source: Callable[[Source[TokenPolicy]], Source[TokenPolicy]] | None = None
-    """Wraps the source."""
-    greedy_baseline: bool = False
-    """Every prompt is answered greedily as well, for credit that compares with that."""
-    credit_state: Stateful | None = None
-    """The credit's, where it has one."""
-
 
 def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
     """The recipe's parts, wired. Data and evaluation are opened before the model is loaded."""
-    (prompts, _), _ = inputs.prepared, inputs.evaluation
+    _ = inputs.prepared, inputs.evaluation
     policy = inputs.policy(temperature=config.rollout.temperature)
     judge = inputs.scorer
     judge.check(inputs.examples.column_names())
-    chosen = config.method(_text_policies(config, policy))
-    world = TextWorld(
-        prompts=prompts,
-        scorer=judge,
-        decode=policy.tokenizer.decode,
-        sampling=config.rollout.sampling(),
-        prompts_per_step=config.rollout.prompts_per_step,
-        samples=config.rollout.samples_per_prompt,
-        seed=config.seed,
-        greedy_baseline=chosen.greedy_baseline,
-    )
-    actor = _engine_actor(config, policy, prompts)
-    ahead, source = _wrapped_source(
-        LiveSource[TokenPolicy](world, actor, actor_metrics=actor.metrics), actor, chosen, config.rollout
-    )
+    chosen = config.method(text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens()))
+    live = open_live_text(inputs, policy, config.rollout, greedy_baseline=chosen.greedy_baseline)
+    actor = live.actor
+    ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = chosen.credit(episodes, values)
@@ -237,7 +61,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
 
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
     job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *actor.notes()])
-    return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes()], close=close)
+    return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes(), *chosen.pop_notes()], close=close)
 
 
 def _wrapped_source(
@@ -294,16 +118,12 @@ def text_parts(
 
 def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
-
-    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
-        return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
-
-    inputs = TextInputs(
-        config=config,
-        read=lambda held_out: config.task.examples(exclude=held_out),
-        lay_out=lay_out,
-        rewards=config.rewards,
+    inputs = prompt_inputs(
+        config,
+        config.rollout,
+        config.rewards,
         other_policies=config.other_policies(),
+        second_answer=config.second_answer(),
     )
     return opened_text_run(inputs, text_job)
 
@@ -319,27 +139,16 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         **rollout.asynchrony.derive(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.max_concurrent),
+        **_judge_questions(config.rewards, config.steps * sequences),
     }
 
 
-def _engine_actor(config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    rollout = config.rollout
-    if isinstance(rollout.runner, ServerEngine):
-        return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=config.seed))
-    return EngineActor(
-        make_engine(
-            policy,
-            slots=rollout.max_concurrent,
-            longest_prompt=longest,
-            max_tokens=rollout.max_tokens,
-            seed=config.seed,
-            runner=rollout.runner,
-            guarantees=EngineGuarantees(
-                batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
-            ),
-        )
-    )
+def _judge_questions(rewards: RewardsConfig, answers: int) -> dict[str, str]:
+    """The question of each judge, with names in place of the material, and the number of requests."""
+    return {
+        f"judge {name}": f"{judge.describe_cost(answers)}\n{shown_template(judge)}"
+        for name, judge in rewards.judges.items()
+    }
 
 
 def gradient_learner(
@@ -375,20 +184,3 @@ def gradient_learner(
     )
     mismatch = partial(require_small_mismatch, config.learner.ratio)
     return replace(learner, on_metrics=mismatch, fingerprints=policies.fingerprints)
-
-
-def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:
-    def frozen(path: str | None) -> TokenPolicy:
-        """Another folder, or the policy that the run started from, loaded once more."""
-        source = config.model.model_copy(update={} if path is None else {"path": path, "new": None})
-        same = policy.tokenizer if path is None else None
-        return open_policy(
-            source, seed=config.seed, device=config.run.device, temperature=policy.temperature, tokenizer=same
-        )
-
-    return TextPolicies(
-        policy=policy,
-        open_frozen=frozen,
-        micro_batch_tokens=config.micro_batch_tokens(),
-        device=config.run.device,
-    )

@@ -25,79 +25,14 @@ from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
 from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.text.routing import replayed_routes, require_whole_routing
+from hone.train.text.shared_prefixes import shared_rows
+from hone.train.text.token_batch import ExpertLoad, PrecomputedColumns, TokenBatch
 
 _PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
-MIN_SHARED_PART = 3
-"""A sequence shares a row's trunk when that is at least one part in so many of it."""
 RowUnit: TypeAlias = Literal["sample", "group"]
 """What minibatches, micro-batches and ranks never split: a sequence, or all sequences of one `Episodes.group`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
-    """n decisions of some rows, as tensors."""
-
-    packed: PackedBatch
-    at: Tensor
-    """`[n]` position in the packed tokens whose hidden state decided."""
-    chosen: Tensor
-    """`[n]` int64."""
-    behaviour_logp: Tensor
-    """`[n]` nats, of the behaviour policy."""
-    advantage: Tensor
-    """`[n]`."""
-    weight: Tensor
-    """`[n]`."""
-    ref_logp: Tensor | None
-    """`[n]` nats, of the reference policy."""
-    sequence: Tensor
-    """`[n]` number of the decision's sequence within this batch."""
-    old_logp: Tensor | None = None
-    """`[n]` nats, of the policy as it was when the update began."""
-    old_top_k: TopKTokens | None = None
-    """`[n, K]` of the policy as it was when the update began."""
-    token_factor: Tensor | None = None
-    """`[n]` what a selection over the whole optimizer batch decided."""
-    correction: Tensor | None = None
-    """`[n]` factor of the mismatch correction, where it was computed over the whole step."""
-    sampling_mask: SamplingMask | None = None
-    """What sampling left to choose from, where it cut anything off."""
-    group: Tensor | None = None
-    """`[sequences]` number of each sequence's group within this batch, ascending; None: groups may be split."""
-    term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Weights of the loss terms that have their own, by name: `[n]`, `[sequences]` or `[groups]`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecomputedColumns:
-    """Columns computed for each decision before a gradient; None: not requested."""
-
-    ref_logp: NDArray[np.floating] | None = None
-    """`[N]` log-probability under the reference policy, nats."""
-    old_logp: NDArray[np.floating] | None = None
-    """`[N]` log-probability under the policy as it was when the update began, nats."""
-    top_k_ids: NDArray[np.int64] | None = None
-    """`[N, K]` the tokens that policy found likeliest."""
-    top_k_logp: NDArray[np.floating] | None = None
-    """`[N, K]` their log-probabilities, nats."""
-    token_factor: NDArray[np.floating] | None = None
-    """`[N]` of a selection over the whole optimizer batch."""
-    correction: NDArray[np.floating] | None = None
-    """`[N]` factor of the mismatch correction, over the whole step."""
-    counted: NDArray[np.bool_] | None = None
-    """`[N]` flags of the decisions that count in the weights' denominators; None: all."""
-
-    def take(self, where: Ints) -> "PrecomputedColumns":
-        return PrecomputedColumns(
-            ref_logp=None if self.ref_logp is None else self.ref_logp[where],
-            old_logp=None if self.old_logp is None else self.old_logp[where],
-            top_k_ids=None if self.top_k_ids is None else self.top_k_ids[where],
-            top_k_logp=None if self.top_k_logp is None else self.top_k_logp[where],
-            token_factor=None if self.token_factor is None else self.token_factor[where],
-            correction=None if self.correction is None else self.correction[where],
-            counted=None if self.counted is None else self.counted[where],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +51,20 @@ class TokenLayout:
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
     row_tokens: int = 512
     """A row takes no further sequence beyond this: attention within a row costs the square of its length."""
+    after: bool = False
+    """Look at the state after each decision's token, which judges the token too, instead of the state before it, which
+    chose it: a scorer's place. The last token of a sequence is then read as well."""
     pad_to_size: bool = False
     """Fill a batch up to one of a few sizes with tokens that nobody looks at: libraries that compile a product for each
     size, as those for bfloat16 do, then meet the same sizes again and again."""
+    replay_routing: bool = True
+    """Tell a mixture of experts to use the experts that were recorded with the tokens, where they were (rollout routing
+    replay, arXiv 2510.11370)."""
     device: str = "cpu"
 
     def __call__(self, episodes: Episodes, credits: Credits) -> "TokenRows":
+        if self.replay_routing:
+            require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
         begins = np.zeros(len(episodes), dtype=np.bool_)
         if self.unit == "group":
@@ -129,7 +72,7 @@ class TokenLayout:
             advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
             episodes = episodes.take(order)
             begins = np.diff(episodes.group, prepend=episodes.group[:1] - 1) > 0
-        starts, trunks = _rows(episodes, row_tokens, begins)
+        starts, trunks = shared_rows(episodes, row_tokens, begins)
         units = np.flatnonzero(begins[starts]) if self.unit == "group" else np.arange(len(starts))
         return TokenRows(
             layout=self,
@@ -159,7 +102,9 @@ class TokenRows:
     """`[E]` weight of each decision of a sequence, once fixed."""
     term_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     """`[E]` each, by the term's name: weight of its values for a sequence or for the sequence's group, once fixed."""
-    precomputed: PrecomputedColumns = PrecomputedColumns()
+    precomputed: PrecomputedColumns = field(default_factory=PrecomputedColumns)
+    expert_load: ExpertLoad | None = None
+    """Load of a mixture of experts over the optimizer step, once known."""
 
     def __len__(self) -> int:
         return len(self.unit_offsets) - 1
@@ -190,7 +135,11 @@ class TokenRows:
             sequence_weight=self._sequence_weight(reduction),
             term_weights={name: self._fixed_weight(term, reduction) for name, term in self.layout.term_weights.items()},
         )
-        return rows._with_advantage() if self.layout.skip_zero_advantage else rows
+        return rows._keep(rows._contributing()) if self.layout.skip_zero_advantage else rows
+
+    def without_zero_advantage(self) -> Self:
+        """The sequences of which an advantage is not 0; of a group, those that are left."""
+        return self._keep(self._nonzero())
 
     def evaluate(
         self, question: Callable[[TokenBatch], Sequence[Tensor]], budget_tokens: int
@@ -238,17 +187,21 @@ class TokenRows:
         decisions = np.diff(offsets_of(self._counted_lengths())[self.unit_sequences])
         return whole_batch(term.scheme, reduction)(decisions)[owner_of(self.unit_sequences)]
 
+    def _nonzero(self) -> NDArray[np.bool_]:
+        """`[E]` whether an advantage of the sequence is not 0."""
+        return np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes)) > 0
+
     def _contributing(self) -> NDArray[np.bool_]:
         """`[E]` whether an advantage of the sequence, or of its group where that is the unit, is not 0."""
-        flags = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes)) > 0
+        flags = self._nonzero()
         if self.layout.unit == "sample":
             return flags
         group = owner_of(self.unit_sequences)
         return (np.bincount(group, weights=flags) > 0)[group]
 
-    def _with_advantage(self) -> Self:
-        """The sequences that contribute to a gradient."""
-        kept = np.flatnonzero(self._contributing())
+    def _keep(self, flags: NDArray[np.bool_]) -> Self:
+        """The sequences of `flags` `[E]`."""
+        kept = np.flatnonzero(flags)
         per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self.prefix_lengths))
         inner = np.flatnonzero(per_row)
         per_unit = np.bincount(owner_of(self.unit_offsets)[inner], minlength=len(self))
@@ -260,7 +213,7 @@ class TokenRows:
         )
 
     def tensors(self) -> TokenBatch:
-        packed, at = self._pack()
+        packed, at, routing = self._pack()
         owner = self.episodes.owner
         scale = np.zeros(len(self.episodes)) if self.sequence_weight is None else self.sequence_weight
         device = self.layout.device
@@ -272,6 +225,8 @@ class TokenRows:
         places = {"decision": owner, "sequence": slice(None), "group": self.unit_sequences[:-1]}
         return TokenBatch(
             packed=packed,
+            routing=routing,
+            expert_load=self.expert_load,
             at=column(at),
             chosen=column(self.episodes.chosen.astype(np.int64)),
             behaviour_logp=column(self.episodes.logp),
@@ -285,6 +240,8 @@ class TokenRows:
             else TopKTokens(ids=column(known.top_k_ids), logp=column(known.top_k_logp)),
             token_factor=None if known.token_factor is None else column(known.token_factor),
             correction=None if known.correction is None else column(known.correction),
+            value_target=None if known.value_target is None else column(known.value_target),
+            old_value=None if known.old_value is None else column(known.old_value),
             sampling_mask=None
             if kept is None
             else SamplingMask(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
@@ -310,12 +267,18 @@ class TokenRows:
         )
 
     def _suffix_lengths(self) -> Ints:
-        """`[E]` tokens of each sequence after its trunk that have to be read (the last one predicts nothing)."""
-        lengths = np.diff(self.episodes.transcript.offsets)
-        return lengths - np.repeat(self.prefix_lengths, np.diff(self.row_offsets)) - 1
+        """`[E]` tokens of each sequence after its trunk that have to be read (the last one predicts nothing, and is
+        read only where it is judged)."""
+        lengths = np.diff(self.episodes.transcript.offsets) - self._unread
+        return lengths - np.repeat(self.prefix_lengths, np.diff(self.row_offsets))
 
-    def _pack(self) -> tuple[PackedBatch, Ints]:
-        """The rows' tokens, and for each decision where in them it was decided.
+    @property
+    def _unread(self) -> int:
+        """Tokens from the position that is looked at to a decision's own."""
+        return 0 if self.layout.after else 1
+
+    def _pack(self) -> tuple[PackedBatch, Ints, Tensor | None]:
+        """The rows' tokens, for each decision where in them it was decided, and the experts to be replayed.
 
         A row is laid out as its trunk (branch 0) and then, for each of its sequences, what follows (branch 1, 2, ...).
         """
@@ -339,7 +302,8 @@ class TokenRows:
             tokens, branch = np.pad(tokens, (0, spare)), np.pad(branch, (0, spare))
             places = np.append(places, np.arange(spare) % _PADDING_ROW_TOKENS)
             offsets = np.append(offsets, np.array(ends, dtype=np.int64)) if spare else offsets
-        device = self.layout.device
+        replays, device = self.layout.replay_routing, self.layout.device
+        routing = replayed_routes(self.episodes, ranges(starts, lengths), len(tokens)) if replays else None
         packed = PackedBatch(
             tokens=torch.from_numpy(tokens).to(device),
             positions=torch.from_numpy(places).to(device),
@@ -347,52 +311,13 @@ class TokenRows:
             branch=torch.from_numpy(branch).to(device) if branched else None,
         )
         owner = self.episodes.owner
-        before = seen.at - seen.offsets[:-1][owner] - 1 - shared[owner]  # -1: decided at the trunk's last token
+        # -1: decided at the trunk's last token
+        before = seen.at - seen.offsets[:-1][owner] - self._unread - shared[owner]
         at = np.where(before < 0, segments[1:][trunk][row][owner] - 1, segments[:-1][body][owner] + before)
-        return packed, at
+        return packed, at, None if routing is None else torch.from_numpy(routing).to(device)
 
 
 def padded_size(tokens: int) -> int:
     """The next of eight sizes per power of two, and at least 64: at most an eighth more work, few different sizes."""
     step = max(64, 1 << max(0, tokens.bit_length() - 4))
     return -(-tokens // step) * step
-
-
-def _rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`; `begins` `[E]` begin a row.
-
-    A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t) and a
-    third of it is shared; less would not pay for the longer attention. So answers to one question stay together, and
-    examples that share only a system prompt share just that.
-    """
-    seen = episodes.transcript
-    asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
-    prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
-    like_before = np.where(begins, 0, _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked)).tolist()
-    starts: list[int] = []
-    trunks: list[int] = []
-    together, read = 0, 0
-    for number, (prompt, length, alike) in enumerate(zip(prompts, lengths, like_before, strict=True)):
-        if together:
-            alike = min(trunks[-1], alike)  # the one before begins with the trunk, as the row's first does
-            grown = read + length - (together + 1) * alike
-            pays = together * alike > (together - 1) * trunks[-1] and MIN_SHARED_PART * alike >= length
-            if pays and alike + grown <= row_tokens:
-                trunks[-1], together, read = alike, together + 1, read + length
-                continue
-        starts.append(number)
-        trunks.append(prompt)
-        together, read = 1, length
-    return np.array(starts, dtype=np.int64), np.array(trunks, dtype=np.int64)
-
-
-def _common_prefix_lengths(tokens: NDArray[np.integer], begins: Ints, most: Ints) -> Ints:
-    """`[E]` tokens in which each sequence and the one before it begin alike, of the first `most` `[E]` of both."""
-    alike = np.minimum(most, np.roll(most, 1))
-    alike[:1] = 0
-    places = ranges(np.zeros_like(alike), alike)
-    here, before = (np.repeat(first, alike) + places for first in (begins, np.roll(begins, 1)))
-    differ = np.flatnonzero(tokens[here] != tokens[before])
-    owner, first = np.unique(np.repeat(np.arange(len(alike)), alike)[differ], return_index=True)
-    alike[owner] = places[differ[first]]
-    return alike

@@ -13,6 +13,7 @@ from hone.store.codec import read_state
 from hone.store.verification import STATE, checkpoint_of, verify_checkpoint
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner
+from hone.train.text.critic import ActorCriticLearner
 
 
 def check_saved_optimizer(source: ModelSource) -> Path:
@@ -34,6 +35,8 @@ def restore_optimizer(learner: Learner[Any], source: ModelSource) -> None:
     Raises ConfigError for a learner without such a state, DataError where the saved one does not fit.
     """
     folder = check_saved_optimizer(source)
+    if isinstance(learner, ActorCriticLearner):
+        learner = learner.actor
     if not isinstance(learner, GradientLearner):
         raise ConfigError("model.optimizer = true: this recipe has no optimizer whose state could be taken over")
     try:

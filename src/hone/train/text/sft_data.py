@@ -12,6 +12,7 @@ from hone.core.config import Config
 from hone.core.errors import DataError
 from hone.envs.text.dataset import Example, ExampleDataset, build_examples
 from hone.envs.text.files import MAX_FAULTS_SHOWN
+from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.task import TaskConfig
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.solutions import check_solution, run_solutions
@@ -79,8 +80,15 @@ def encode_examples(
 
 
 def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    prompt, completion = task.fill_template(example.prompt, example.columns), example.completion
-    assert completion is not None
+    assert example.completion is not None
+    return encode_answer(task.fill_template(example.prompt, example.columns), example.completion, tokenizer)
+
+
+def encode_answer(prompt: PromptContent, completion: PromptContent, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    """Tokens of a question, and of its answer with the end of sequence; messages go through the chat template.
+
+    Raises DataError for a template that writes the question differently once an answer follows.
+    """
     if isinstance(prompt, str) and isinstance(completion, str):
         said = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
         return tokenizer.encode(prompt), said.astype(np.int32)

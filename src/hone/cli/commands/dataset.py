@@ -1,0 +1,47 @@
+"""`hone dataset`: scored answers as a file in TRL's formats."""
+
+import math
+from pathlib import Path
+from typing import get_args
+
+from hone.cli.options import CommandCall, parse_number
+from hone.cli.terminal.screen import standard_screen
+from hone.core.errors import ConfigError, did_you_mean
+from hone.envs.text.collected_answers import PairRule
+from hone.envs.text.export import EXPORTED_KINDS, check_export_path, dataset_bytes, trl_rows
+from hone.store.durable import replace_file
+
+
+def run(call: CommandCall) -> int:
+    """Write the file and show its size and what was left out; returns the exit code."""
+    kind, target = call.text("kind"), Path(call.text("file"))
+    if kind not in EXPORTED_KINDS:
+        said = f"--kind {kind}" if kind else "--kind is missing"
+        raise ConfigError(f"{said}{did_you_mean(kind, EXPORTED_KINDS)}")
+    if call.text("pairs") not in get_args(PairRule):
+        raise ConfigError(f"--pairs {call.text('pairs')}{did_you_mean(call.text('pairs'), get_args(PairRule))}")
+    check_export_path(target)
+    from hone.train.text.answer_data import AnswersConfig, AnswerTaskConfig, read_answers  # noqa: PLC0415 - torch
+
+    cap = call.text("max_per_prompt")
+    chosen = AnswersConfig.model_validate(
+        {
+            "min_score": parse_number(call.text("min_score"), "--min-score", least=-math.inf, whole=False),
+            "pairs": call.text("pairs"),
+            "max_per_prompt": int(parse_number(cap, "--max-per-prompt", least=1)) if cap else None,
+        }
+    )
+    source = _source(call.text("source"), Path(call.text("runs")))
+    examples = read_answers(AnswerTaskConfig(source=source, answers=chosen), kind)
+    rows, notes = trl_rows(examples, kind)
+    replace_file(target, dataset_bytes(rows, target.suffix))
+    screen = standard_screen()
+    for warning in [*examples.warnings, *notes]:
+        screen.line(warning)
+    screen.line(f"{target}: {len(rows)} rows of the {kind} kind")
+    return 0
+
+
+def _source(named: str, runs: Path) -> str:
+    """The file or folder, or the run of this name."""
+    return named if Path(named).exists() or not (runs / named).is_dir() else str(runs / named)

@@ -1,0 +1,152 @@
+"""Layers of a decoder: pre-norm attention and a gated MLP, or a mixture of experts, each added to the stream.
+
+Key storage and masking are in a `LayerAttention` that the caller brings.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hone.models.language.config import ModelConfig
+from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutedTokens, mix_experts
+from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
+from hone.models.language.packed_attention import LayerAttention
+from hone.models.native.attention import NativeAttention
+from hone.models.native.layers import native_add_norm, native_gated_silu
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardArithmetic:
+    """Functions and types that a forward pass computes with."""
+
+    linear: LinearFn
+    dtype: torch.dtype
+    """Dtype between the additions to the residual stream, which keeps the weights' dtype."""
+    position_invariant: bool
+    """Whether an element's bits are independent of its place in a tensor."""
+    experts: ExpertArithmetic | None = None
+    """For layers with experts."""
+
+
+class LinearProjection(nn.Module):
+    """A weight `[out, in]` with an optional bias; zero until `init` or `hf_checkpoint` fills it."""
+
+    def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
+
+
+class RmsNorm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, features: int, *, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features, dtype=dtype))
+        self.eps = eps
+
+    def forward(self, x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, kind)
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and gated MLP, each added to the stream."""
+
+    def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        c, width, experts = config, config.heads * config.head_dim, config.experts
+        self.number, self.head_dim = number, c.head_dim
+        self.heads, self.kv_heads = c.heads, c.kv_heads
+        self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.qkv = LinearProjection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
+        self.norm_whole = c.qk_norm_whole
+        q_width, k_width = (width, c.kv_heads * c.head_dim) if c.qk_norm_whole else (c.head_dim, c.head_dim)
+        self.q_norm = RmsNorm(q_width, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.k_norm = RmsNorm(k_width, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.out = LinearProjection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
+        self.mlp_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.experts, count = experts, 1 if experts is None else experts.count
+        self.router = None if experts is None else LinearProjection(c.hidden_size, count, bias=False, dtype=dtype)
+        # With experts, those of one expert after those of another.
+        self.gate_up = LinearProjection(c.hidden_size, count * 2 * c.mlp_width, bias=c.mlp_bias, dtype=dtype)
+        self.down = LinearProjection(c.mlp_width, count * c.hidden_size, bias=c.mlp_bias, dtype=dtype)
+        self.selection_bias: Tensor | None
+        self.register_buffer("selection_bias", torch.zeros(count) if experts and experts.selection_bias else None)
+
+    def forward(
+        self, x: Tensor, turns: Tensor, attend: LayerAttention, by: ForwardArithmetic,
+        halves: "CompiledLayerHalves | None" = None, replayed: Tensor | None = None
+    ) -> tuple[Tensor, RoutedTokens | None]:  # fmt: skip
+        """The stream after the layer, and where its experts were asked; `replayed` `[T, k]` are experts to use."""
+        enter, leave = (
+            (DecoderLayer.project_qkv, DecoderLayer.add_attention_and_mlp)
+            if halves is None
+            else (halves.project_qkv, halves.add_attention_and_mlp)
+        )
+        query, key, value = enter(self, x, by)
+        mixed = attend(self.number, apply_rotary(query, turns), apply_rotary(key, turns), value)
+        if self.router is None:
+            return leave(self, x, mixed, by), None
+        x = x + by.linear(mixed, self.out.weight, self.out.bias)
+        y, routed = self.mix_experts(self.mlp_norm(x, by.dtype), by, replayed)
+        return x + y, routed
+
+    def project_qkv(self, x: Tensor, by: ForwardArithmetic) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, not turned yet."""
+        qkv = by.linear(self.attention_norm(x, by.dtype), self.qkv.weight, self.qkv.bias).view(
+            len(x), -1, self.head_dim
+        )
+        query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.norm_whole:
+                query, key = self.q_norm(query.flatten(1)).view_as(query), self.k_norm(key.flatten(1)).view_as(key)
+            else:
+                query, key = self.q_norm(query), self.k_norm(key)
+        return query, key, value
+
+    def mix_experts(
+        self, normed: Tensor, by: ForwardArithmetic, replayed: Tensor | None
+    ) -> tuple[Tensor, RoutedTokens]:
+        """The MLP of a layer with experts, for normalised inputs `[T, hidden_size]`."""
+        assert self.router is not None and self.experts is not None and by.experts is not None
+        stacks = (self.gate_up.weight, self.down.weight)
+        return mix_experts(
+            normed, self.router.weight, stacks, self.experts, by.experts, bias=self.selection_bias, replayed=replayed
+        )
+
+    def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
+        """The residual stream, plus the attention output `mixed`, plus the MLP."""
+        linear = by.linear
+        x = x + linear(mixed, self.out.weight, self.out.bias)
+        gate_up = linear(self.mlp_norm(x, by.dtype), self.gate_up.weight, self.gate_up.bias)
+        return x + linear(gated_silu(gate_up, steady=by.position_invariant), self.down.weight, self.down.bias)
+
+    def forward_native(
+        self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: ForwardArithmetic,
+        replayed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, RoutedTokens | None]:  # fmt: skip
+        """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
+        linear, eps = by.linear, self.attention_norm.eps
+        x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)
+        qkv = linear(normed, self.qkv.weight, self.qkv.bias)
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        mixed = attend(qkv, q_norm, k_norm, eps)
+        x, normed = native_add_norm(
+            x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.dtype
+        )
+        if self.router is not None:
+            return x, *self.mix_experts(normed, by, replayed)
+        gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
+        return x, linear(native_gated_silu(gate_up), self.down.weight, self.down.bias), None
+
+
+class CompiledLayerHalves:
+    """The parts of a layer before and after attention, compiled by torch once for layers of one shape.
+
+    The first run of each takes seconds, or minutes on a GPU; the number of tokens may change from run to run.
+    """
+
+    def __init__(self) -> None:
+        self.project_qkv = torch.compile(DecoderLayer.project_qkv, dynamic=True, fullgraph=True)
+        self.add_attention_and_mlp = torch.compile(DecoderLayer.add_attention_and_mlp, dynamic=True, fullgraph=True)

@@ -1,0 +1,233 @@
+"""Low-rank adapters: W = W0 + scale B A, merged into the decoder's weights (Hu et al., "LoRA", 2021).
+
+Only A `[rank, in]` and B `[out, rank]` are trained. Their gradients follow from that of the merged weight W by the
+chain rule, so that the decoder, its kernels and the generation engine know nothing of adapters. W is computed from W0,
+A and B after each step, never added to, so that rounding does not add up. Folders are in peft_folder.py.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
+
+LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ATTENTION_LAYERS: Final[tuple[LinearLayer, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_LAYERS: Final[tuple[LinearLayer, ...]] = ("gate_proj", "up_proj", "down_proj")
+_GROUPS: Final[Mapping[str, Sequence[LinearLayer]]] = {
+    "all": (*ATTENTION_LAYERS, *MLP_LAYERS),
+    "attention": ATTENTION_LAYERS,
+    "mlp": MLP_LAYERS,
+}
+
+
+class LoraConfig(Config):
+    """Train a low-rank adapter, and keep the weights of `model.path` as they are."""
+
+    rank: int = Field(ge=1)
+    """Rank of the update of each adapted weight."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The update is B A times `alpha / rank`. With alpha fixed, the best learning rate hardly depends on the rank."""
+    layers: Literal["all", "attention", "mlp"] | list[LinearLayer] = "all"
+    """Linear layers that are adapted, in every block: a group, or names such as `["q_proj", "v_proj"]`. Embedding,
+    output projection, norms, routers and experts are not."""
+    rslora: bool = False
+    """Multiply by `alpha / sqrt(rank)` instead (rank-stabilised LoRA)."""
+
+    def settings(self, config: ModelConfig) -> "LoraSettings":
+        """The adapter of a model of this architecture. Raises ConfigError for layers that it lacks, and for
+        a rank that no update of them can have."""
+        wanted = set(_GROUPS[self.layers] if isinstance(self.layers, str) else self.layers)
+        found = {name: piece for name, piece in adaptable_layers(config).items() if name.rpartition(".")[2] in wanted}
+        if not found:
+            raise ConfigError(
+                f"model.lora.layers = {self.layers!r}: the model has no such layers that can be adapted (experts "
+                'cannot); set model.lora.layers = "attention"'
+            )
+        sides = linear_sizes(config)
+        low = {name.rpartition(".")[2]: sides[name] for name in found if self.rank > min(sides[name])}
+        if low:
+            listed = ", ".join(f"{name} ({rows} x {columns})" for name, (rows, columns) in low.items())
+            raise ConfigError(
+                f"model.lora.rank = {self.rank} is above the smaller side of {listed}; lower it to "
+                f"{min(map(min, low.values()))} or less, or leave these out of model.lora.layers"
+            )
+        return LoraSettings(rank=self.rank, alpha=self.alpha, rslora=self.rslora, layers=tuple(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Shape of an adapter on one model."""
+
+    rank: int
+    alpha: float
+    rslora: bool
+    layers: tuple[str, ...]
+    """Full names of the adapted linear layers, such as `model.layers.0.self_attn.q_proj`, in the model's order."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def count(self, config: ModelConfig) -> int:
+        """Number of trained numbers on a model of this architecture."""
+        sides = linear_sizes(config)
+        return sum(self.rank * sum(sides[name]) for name in self.layers)
+
+    def adapted_weights(self, config: ModelConfig) -> int:
+        """Number of weights of the decoder's parameters that hold adapted layers."""
+        pieces, sides = adaptable_layers(config), linear_sizes(config)
+        held = {pieces[name].parameter_name for name in self.layers}
+        return sum(math.prod(sides[name]) for name, piece in pieces.items() if piece.parameter_name in held)
+
+
+def adaptable_layers(config: ModelConfig) -> dict[str, CheckpointPiece]:
+    """Linear layers that an adapter can update: full name -> the part of a parameter that holds its weight. Experts are
+    none: PEFT cannot load their updates."""
+    ends = tuple(f".{layer}.weight" for layer in _GROUPS["all"])
+    return {
+        piece.checkpoint_name.removesuffix(".weight"): piece
+        for piece in checkpoint_pieces(config)
+        if piece.checkpoint_name.endswith(ends) and ".experts." not in piece.checkpoint_name
+    }
+
+
+def linear_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Number of outputs and of inputs of each layer of `adaptable_layers`."""
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
+    return {name: (piece.rows, shapes[piece.parameter_name][1]) for name, piece in adaptable_layers(config).items()}
+
+
+def suggested_rate_factor(width: int) -> float:
+    """Best learning rate of a LoRA run with alpha 32, as a multiple of a full run's, for a model of this width.
+
+    max(1, sqrt(width) / 6): entries of A are of size width^-1/2, so that a step of B moves W the less the wider it is.
+    """
+    return max(1.0, math.sqrt(width) / 6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRankUpdate:
+    """The update of one linear layer."""
+
+    piece: CheckpointPiece
+    """Where the layer's weight lies in the decoder."""
+    base: Tensor
+    """`[out, in]` W0."""
+    merged: nn.Parameter
+    """The decoder's parameter that holds W, in the rows of `piece`."""
+    a: nn.Parameter
+    """`[rank, in]`."""
+    b: nn.Parameter
+    """`[out, rank]`, its rows in the decoder's order."""
+
+    @property
+    def rows(self) -> slice:
+        """The layer's rows of the decoder's parameter."""
+        return slice(self.piece.start, self.piece.start + self.piece.rows)
+
+
+class LoraAdapter:
+    """An adapter of a decoder: A and B of every adapted layer, and the weights W0 that they update.
+
+    Made from a decoder that holds W0. From then on only the parameters that hold adapted layers take gradients.
+    """
+
+    def __init__(self, decoder: Decoder, settings: LoraSettings, *, base_folder: Path, base_sha256: str) -> None:
+        """A is 0 as well as B, until `initialise` or a folder fills them."""
+        self.decoder, self.settings = decoder, settings
+        self.base_folder, self.base_sha256 = base_folder, base_sha256
+        """Folder and fingerprint of the model that holds W0."""
+        self.starts_at_base = True
+        """Whether the adapter began as 0, so that the run's initial policy is the base."""
+        pieces, parameters = adaptable_layers(decoder.config), dict(decoder.named_parameters())
+        held = {pieces[name].parameter_name for name in settings.layers}
+        self.weights = {name: parameter for name, parameter in parameters.items() if name in held}
+        """The decoder's parameters that hold adapted layers, by name."""
+        self.base = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
+        """W0 of each of `weights`."""
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(requires_grad=name in held)
+        self.updates = {name: self._update(pieces[name]) for name in settings.layers}
+        """The update of each adapted layer, by its full name."""
+
+    def _update(self, piece: CheckpointPiece) -> LowRankUpdate:
+        base = self.base[piece.parameter_name][piece.start : piece.start + piece.rows]
+        return LowRankUpdate(
+            piece=piece,
+            base=base,
+            merged=self.weights[piece.parameter_name],
+            a=nn.Parameter(base.new_zeros(self.settings.rank, base.shape[1])),
+            b=nn.Parameter(base.new_zeros(base.shape[0], self.settings.rank)),
+        )
+
+    @torch.no_grad()
+    def initialise(self, *, seed: int) -> Self:
+        """A uniform within fan_in^-1/2, as in PEFT, and B = 0; draws depend on `seed` and the layer's name alone."""
+        for name, update in self.updates.items():
+            bound = update.a.shape[1] ** -0.5
+            draws = generator(seed, "lora", name).random(tuple(update.a.shape), dtype=np.float32)
+            update.a.copy_(torch.from_numpy((2 * draws - 1) * np.float32(bound)))
+            update.b.zero_()
+        return self
+
+    def factors(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """A and B of every layer, by their names in a PEFT folder."""
+        for name, update in self.updates.items():
+            yield f"{name}.lora_A.weight", update.a
+            yield f"{name}.lora_B.weight", update.b
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write W = W0 + scale B A into the decoder.
+
+        The product is of copies, and the sum of single additions: the bits of W are a function of W0, A and B, and not
+        of where they lie in memory.
+        """
+        for update in self.updates.values():
+            product = (update.b * self.settings.scale) @ update.a.clone()
+            torch.add(update.base, product, out=update.merged.detach()[update.rows])
+
+    @torch.no_grad()
+    def factor_gradients(self, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Gradients of A and B, named as in `factors`, from those of `weights`.
+
+        With G that of W: dA = scale B^T G, and dB = scale G A^T.
+        """
+        scale = self.settings.scale
+        for name, update in self.updates.items():
+            gradient = gradients[update.piece.parameter_name][update.rows]
+            yield f"{name}.lora_A.weight", (update.b * scale).t() @ gradient
+            yield f"{name}.lora_B.weight", gradient @ (update.a * scale).t()
+
+    def base_decoder(self) -> Decoder:
+        """The model without its adapter: a decoder that shares W0 with it, and all other weights with `decoder`."""
+        memo: dict[int, nn.Parameter] = {}
+        for name, parameter in self.decoder.named_parameters():
+            data = self.base[name] if name in self.base else parameter.detach()
+            memo[id(parameter)] = nn.Parameter(data, requires_grad=False)
+        return deepcopy(self.decoder, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
+
+
+def weights_sha256(module: nn.Module) -> str:
+    """Fingerprint of all weights of a module, in its order."""
+    digest = sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""RPO: DPO and the likelihood of the chosen answer (Pang et al., "Iterative Reasoning Preference Optimization", 2024).
+
+loss = DPO's (or a variant's) + likelihood * -(log pi(chosen) / its tokens), the mean over pairs: chosen answers stay
+likely while the margin grows.
+"""
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from hone.objectives.preference import dpo
+from hone.objectives.terms import LossTerms, add_terms
+from hone.train.text.answer_loss import AnswerLossSpec, AnswerView
+from hone.train.text.pair_algorithm import PairAlgorithm
+from hone.train.text.preference_job import PreferenceRunConfig, preference_recipe_spec
+
+
+class RpoAlgorithm(PairAlgorithm):
+    """Loss on pairs, and the weight of the chosen answer's likelihood."""
+
+    likelihood: float = Field(default=1.0, gt=0)
+    """Weight of the chosen answer's mean negative log-likelihood per token (TRL's `rpo_alpha`)."""
+
+
+def chosen_likelihood(view: AnswerView) -> LossTerms:
+    """-log pi(chosen) / tokens of each pair, in nats."""
+    chosen, _ = view.pairs()
+    nll = -chosen.logp / chosen.length
+    return LossTerms(loss=nll, compute_metrics=lambda: {"policy/nll_nats": nll.detach()})
+
+
+class RpoConfig(PreferenceRunConfig):
+    """Preference optimisation with a likelihood term."""
+
+    algorithm: RpoAlgorithm = RpoAlgorithm()
+    """The loss, the implicit rewards that it compares, and the likelihood's weight."""
+
+    def loss(self) -> AnswerLossSpec:
+        spec, weight = self.algorithm.spec(), self.algorithm.likelihood
+
+        def objective(view: AnswerView) -> LossTerms:
+            return add_terms(spec.objective(view), chosen_likelihood(view), weight=weight)
+
+        return replace(spec, objective=objective)
+
+    def reference(self) -> str | None:
+        return self.algorithm.reference
+
+
+ENTRY = preference_recipe_spec(
+    summary="DPO and the likelihood of the chosen answers, which keeps them likely",
+    paper="Pang et al., Iterative Reasoning Preference Optimization, 2024",
+    config=RpoConfig,
+    loss=(dpo, chosen_likelihood),
+    limitation="imitates the chosen answers as they are, their faults included.",
+)

@@ -1,0 +1,1 @@
+"""Reward models and verifiers: scorers that learn from labelled answers."""

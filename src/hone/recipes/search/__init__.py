@@ -1,0 +1,1 @@
+"""Training on what a search or a selection of answers found."""

@@ -1,0 +1,160 @@
+"""Collecting: the answers of a policy, with scores, tokens and log-probabilities, become a data set.
+
+Nothing is learnt. Later stages of a pipeline read the answers: `task.source = "stage:collect"` is one source of pairs,
+labelled answers, outcomes, labelled steps and examples to imitate, and its tokens are never encoded again. With
+`collect.continue_from = "steps"` every step is labelled by the share of its continuations that end well (Wang et al.,
+Math-Shepherd, 2024).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.errors import HoneError, run_all_checks
+from hone.envs.text.world import Prompt
+from hone.evaluate.text.judges.revise import open_reviser
+from hone.models.language.token_policy import TokenPolicy
+from hone.rewards.judges.config import RevisionConfig
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.frozen import FrozenLearner
+from hone.train.loop import Recipe
+from hone.train.sources.live import LiveSource
+from hone.train.text.collecting import CollectionWriter, score_as_advantage
+from hone.train.text.continuations import StepContinuations
+from hone.train.text.learners import language_job
+from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
+from hone.train.text.open_text import TextInputs
+from hone.train.text.revising import CollectionReviser
+
+
+class CollectOptions(Config):
+    """Labels of steps, and revised answers."""
+
+    continue_from: Literal["none", "steps"] = "none"
+    """`steps`: the policy goes on from the end of each step; the share of good continuations is the step's label."""
+    continuations: int = Field(default=8, ge=1)
+    """Continuations from each step's end."""
+    separator: str = Field(default="\n", min_length=1)
+    """Text that ends a step."""
+    max_steps: int = Field(default=16, ge=1)
+    """Steps of an answer that are continued, from the first; later ones have no label."""
+    min_score: float = 0.5
+    """Score from which a continuation is good."""
+    revise: RevisionConfig | None = None
+    """Criticise and revise each answer by a constitution. The draft has score 0, its revision 1; scores of `rewards`
+    stay beside them."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "CollectOptions":
+        if self.revise is not None and self.continue_from != "none":
+            raise ValueError("collect.revise and collect.continue_from exclude each other; collect twice")
+        return self
+
+
+class CollectConfig(AnsweringRunConfig):
+    """Collection of answers."""
+
+    collect: CollectOptions = CollectOptions()
+    """Labels of steps, and revised answers."""
+
+
+def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
+    """Collecting job: a live source, a learner that learns nothing, and the files of the answers."""
+    _ = inputs.prepared, inputs.evaluation
+    policy, options = inputs.policy(temperature=config.rollout.temperature), config.collect
+    inputs.scorer.check(inputs.examples.column_names())
+    live = open_live_text(inputs, policy, config.rollout)
+    source, labelled = live.source(), options.continue_from == "steps"
+    if labelled:
+        steps = StepContinuations(
+            world=live.world,
+            separator=options.separator,
+            continuations=options.continuations,
+            max_steps=options.max_steps,
+            min_score=options.min_score,
+        )
+        source = LiveSource[TokenPolicy](
+            steps, live.actor, actor_metrics=lambda: {**live.metrics(), **steps.pop_metrics()}
+        )
+    recipe = Recipe(source=source, credit=score_as_advantage, learner=FrozenLearner(policy))
+    job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *live.actor.notes()])
+    reviser = None
+    if options.revise is not None:
+        reviser = CollectionReviser(open_reviser(options.revise, device=config.run.device), policy.tokenizer)
+    writer = CollectionWriter(
+        world=live.world,
+        tokenizer=policy.tokenizer,
+        rewards=config.rewards.names,
+        continuations=options.continuations if labelled else 0,
+        revise=reviser,
+    )
+
+    def close() -> None:
+        live.actor.close()
+        if reviser is not None:
+            reviser.reviser.close()
+
+    return replace(
+        job,
+        write_episodes=writer,
+        pop_notices=lambda: [*live.notes(), *([] if reviser is None else reviser.notes())],
+        close=close,
+    )
+
+
+def open_collect(config: CollectConfig) -> OpenedRun:
+    """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults at once, and
+    then leaves nothing open."""
+    opened: list[OpenedRun] = []
+
+    def open_run() -> Sequence[str]:
+        opened.append(open_answering_run(config, build=build))
+        return opened[0].warnings
+
+    try:
+        found = run_all_checks({"revise": lambda: _reviser_warnings(config), "run": open_run})
+    except HoneError:
+        for one in opened:
+            one.close()
+        raise
+    return replace(opened[0], warnings=[warning for warnings in found.values() for warning in warnings])
+
+
+def _reviser_warnings(config: CollectConfig) -> Sequence[str]:
+    if config.collect.revise is None:
+        return []
+    reviser = open_reviser(config.collect.revise, device=config.run.device)
+    try:
+        return reviser.check()
+    finally:
+        reviser.close()
+
+
+def derive(config: CollectConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    rollout, options = config.rollout, config.collect
+    answers = rollout.prompts_per_step * rollout.samples_per_prompt
+    found = {
+        "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {answers}",
+        "answers": f"{config.steps * answers} of at most {rollout.max_tokens} tokens",
+    }
+    if options.revise is not None:
+        found["revisions"] = f"at most {2 * options.revise.rounds * config.steps * answers} requests, 2 a round"
+    if options.continue_from == "steps":
+        found["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
+    return found
+
+
+ENTRY = RecipeSpec(
+    summary="answers of a policy, with scores, tokens and labels of steps, as a data set for later stages",
+    paper="Wang et al., Math-Shepherd, 2024 (labels of steps)",
+    config=CollectConfig,
+    open=open_collect,
+    derive=derive,
+    parts=RecipeParts(source="Live(text task, engine)", credit=(score_as_advantage,)),
+    collects_answers=True,
+    limitation="nothing is learnt, and the answers are those of one policy: collect again once it has changed.",
+)

@@ -1,0 +1,77 @@
+"""PPO with a critic for language models: a policy, a critic, a frozen reference, and a reward (Schulman et al., 2017).
+
+A = GAE over the sampled tokens of values V and of rewards that hold -weight * k1 of each token, whitened over the step;
+loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike. The critic is a second decoder with a head, stepped
+by its own loss against returns; it is warmed up alone, and has a lambda of its own (VC-PPO, VAPO, 2025).
+"""
+
+from functools import partial
+from typing import Literal
+
+from hone.credit.decoupled_gae import decoupled_gae
+from hone.objectives.value import squared_error
+from hone.train.text import actor_critic, recipe
+
+
+class PpoTextAlgorithm(recipe.ClipConfig):
+    """Advantages, critic, price of the distance to the reference, and clip widths."""
+
+    gae: actor_critic.AdvantageEstimation = actor_critic.AdvantageEstimation()
+    """Discount factor and lambdas."""
+    critic: actor_critic.CriticConfig = actor_critic.CriticConfig()
+    """The critic."""
+    kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef(weight=0.0)
+    """Coefficient of the KL penalty to the initial policy, in the reward of each token."""
+    whiten: Literal["decisions", "none"] = "decisions"
+    """Standardise the advantages over the step's tokens (`decisions`), or leave them (`none`)."""
+
+
+def require_longer_than_warmup(config: recipe.TextRunConfig) -> None:
+    """A run that ends within the critic's warm-up trains no policy."""
+    assert isinstance(config, PpoTextConfig)
+    warmup = config.algorithm.critic.warmup_steps
+    if warmup >= config.steps:
+        raise ValueError(
+            f"algorithm.critic.warmup_steps = {warmup} of steps = {config.steps}: the policy would never be trained; "
+            "lower the one, or raise the other"
+        )
+
+
+class PpoTextConfig(recipe.TextGradientRunConfig):
+    """PPO of a language model with a critic; groups of one answer are allowed."""
+
+    requires = (require_longer_than_warmup,)
+    algorithm: PpoTextAlgorithm = PpoTextAlgorithm()
+    """Advantages, critic and loss."""
+
+    def other_policies(self) -> tuple[str, ...]:
+        path = self.algorithm.critic.path
+        return () if path is None else (path,)
+
+    def weight_copies(self) -> dict[str, int]:
+        return {**super().weight_copies(), **actor_critic.critic_copies(self.model, self.algorithm.critic)}
+
+    def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
+        chosen, gae = self.algorithm, self.algorithm.gae
+        advantages = partial(
+            decoupled_gae,
+            discount=gae.discount,
+            policy_lambda=gae.policy_lambda,
+            critic_lambda=gae.critic_lambda,
+            length_scale=gae.length_scale,
+        )
+        priced, memory = recipe.with_kl_reward(advantages, chosen.kl_in_reward, policies)
+        loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
+        learner = actor_critic.actor_critic_learner(self, policies, loss, chosen.critic)
+        credit = recipe.with_whitening(priced, chosen.whiten)
+        return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory, pop_notes=learner.watch.pop_notes)
+
+
+ENTRY = recipe.text_recipe_spec(
+    summary="PPO's clip with a critic: advantages token by token, and groups of one answer",
+    paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017; Yuan et al., VC-PPO, 2025; Yue et al., "
+    "VAPO, 2025",
+    config=PpoTextConfig,
+    parts=recipe.text_parts(PpoTextConfig, squared_error),
+    limitation="a second network of the policy's size, which steers with noise where it explains little.",
+)

@@ -1,0 +1,146 @@
+"""Spending of a judge: limits of rate and of totals, as state machines that are told the time, and a file of totals."""
+
+import json
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hone.core.errors import DataError, LostResourceError
+from hone.core.strict_json import strict_json
+from hone.rewards.judges.cache import write_atomically
+from hone.rewards.judges.config import JudgeBudget
+from hone.rewards.judges.requests import JudgeReply
+
+_MINUTE_S = 60.0
+_MILLION = 1e6
+
+
+@dataclass
+class RateLimit:
+    """A limit on amounts in any minute."""
+
+    per_minute: float | None
+    _times: deque[tuple[float, float]] = field(default_factory=deque[tuple[float, float]])
+    """Time and amount of everything in the last minute."""
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until more may be taken; 0 at once."""
+        if self.per_minute is None:
+            return 0.0
+        while self._times and self._times[0][0] <= now_s - _MINUTE_S:
+            self._times.popleft()
+        wait_s = 0.0
+        left = sum(amount for _, amount in self._times)
+        for time_s, amount in self._times:
+            if left < self.per_minute:
+                break
+            left -= amount
+            wait_s = time_s + _MINUTE_S - now_s
+        return wait_s
+
+    def take(self, now_s: float, amount: float) -> None:
+        """Count an amount."""
+        if self.per_minute is not None and amount:
+            self._times.append((now_s, amount))
+
+
+@dataclass(frozen=True, slots=True)
+class SpendingTotals:
+    """Requests, tokens and money that were spent."""
+
+    requests: int
+    tokens: int
+    money: float
+
+
+class JudgeSpending:
+    """Requests, tokens and money of a judge so far, and its rate.
+
+    One thread at a time may call it. Requests count when they are sent, tokens and money with the reply, so that
+    requests under way can exceed a budget of tokens or money by their own cost.
+    """
+
+    def __init__(self, name: str, budget: JudgeBudget) -> None:
+        self.name, self.budget = name, budget
+        self.requests, self.tokens, self.money = 0, 0, 0.0
+        self.cached = 0
+        """Verdicts that cost nothing."""
+        self._rates = RateLimit(budget.requests_per_minute), RateLimit(budget.tokens_per_minute)
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until the next request may be sent."""
+        return max(rate.wait_s(now_s) for rate in self._rates)
+
+    def send(self, now_s: float) -> None:
+        """Count one request. Raises LostResourceError, and counts nothing, where a total is spent."""
+        spent = self.spent()
+        if spent:
+            raise LostResourceError(
+                f"judge {self.name!r} has spent its budget: {spent}; its cache has every reply. Raise the budget, and "
+                "resume with --resume --allow-changed-config"
+            )
+        self.requests += 1
+        self._rates[0].take(now_s, 1)
+
+    def receive(self, reply: JudgeReply, now_s: float) -> None:
+        """Count the tokens of a reply. Raises LostResourceError where a budget needs tokens that nobody counted."""
+        limits = self.budget
+        if not reply.tokens and (limits.tokens or limits.money or limits.tokens_per_minute):
+            raise LostResourceError(
+                f"judge {self.name!r}: the server does not report `usage`, so that tokens and money cannot be counted; "
+                "set budget.requests and budget.requests_per_minute instead"
+            )
+        self.tokens += reply.tokens
+        self.money += (limits.price_read * reply.read_tokens + limits.price_written * reply.written_tokens) / _MILLION
+        self._rates[1].take(now_s, reply.tokens)
+
+    def spent(self) -> str:
+        """The totals that are spent, in words; empty while there is something left."""
+        totals = {
+            "requests": (self.requests, self.budget.requests),
+            "tokens": (self.tokens, self.budget.tokens),
+            "money": (self.money, self.budget.money),
+        }
+        over = {name: both for name, both in totals.items() if both[1] is not None and both[0] >= both[1]}
+        return ", ".join(f"budget.{name} = {limit:g}, {used:g} used" for name, (used, limit) in over.items())
+
+    def totals(self) -> SpendingTotals:
+        """Requests, tokens and money so far."""
+        return SpendingTotals(self.requests, self.tokens, self.money)
+
+    def add(self, other: SpendingTotals) -> None:
+        """Count what was spent elsewhere under the same budget."""
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.money += other.money
+
+
+class SpendingFile:
+    """The totals of a run's judge in a file of the run, so that a run that was killed keeps counting where it was.
+
+    The judges of training and of the evaluation share the file of their name, and so the budget.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> SpendingTotals:
+        """The totals; zeros before the first. Raises DataError for a damaged file."""
+        try:
+            found = strict_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return SpendingTotals(0, 0, 0.0)
+        except (OSError, ValueError) as error:
+            raise self._damaged(str(error)) from None
+        match found:
+            case {"requests": int(requests), "tokens": int(tokens), "money": float(money)}:
+                return SpendingTotals(requests, tokens, money)
+            case _:
+                raise self._damaged("requests, tokens or money is missing")
+
+    def save(self, totals: SpendingTotals) -> None:
+        """Replace the totals. Raises ResourceError."""
+        write_atomically(self.path, json.dumps(asdict(totals)).encode())
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.path} cannot be read: {why}; delete it to count the judge's spending from 0")

@@ -1,0 +1,153 @@
+"""Generation of scored answers, wired: the world that asks prompts, and the engine that answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from hone.core.credit import Metrics
+from hone.engine.clients.config import ServerEngine
+from hone.envs.text.dataset import ExampleDataset
+from hone.envs.text.world import Prompt, TextWorld
+from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
+from hone.evaluate.text.reward_models import require_context
+from hone.evaluate.text.second_answer import SecondAnswer, has_chats
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.config import RewardsConfig
+from hone.rewards.each_answer import EachAnswerScorer
+from hone.rewards.scorer import RewardScorer
+from hone.train.job import OpenedRun, TrainingJob
+from hone.train.sources.live import LiveSource
+from hone.train.text.memory import generation_copies
+from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.rollout_config import RolloutConfig
+
+
+class AnsweringRunConfig(LanguageRunConfig):
+    """Config shared by the recipes that gather scored answers before anything learns from them."""
+
+    rewards: RewardsConfig
+    """Reward functions and the processes that run them."""
+    rollout: RolloutConfig
+    """Generation of the answers."""
+
+    optimizer_moments: ClassVar[int] = 0
+
+    @model_validator(mode="after")
+    def _policy_waits(self) -> "AnsweringRunConfig":
+        if self.rollout.asynchrony.steps:
+            raise ValueError(
+                f"rollout.max_staleness = {self.rollout.asynchrony.steps}: the policy does not change while answers "
+                "are gathered, so that there is nothing to wait for; leave it out"
+            )
+        self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
+        return self
+
+    def weight_copies(self) -> dict[str, int]:
+        return {**generation_copies(self.model, self.rollout, self.run.device, {}), **super().weight_copies()}
+
+
+def prompt_inputs(
+    config: LanguageRunConfig,
+    rollout: RolloutConfig,
+    rewards: RewardsConfig,
+    *,
+    other_policies: Sequence[str] = (),
+    second_answer: SecondAnswer | None = None,
+) -> TextInputs[Sequence[Prompt]]:
+    """Inputs of a run whose task is prompts that are answered, twice with `second_answer`."""
+
+    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        room = context - rollout.max_tokens
+        if second_answer is not None:
+            room -= second_answer.further_tokens(tokenizer, rollout.max_tokens, is_chat=has_chats(examples))
+        laid = make_prompts(examples, config.task, tokenizer, room=room)
+        require_context(rewards, laid[0], max_tokens=context - room)
+        return laid
+
+    return TextInputs(
+        config=config,
+        read=lambda held_out: config.task.examples(exclude=held_out),
+        lay_out=lay_out,
+        rewards=rewards,
+        other_policies=other_policies,
+        second_answer=second_answer,
+    )
+
+
+def open_answering_run(
+    config: AnsweringRunConfig, build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]]
+) -> OpenedRun:
+    """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+    return opened_text_run(prompt_inputs(config, config.rollout, config.rewards), build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveText:
+    """A text task, the engine that answers its prompts, and the scorer of the answers."""
+
+    world: TextWorld
+    actor: EngineActor
+    scorer: RewardScorer
+
+    def source(self) -> LiveSource[TokenPolicy]:
+        """Source of their episodes."""
+        return LiveSource[TokenPolicy](self.world, self.actor, actor_metrics=self.metrics)
+
+    def metrics(self) -> Metrics:
+        """Metrics of the latest rollout."""
+        return {**self.actor.metrics(), **self.scorer.metrics()}
+
+    def notes(self) -> list[str]:
+        """Notes for the user since the last call."""
+        return [*self.scorer.notes(), *self.actor.notes()]
+
+
+def open_live_text(
+    inputs: TextInputs[Sequence[Prompt]],
+    policy: TokenPolicy,
+    rollout: RolloutConfig,
+    *,
+    greedy_baseline: bool = False,
+) -> LiveText:
+    """World and engine of a run. With `greedy_baseline` every prompt is answered greedily as well."""
+    (prompts, _), seed, twice = inputs.prepared, inputs.config.seed, inputs.second_answer
+    assert inputs.rewards is not None
+    world = TextWorld(
+        prompts=prompts,
+        scorer=inputs.scorer if twice is None else EachAnswerScorer(inputs.scorer),
+        decode=policy.tokenizer.decode,
+        sampling=rollout.sampling(),
+        prompts_per_step=rollout.prompts_per_step,
+        samples=rollout.samples_per_prompt,
+        seed=seed,
+        greedy_baseline=greedy_baseline,
+        step_end=inputs.rewards.step_end,
+        environment=None if twice is None else twice.environment(policy.tokenizer, prompts),
+        context=policy.decoder.config.max_positions,
+    )
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if twice is not None:
+        chats = has_chats(inputs.examples)
+        longest += twice.further_tokens(policy.tokenizer, rollout.max_tokens, is_chat=chats)
+    return LiveText(world=world, actor=_engine_actor(policy, rollout, longest, seed=seed), scorer=inputs.scorer)
+
+
+def _engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:
+    if isinstance(rollout.runner, ServerEngine):
+        return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
+    return EngineActor(
+        make_engine(
+            policy,
+            slots=rollout.max_concurrent,
+            longest_prompt=longest,
+            max_tokens=rollout.max_tokens,
+            seed=seed,
+            runner=rollout.runner,
+            guarantees=EngineGuarantees(
+                batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
+            ),
+        )
+    )

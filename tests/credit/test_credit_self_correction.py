@@ -1,0 +1,132 @@
+"""Self-correction: turns and their scores, the pay of both stages by hand and slowly, what is told, its state."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hone.core.credit import NO_VALUES
+from hone.core.episodes import Episodes, ScoreStatus, Transcript
+from hone.core.ragged import offsets_of
+from hone.credit.self_correction import SelfCorrectionCredit, answer_turns, correction_metrics, standardised_turns
+
+Pair = tuple[int, float, float | None, bool]
+"""Group, first and second score (None: the first answer was cut), and whether the score is missing."""
+
+
+def conversations(pairs: list[Pair], *, gap: int = 2) -> Episodes:
+    """Answers of two tokens and of one token, with `gap` tokens of the environment between them."""
+    tokens, at, lengths, reward = 0, list[int](), list[int](), list[float]()
+    starts = [0]
+    for _, first, second, missing in pairs:
+        at += [tokens + 1, tokens + 2]
+        reward += [0.0, 0.0 if missing else first]
+        tokens += 3
+        lengths.append(2)
+        if second is not None:
+            at.append(tokens + gap)
+            reward.append(0.0 if missing else second - first)
+            tokens += gap + 1
+            lengths[-1] += 1
+        starts.append(tokens)
+    missed = np.array([missing for *_, missing in pairs])
+    last = np.array([first if second is None else second for _, first, second, _ in pairs])
+    return Episodes(
+        offsets=offsets_of(np.array(lengths)),
+        seen=Transcript(tokens=np.zeros(tokens, np.int32), offsets=np.array(starts), at=np.array(at)),
+        chosen=np.zeros(len(at), np.int32),
+        logp=np.full(len(at), -1.0, np.float32),
+        version=np.zeros(len(at), np.int32),
+        reward=np.array(reward, np.float32),
+        group=np.array([group for group, *_ in pairs]),
+        terminated=np.ones(len(pairs), np.bool_),
+        truncated=np.zeros(len(pairs), np.bool_),
+        score=np.where(missed, np.nan, last),
+        status=np.where(missed, ScoreStatus.TIMEOUT, ScoreStatus.SCORED).astype(np.uint8),
+    )
+
+
+def credit(steps: int = 1, kl: float = 0.5, progress: float = 2.0) -> SelfCorrectionCredit:
+    return SelfCorrectionCredit(
+        first_stage_steps=steps,
+        first_stage_kl=kl,
+        progress_weight=progress,
+        reference=lambda episodes: np.full(episodes.decisions, -1.25),
+    )
+
+
+PAIRS: list[Pair] = [(0, 0.0, 1.0, False), (0, 1.0, 1.0, False), (0, 1.0, None, False), (0, 9.0, 9.0, True)]
+
+
+def test_turns_and_their_scores() -> None:
+    turns = answer_turns(conversations(PAIRS))
+    assert turns.offsets.tolist() == [0, 2, 3, 5, 6, 8, 10, 11]
+    assert turns.second.tolist() == [False, True, False, True, False, False, True]
+    np.testing.assert_array_equal(turns.first_score, [0.0, 1.0, 1.0, np.nan])
+    np.testing.assert_array_equal(turns.second_score, [1.0, 1.0, np.nan, np.nan])
+
+
+def test_both_stages_by_hand() -> None:
+    """Log-ratios are 0.25 nats at each token: 0.5 of it holds each token of a first answer in stage 1."""
+    rule, episodes = credit(), conversations([(0, 0.0, 1.0, False), (0, 1.0, 1.0, False), (0, 1.0, 0.0, False)])
+    first = rule(episodes, NO_VALUES)
+    pay = np.array([1.0, 1.0, 0.0])
+    normal = (pay - pay.mean()) / pay.std(ddof=1)
+    expected = [[-0.125, -0.125, one] for one in normal]
+    np.testing.assert_allclose(first.advantage, np.ravel(expected), atol=1e-5)
+    assert first.metrics["correction/stage"] == 1.0
+    assert first.metrics["correction/first_kl_nats"] == pytest.approx(0.5)
+    second = rule(episodes, NO_VALUES)
+    ours, theirs = np.array([0.0, 1.0, 1.0]), np.array([1 + 2 * 1.0, 1.0, 0 + 2 * -1.0])
+    first_pay, second_pay = ((x - x.mean()) / x.std(ddof=1) for x in (ours, theirs))
+    expected = [[a, a, b] for a, b in zip(first_pay, second_pay, strict=True)]
+    np.testing.assert_allclose(second.advantage, np.ravel(expected), atol=1e-5)
+    assert second.metrics["correction/stage"] == 2.0
+    assert second.metrics["correction/wrong_to_right"] == pytest.approx(1 / 3)
+    assert second.metrics["correction/right_to_wrong"] == pytest.approx(1 / 3)
+
+
+any_pair = st.tuples(
+    st.integers(0, 2), st.integers(0, 4).map(float), st.one_of(st.none(), st.integers(0, 4).map(float)), st.booleans()
+)
+
+
+@given(st.lists(any_pair, min_size=1, max_size=12), st.sampled_from([0, 5]))
+def test_each_answer_is_compared_with_those_of_its_turn(pairs: list[Pair], steps: int) -> None:
+    """One answer at a time, against lists of the others."""
+    found = credit(steps)(conversations(pairs), NO_VALUES).advantage
+    expected: list[float] = []
+    for group, first, second, missing in pairs:
+        others = [(a, b) for g, a, b, gone in pairs if g == group and not gone]
+        held = -0.125 if steps and not missing else 0.0
+        own = 0.0 if missing or steps else compared(first, [a for a, _ in others])
+        expected += [own + held] * 2
+        if second is not None:
+            wanted = second if steps else second + 2.0 * (second - first)
+            rest = [b if steps else b + 2.0 * (b - a) for a, b in others if b is not None]
+            expected.append(0.0 if missing else compared(wanted, rest))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def compared(pay: float, others: list[float]) -> float:
+    values = np.array(others)
+    return 0.0 if len(values) < 2 or values.std() == 0 else (pay - values.mean()) / (values.std(ddof=1) + 1e-6)
+
+
+def test_tool_output_changes_no_advantage() -> None:
+    expected = credit()(conversations(PAIRS, gap=1), NO_VALUES).advantage
+    assert credit()(conversations(PAIRS, gap=1000), NO_VALUES).advantage.tolist() == expected.tolist()
+
+
+def test_without_pay_there_is_no_advantage() -> None:
+    paid, group = np.array([np.nan, 1.0]), np.zeros(2, np.int64)
+    assert standardised_turns(paid, group, second=np.array([False, True])).tolist() == [0.0, 0.0]
+    assert correction_metrics(np.array([np.nan]), np.array([1.0]), 1.0) == {}
+
+
+def test_the_stage_is_part_of_a_run() -> None:
+    rule, other = credit(steps=2), credit(steps=2)
+    rule(conversations(PAIRS), NO_VALUES)
+    other.restore(rule.state())
+    assert other(conversations(PAIRS), NO_VALUES).metrics["correction/stage"] == 1.0
+    assert other(conversations(PAIRS), NO_VALUES).metrics["correction/stage"] == 2.0
