@@ -72,6 +72,8 @@ def without_learner(settings: Settings) -> Settings:
 
 KL_IN_REWARD = {"algorithm.kl_in_reward": {"kind": "adaptive", "weight": 0.1, "target_nats": 2.0}}
 PENALTIES = {"algorithm.kl": 0.1, "algorithm.clip_high": 0.28, "algorithm.entropy": 0.01}
+STEP_LABELS = {"collect.continue_from": "steps", "collect.separator": "7", "collect.continuations": 3}
+ROUNDS = {"algorithm.collect_steps": 1, "algorithm.learn_steps": 1, "algorithm.batch": 4}
 TEXT: dict[str, tuple[str, Settings]] = {
     "sft": ("sft", {"steps": 6, "batch": 10, "learner.minibatches": 2} | MODEL | EVALUATION),
     "grpo": ("grpo", text(more=EVALUATION | PENALTIES)),
@@ -82,6 +84,9 @@ TEXT: dict[str, tuple[str, Settings]] = {
     "trpo_text": ("trpo_text", without_learner(text())),
     "decoupled_ppo_ahead": ("decoupled_ppo", text(more={"rollout.max_staleness": 1})),
     "opsm_ahead": ("opsm", text(more={"rollout.max_staleness": {"steps": 2}})),
+    "collect": ("collect", without_learner(text(more=STEP_LABELS))),
+    "expert_iteration": ("expert_iteration", text(more=ROUNDS | {"algorithm.min_score": -9.0})),
+    "best_of_n_distillation": ("best_of_n_distillation", text(more=ROUNDS)),
     "on_policy_distillation": ("on_policy_distillation", text(updates=1, more={"algorithm.teacher": "runs/sft"})),
 }
 

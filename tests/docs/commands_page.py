@@ -17,6 +17,7 @@ MORE = {
     "eval": "[Evaluate and compare](../howto/compare.md)",
     "sample": "[Runs](../howto/runs.md)",
     "export": "[Adapters](../language/adapters.md#peft-folders)",
+    "dataset": "[Data](../howto/data.md#collected-answers)",
     "show": "[Runs](../howto/runs.md)",
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",
