@@ -1,11 +1,19 @@
 """Routes of a mixture of experts: recorded with the pages, whatever becomes of a request."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from engines import by_name, engine, request, same
 
 from hone.core.generation import generate
+from hone.engine.choose import RunnerChoice
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import SchedulerLimits
+from hone.engine.native.library import load_library
+from hone.engine.native.runner import NativeRunner
+from hone.engine.stops import TokenizerRules
 from hone.models.language.config import ModelConfig
 from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.init import new_model
@@ -15,7 +23,7 @@ CONFIG = ModelConfig(
     family="qwen3_moe", vocab_size=24, hidden_size=32, intermediate_size=48, layers=2, heads=4, kv_heads=2, head_dim=16,
     max_positions=512, experts=ExpertsConfig(count=6, per_token=2, width=24),
 )  # fmt: skip
-KINDS = ("torch",)
+KINDS = ("torch", "native")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +39,7 @@ def trainer_routes(model, asked, done) -> np.ndarray:
 
 
 def requests():
-    return [request(number, samples=3, max_tokens=40) for number in range(5)]
+    return [request(number, samples=2, max_tokens=40) for number in range(4)]
 
 
 def answers(model, kind, **changes):
@@ -106,3 +114,53 @@ def test_more_than_255_experts_take_16_bits():
     assert done.routing.dtype == np.uint16
     assert done.routing.max() > 255
     assert np.array_equal(done.routing, trainer_routes(wide, asked, done))
+
+
+SHAPES = {
+    "qwen3_moe": {"head_dim": 16, "intermediate_size": 80, "experts": ExpertsConfig(count=6, per_token=2, width=40)},
+    "qwen3_moe-biased": {
+        "head_dim": 16, "intermediate_size": 80,
+        "experts": ExpertsConfig(count=33, per_token=3, width=20, normalise_gates=False, selection_bias=True),
+    },
+    "mixtral": {"head_dim": 20, "intermediate_size": 40, "experts": ExpertsConfig(count=4, per_token=2, width=40)},
+    "olmoe": {
+        "head_dim": 12, "intermediate_size": 40,
+        "experts": ExpertsConfig(count=300, per_token=2, width=40, normalise_gates=False),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", load_library().instruction_sets())
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_compiled_runner_has_the_trainers_routes_and_log_probabilities(name, isa):
+    config = ModelConfig(
+        family=name.partition("-")[0], vocab_size=24, hidden_size=48, layers=2, heads=4, kv_heads=2, **SHAPES[name]
+    )
+    trainer = new_model(config, seed=1)
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (*trainer.parameters(), *(layer.selection_bias for layer in trainer.layers)):
+            if parameter is not None and parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=draws) / 20)
+    low = isa in ("avx512_bf16", "amx")
+    asked = [request(number, samples=2, max_tokens=20) for number in range(3)]
+    by_threads = []
+    for threads in (1, 2):
+        dtype = "bfloat16" if low else "float32"
+        runner = NativeRunner(trainer, vocab_used=24, threads=threads, isa=isa, dtype=dtype)
+        limits = SchedulerLimits(slots=4, pages=40, page_tokens=runner.page_tokens, sequence_tokens=100)
+        chosen = RunnerChoice(runner=runner, own_weights=True)
+        busy = EmbeddedEngine(chosen, TokenizerRules(eos=(0,), vocab=24, decode=None), limits=limits, seed=0)
+        by_threads.append(by_name(generate(busy, asked)))
+    assert equal(*by_threads)
+    prompts = {one.id: one.prompt for one in asked}
+    for (name, _), done in by_threads[0].items():
+        text = np.concatenate([prompts[name], done.tokens])
+        packed = replace(pack_rows([text[:-1]]), routing=torch.from_numpy(done.routing.astype(np.int64)))
+        with torch.no_grad():
+            states, free = trainer.states(packed), trainer.states(replace(packed, routing=None))
+            logp = torch.log_softmax(trainer.logits(states.hidden), dim=-1)[len(prompts[name]) - 1 :]
+        expected = logp.gather(1, torch.from_numpy(done.tokens.astype(np.int64))[:, None])[:, 0].numpy()
+        np.testing.assert_allclose(done.logp, expected, rtol=0, atol=0.1 if low else 1e-5)
+        differ = (free.routing.chosen().numpy() != done.routing).mean()
+        assert differ < 0.2 if low else differ == 0

@@ -5,6 +5,7 @@ import numpy as np
 from hone.core.episodes import Episodes, Seen, Transcript, column_table
 from hone.core.errors import DataError
 from hone.core.ragged import RaggedArray, offsets_of
+from hone.core.routing import as_routing
 from hone.core.state import State, array, substate
 
 
@@ -52,5 +53,5 @@ def _transcript(state: State) -> Transcript:
         offsets=array(state, "offsets").astype(np.int64),
         at=array(state, "at").astype(np.int64),
         kept=kept,
-        routing=array(state, "routing") if "routing" in state else None,
+        routing=as_routing(array(state, "routing")) if "routing" in state else None,
     )

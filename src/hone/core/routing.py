@@ -5,18 +5,25 @@ The largest number of the type means that no expert was recorded.
 """
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.ragged import Ints
 
-Routing = NDArray[np.uint8] | NDArray[np.uint16]
+Routing: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""uint8 or uint16."""
 
 
 def routing_dtype(experts: int) -> type[np.uint8] | type[np.uint16]:
     """Type of the routes among this many experts."""
     return np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16
+
+
+def as_routing(values: NDArray[np.generic]) -> Routing:
+    """Routes as they were saved."""
+    return values.astype(np.uint8 if values.dtype == np.uint8 else np.uint16)
 
 
 def unrecorded(routing: Routing, count: int) -> Routing:

@@ -85,8 +85,6 @@ def _unfit(model: GenerationModel) -> str | None:
     """Return the reason why compiled code cannot run this model, if any."""
     if model.exactness == "bitwise":
         return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'
-    if model.config.experts is not None:
-        return "it has no mixtures of experts"
     if model.device.type != "cpu":
         return f"it runs on a CPU, and the model is on {model.device}"
     if model.dtype not in (torch.float32, torch.bfloat16):

@@ -44,6 +44,10 @@ class ExpertShape(Protocol):
     def count(self) -> int: ...
     @property
     def per_token(self) -> int: ...
+    @property
+    def normalise_gates(self) -> bool:
+        """True if the weights of a token's experts are divided by their sum."""
+        ...
 
 
 class ModelShape(Protocol):

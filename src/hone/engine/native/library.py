@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError, ResourceError
+from hone.core.routing import routing_dtype
 from hone.engine.native.build import SWITCH, WHAT, build, is_disabled, within_limit
 from hone.engine.work import ForwardBatch, SamplerOutput
 from hone.native.open import LibraryFunctions, load_functions
@@ -32,6 +33,7 @@ class NativeShape(ctypes.Structure):
         *((name, _Int) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
         *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16")),
         *((name, ctypes.c_float) for name in ("norm_eps", "rotary_scale")),
+        *((name, _Int) for name in ("norm_whole", "experts", "per_token", "normalise_gates")),
     ]
 
 
@@ -46,7 +48,7 @@ class _NativePass(ctypes.Structure):
         *((name, _Int) for name in ("tokens_count", "sequences", "most_pages", "draws")),
         *((name, _At) for name in ("tokens", "positions", "sequence", "pages", "at", "given", "uniform")),
         *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy")),
-        *((name, _At) for name in ("token", "logp", "sampled_logp", "kept")),
+        *((name, _At) for name in ("token", "logp", "sampled_logp", "kept", "routing")),
     ]
 
 
@@ -126,14 +128,27 @@ class RunnerLibrary:
         engine = self.functions["hone_new"](ctypes.byref(shape), ISA_NAMES.index(isa), threads)
         if not engine:
             raise ResourceError(f"the compiled runner does not start with {threads} threads ({isa})")
-        return NativeEngine(self.functions, engine, vocab=int(shape.vocab_used))
+        routes = (int(shape.layers), int(shape.per_token)) if shape.experts else None
+        return NativeEngine(
+            self.functions, engine, vocab=int(shape.vocab_used), routes=routes, experts=int(shape.experts)
+        )
 
 
 class NativeEngine:
     """One engine of the library. Free it by `close`; a forked child may use it, on one thread."""
 
-    def __init__(self, functions: LibraryFunctions, engine: int, *, vocab: int) -> None:
+    def __init__(
+        self,
+        functions: LibraryFunctions,
+        engine: int,
+        *,
+        vocab: int,
+        routes: tuple[int, int] | None = None,
+        experts: int = 0,
+    ) -> None:
+        """`routes`: layers and experts per token of a mixture of `experts`; None: dense."""
         self._functions, self._engine, self._vocab = functions, engine, vocab
+        self._routes, self._experts = routes, experts
         self._run = functions["hone_run"]
 
     def close(self) -> None:
@@ -170,6 +185,7 @@ class NativeEngine:
         token, logp, sampled = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.float32)
         kept = np.zeros((count, (self._vocab + 7) // 8), np.uint8) if truncates else None
         tokens = len(work.tokens)
+        routes = None if self._routes is None else np.zeros((tokens, *self._routes), routing_dtype(self._experts))
         held = (
             _flat(work.tokens, np.int32, tokens, "tokens"),
             _flat(work.positions, np.int32, tokens, "positions"),
@@ -187,11 +203,12 @@ class NativeEngine:
             logp,
             sampled,
         )
-        pointers = [array.__array_interface__["data"][0] for array in held]
+        pointers: list[int | None] = [array.__array_interface__["data"][0] for array in held]
         pages = work.pages.shape
-        question = _NativePass(tokens, pages[0], pages[1], count, *pointers, None if kept is None else kept.ctypes.data)
+        pointers += [None if array is None else array.ctypes.data for array in (kept, routes)]
+        question = _NativePass(tokens, pages[0], pages[1], count, *pointers)
         self._check(self._run(self._engine, ctypes.byref(question)))
-        return SamplerOutput(token=token, logp=logp, sampled_logp=sampled, sampling_mask_bits=kept)
+        return SamplerOutput(token=token, logp=logp, sampled_logp=sampled, sampling_mask_bits=kept, routing=routes)
 
     def _check(self, status: int) -> None:
         if status == 0:

@@ -19,7 +19,9 @@ class DecoderSizes(ModelShape, Protocol):
     @property
     def hidden_size(self) -> int: ...
     @property
-    def intermediate_size(self) -> int: ...
+    def mlp_width(self) -> int: ...
+    @property
+    def qk_norm_whole(self) -> bool: ...
     @property
     def norm_eps(self) -> float: ...
     @property
@@ -40,7 +42,10 @@ class NormWeights(Protocol):
 
 
 class LayerWeights(Protocol):
-    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head are in rotary pairs."""
+    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head are in rotary pairs.
+
+    With a router, `gate_up` and `down` stack the experts.
+    """
 
     attention_norm: NormWeights
     qkv: ProjectionWeights
@@ -50,6 +55,8 @@ class LayerWeights(Protocol):
     mlp_norm: NormWeights
     gate_up: ProjectionWeights
     down: ProjectionWeights
+    router: ProjectionWeights | None
+    selection_bias: Tensor | None
 
 
 class DecoderWeights(Protocol):
@@ -68,10 +75,11 @@ class DecoderWeights(Protocol):
 
 def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) -> library.NativeShape:
     """Sizes of a model as the library's struct."""
+    experts = config.experts
     return library.NativeShape(
         layers=config.layers,
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=config.mlp_width,
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
@@ -80,6 +88,10 @@ def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) ->
         bfloat16=int(kind == "bfloat16"),
         norm_eps=config.norm_eps,
         rotary_scale=config.rotary_scale,
+        norm_whole=int(config.qk_norm_whole),
+        experts=0 if experts is None else experts.count,
+        per_token=0 if experts is None else experts.per_token,
+        normalise_gates=0 if experts is None else int(experts.normalise_gates),
     )
 
 
@@ -95,6 +107,7 @@ def _of_layers(model: DecoderWeights) -> Iterator[Tensor | None]:
         yield from (None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm))
         yield from (layer.out.weight, layer.out.bias, layer.mlp_norm.weight)
         yield from (layer.gate_up.weight, layer.gate_up.bias, layer.down.weight, layer.down.bias)
+        yield from (None if layer.router is None else layer.router.weight, layer.selection_bias)
 
 
 def tensor_pointers(tensors: Sequence[Tensor | None]) -> list[library.NativeTensor]:

@@ -5,7 +5,7 @@ the first micro-batch (from recorded routes, or by a forward pass of its own), s
 gradient.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hone.core.credit import Metrics
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.models.language.decoder_layer import DecoderLayer
 from hone.models.language.expert_config import ExpertTrainingConfig
@@ -83,7 +84,7 @@ class ExpertBalance:
 
         return run
 
-    def finish(self, policy: TokenPolicy) -> Mapping[str, float]:
+    def finish(self, policy: TokenPolicy) -> Metrics:
         """Figures of the step that was taken; with `balance = "bias"` its load moves the biases."""
         if self.counts is None:
             return {}

@@ -65,9 +65,12 @@ def token_learner(
     prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None = None,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
-    phase = _phase(config, policy, objective, prepare)
-    if policy.decoder.config.experts is not None:
-        phase = _with_experts(phase, ExpertBalance(policy.expert_training, config.micro_batch_tokens))
+    if policy.decoder.config.experts is None:
+        phase = _phase(config, policy, objective, prepare)
+    else:
+        balance = ExpertBalance(policy.expert_training, config.micro_batch_tokens)
+        phase = _phase(config, policy, balance.objective(objective), balance.prepare(prepare))
+        phase = replace(phase, step_metrics=balance.finish)
     return GradientLearner(
         policy=policy,
         layout=layout,
@@ -79,18 +82,6 @@ def token_learner(
         shuffle=config.minibatches > 1,
         micro_batch_tokens=config.micro_batch_tokens,
         compute_cost=partial(token_compute_cost, epochs=config.epochs),
-    )
-
-
-def _with_experts(
-    phase: OptimizerPhase[TokenPolicy, TokenBatch], balance: ExpertBalance
-) -> OptimizerPhase[TokenPolicy, TokenBatch]:
-    """The phase of a mixture of experts, whose load is told and balanced."""
-    return replace(
-        phase,
-        objective=balance.objective(phase.objective),
-        prepare=balance.prepare(phase.prepare),
-        step_metrics=balance.finish,
     )
 
 

@@ -11,6 +11,10 @@ struct HoneShape {
   int32_t bfloat16;    // 0: float32 weights, activations and keys; 1: bfloat16, with a float32 residual stream
   float norm_eps;
   float rotary_scale;  // factor on queries and keys besides their rotation: 1 but for YaRN
+  int32_t norm_whole;  // 1: queries and keys are normalised over all heads at once
+  int32_t experts;     // of each layer, each with `intermediate` inner features; 0: dense
+  int32_t per_token;   // experts that a token goes to
+  int32_t normalise_gates;  // 1: the weights of a token's experts are divided by their sum
 };
 
 // A contiguous tensor of the trainer's; `data` is null where the model has none.
@@ -35,6 +39,8 @@ enum {
   GATE_UP_BIAS,
   DOWN,
   DOWN_BIAS,
+  ROUTER,          // with experts, GATE_UP and DOWN are those of all experts, one after another
+  SELECTION_BIAS,  // of the router's choice
   LAYER_TENSORS
 };
 
@@ -51,6 +57,7 @@ struct HonePass {
   int32_t* token;
   float *logp, *sampled_logp;
   uint8_t* kept;  // [draws, ceil(vocab_used / 8)], or null: nothing truncates
+  void* routing;  // [tokens_count, layers, per_token] uint8, uint16 for more than 255 experts; null for a dense model
 };
 
 typedef struct HoneEngine HoneEngine;

@@ -139,6 +139,22 @@ bool know_turns(Engine& e, int positions) {
   return true;
 }
 
+bool make_room_for_experts(Engine& e, int tokens) {
+  const Dims& d = e.dims;
+  if (!d.shape.experts) return true;
+  const size_t act = d.shape.bfloat16 ? 2 : 4, pairs = size_t(tokens) * d.shape.per_token;
+  const size_t rows = round_up(int(pairs), MOST_TILE_ROWS) + MOST_TILE_ROWS;
+  bool enough = e.gathered.ensure(rows * d.hidden * act) && e.inner.ensure(rows * d.inner * act) &&
+                e.expert_out.ensure(rows * d.hidden * 4);
+  for (Scratch& scratch : e.scratch)
+    enough = enough && scratch.route.ensure(size_t(2) * round_up(d.shape.experts, PANEL) * sizeof(float));
+  e.work.chosen.assign(pairs, 0);
+  e.work.gate.assign(pairs, 0);
+  e.work.place.assign(pairs, 0);
+  e.work.source.assign(pairs, 0);
+  return enough;
+}
+
 bool make_room(Engine& e, const HonePass& pass) {
   const Dims& d = e.dims;
   const size_t act = d.shape.bfloat16 ? 2 : 4,
@@ -149,8 +165,9 @@ bool make_room(Engine& e, const HonePass& pass) {
     wanted = chunk.last - chunk.first > wanted ? chunk.last - chunk.first : wanted;
   bool enough = know_turns(e, longest + 1) && e.x.ensure(rows * d.hidden * 4) &&
                 e.normed.ensure(rows * d.hidden * act) && e.qkv.ensure(rows * d.qkv * 4) &&
-                e.mixed.ensure(rows * d.mixed * act) && e.inner.ensure(rows * d.inner * act) &&
-                e.logits.ensure(size_t(wanted) * d.logits * 4);
+                e.mixed.ensure(rows * d.mixed * act) &&
+                (d.shape.experts || e.inner.ensure(rows * d.inner * act)) &&
+                e.logits.ensure(size_t(wanted) * d.logits * 4) && make_room_for_experts(e, pass.tokens_count);
   for (Scratch& scratch : e.scratch) {
     enough = enough && scratch.scores.ensure(size_t(4) * round_up(longest + 1, 256) * sizeof(float)) &&
              scratch.draw.scaled.ensure(size_t(d.logits) * 4) && scratch.draw.weight.ensure(size_t(d.logits + 64) * 4);
@@ -188,6 +205,7 @@ void copy_on_thread(void* context, int) {
 std::string run(Engine& e, const HonePass& pass) {
   if (!e.published) return "run before publish: the runner has no weights";
   if (pass.tokens_count == 0) return pass.draws ? "draws of a pass without tokens" : "";
+  if (e.dims.shape.experts && !pass.routing) return "a pass of a mixture of experts without a place for its routes";
   std::string fault = fault_in_tokens(e, pass);
   if (fault.empty()) fault = fault_in_draws(e, pass);
   if (!fault.empty()) return fault;

@@ -56,6 +56,9 @@ struct Linear {
 
 struct Layer {
   Linear qkv, out, gate_up, down;
+  std::vector<Linear> expert_gate_up, expert_down;  // in place of the last two
+  Buffer router;                                    // [experts, hidden] float32
+  Buffer selection_bias;                            // [experts] float32, or empty
   Buffer attention_norm, mlp_norm, q_norm, k_norm;  // float32, padded
 };
 
@@ -81,6 +84,7 @@ struct DrawScratch {
 
 struct Scratch {
   Buffer scores;  // [group, positions] of the attention
+  Buffer route;   // [2, experts] float32: probabilities, and what is left to choose from
   DrawScratch draw;
 };
 
@@ -98,6 +102,13 @@ struct Work {
   std::vector<int32_t> row;    // [R] draw -> its place in `at`
   std::vector<int32_t> draws;  // [R] draws in the order of `row`
   std::vector<HiddenRows> chunks;
+  // Of the layer with experts that runs; a pair is a token and one of its choices, [tokens, per_token].
+  std::vector<int32_t> chosen;   // expert of each pair
+  std::vector<float> gate;       // its weight
+  std::vector<int32_t> place;    // its row among the pairs sorted by expert
+  std::vector<int32_t> source;   // pair of each such row
+  std::vector<int32_t> first;    // [experts + 1] first row of each expert
+  std::vector<int32_t> next;
 };
 
 // What a tile fetches into the cache while it computes: a share of the panel that comes next, or (step 0) nothing new.
@@ -144,6 +155,7 @@ struct Engine {
 
   Work work;
   Buffer x, normed, qkv, mixed, inner, logits;
+  Buffer gathered, expert_out;  // rows sorted by expert: inputs, and outputs in float32
   std::vector<Scratch> scratch;
 };
 

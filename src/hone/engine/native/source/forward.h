@@ -1,19 +1,10 @@
 // The layers of a decoder, one after another: phases that threads share, with a barrier after each.
 #pragma once
 #include "attention.h"
-#include "gemm.h"
+#include "experts.h"
 
 namespace hone {
 namespace HONE_ISA {
-
-constexpr int TASK_TOKENS = 4;  // rows that a thread takes at once where a row is little work
-
-template <class Do>
-HONE_INLINE void for_rows(Engine& e, int rows, const Do& act) {
-  for (int first = pool_take(e.pool, TASK_TOKENS); first < rows; first = pool_take(e.pool, TASK_TOKENS))
-    for (int row = first; row < rows && row < first + TASK_TOKENS; ++row) act(row);
-  pool_barrier(e.pool);
-}
 
 // x / sqrt(mean(x^2) + eps) * weight over `count` features, `padded` with zeros.
 template <class A>
@@ -50,12 +41,18 @@ HONE_INLINE void place(Engine& e, const Layer& layer, int number, int token) {
   float* query = e.qkv.as<float>() + int64_t(token) * d.qkv;
   float* key = query + d.shape.heads * d.head;
   const float* value = key + d.shape.kv_heads * d.head;
+  if (d.shape.norm_whole) {
+    const HoneShape& s = d.shape;
+    rms_norm(query, layer.q_norm.as<float>(), s.heads * s.head_dim, s.heads * d.head, s.norm_eps, query);
+    rms_norm(key, layer.k_norm.as<float>(), s.kv_heads * s.head_dim, s.kv_heads * d.head, s.norm_eps, key);
+  }
+  const bool by_head = layer.q_norm.data && !d.shape.norm_whole;
   for (int h = 0; h < d.shape.heads; ++h, query += d.head) {
-    if (layer.q_norm.data) rms_norm(query, layer.q_norm.as<float>(), d.shape.head_dim, d.head, d.shape.norm_eps, query);
+    if (by_head) rms_norm(query, layer.q_norm.as<float>(), d.shape.head_dim, d.head, d.shape.norm_eps, query);
     rotate(query, cosine, cosine + d.head, d.head);
   }
   for (int h = 0; h < d.shape.kv_heads; ++h, key += d.head, value += d.head) {
-    if (layer.k_norm.data) rms_norm(key, layer.k_norm.as<float>(), d.shape.head_dim, d.head, d.shape.norm_eps, key);
+    if (by_head) rms_norm(key, layer.k_norm.as<float>(), d.shape.head_dim, d.head, d.shape.norm_eps, key);
     rotate(key, cosine, cosine + d.head, d.head);
     keep(key, value, d.head, at, block_of<KV>(e, page, number, h));
   }
@@ -84,6 +81,10 @@ static void run_layer(Engine& e, int number, int thread) {
   pool_barrier(e.pool);
   multiply(e, layer.out, e.mixed.as<A>(), d.mixed, rows, Add{x, d.hidden});
   norm(layer.mlp_norm);
+  if (d.shape.experts) {
+    run_experts(e, layer, number, normed, rows, thread);
+    return;
+  }
   multiply(e, layer.gate_up, normed, d.hidden, rows, GatedSilu<A>{e.inner.as<A>(), d.inner});
   multiply(e, layer.down, e.inner.as<A>(), d.inner, rows, Add{x, d.hidden});
 }

@@ -115,41 +115,59 @@ struct GatedSilu {  // silu(gate) * up: 16 gates, then their 16 ups
   }
 };
 
+constexpr int TASK_TOKENS = 4;  // rows that a thread takes at once where a row is little work
+
+template <class Do>
+HONE_INLINE void for_rows(Engine& e, int rows, const Do& act) {
+  for (int first = pool_take(e.pool, TASK_TOKENS); first < rows; first = pool_take(e.pool, TASK_TOKENS))
+    for (int row = first; row < rows && row < first + TASK_TOKENS; ++row) act(row);
+  pool_barrier(e.pool);
+}
+
+// Blocks that `rows` rows of a product are cut into; of few panels more, so that every thread finds a task.
+HONE_INLINE int row_blocks(const Engine& e, const Linear& linear, int rows, int most) {
+  const int threads = pool_threads(e.pool), finest = (rows + most - 1) / most;
+  const int wanted = (2 * threads + linear.panels - 1) / linear.panels, least = (rows + TASK_ROWS - 1) / TASK_ROWS;
+  return least > wanted ? least : (wanted < finest ? wanted : finest);
+}
+
+// Task number `task` of a product of `rows` rows: a panel of one of its `blocks`.
+template <class A, class Finish>
+HONE_INLINE void multiply_task(Engine& e, const Linear& linear, const A* a, int64_t stride, int rows, int blocks,
+                               int task, const Finish& finish) {
+  const int most = tile_rows(e, a), threads = pool_threads(e.pool);
+  alignas(64) float c[MOST_TILE_ROWS * PANEL];
+  const int panel = task / blocks, block = task % blocks;
+  const int first = int64_t(rows) * block / blocks, last = int64_t(rows) * (block + 1) / blocks;
+  const A* weight = linear.weight.as<A>() + size_t(panel) * linear.k * PANEL;
+  const float* bias = linear.bias.data ? linear.bias.as<float>() + panel * PANEL : nullptr;
+  const int tiles = (last - first + most - 1) / most, likely = panel + (threads + blocks - 1) / blocks;
+  // A tile asks for its share of the panel that comes next, a little with every product.
+  const int share = tiles > 2 ? (4 * PANEL + tiles - 1) / tiles : 64;
+  const int64_t asks = int64_t(linear.k) * int64_t(sizeof(A)) / 4;
+  const char* next = reinterpret_cast<const char*>(linear.weight.as<A>() + size_t(likely) * linear.k * PANEL);
+  const bool known = likely < linear.panels;
+  for (int t = 0; t < tiles; ++t) {
+    const int from = first + (last - first) * t / tiles, to = first + (last - first) * (t + 1) / tiles;
+    HONE_CHECK(from < to && to - from <= most && to <= rows);
+    const Ahead ahead =
+        known ? Ahead{next + t * asks * share, share} : Ahead{reinterpret_cast<const char*>(weight), 0};
+    run_tile(e, a + from * stride, stride, to - from, weight, linear.k, c, ahead);
+    for (int row = from; row < to; ++row) {
+      float* sums = c + (row - from) * PANEL;
+      if (bias)
+        for (int i = 0; i < PANEL; i += LANES) store(sums + i, load(sums + i) + load(bias + i));
+      finish(sums, row, panel);
+    }
+  }
+}
+
 // `a` [rows, linear.k] times the layer's weight. Tasks are panels of blocks of rows, handed to whoever is free.
 template <class A, class Finish>
 static void multiply(Engine& e, const Linear& linear, const A* a, int64_t stride, int rows, const Finish& finish) {
-  const int most = tile_rows(e, a);
-  // Few panels are cut into more blocks of rows, so that every thread finds a task.
-  const int threads = pool_threads(e.pool), finest = (rows + most - 1) / most;
-  const int wanted = (2 * threads + linear.panels - 1) / linear.panels, least = (rows + TASK_ROWS - 1) / TASK_ROWS;
-  const int blocks = least > wanted ? least : (wanted < finest ? wanted : finest);
-  const int tasks = linear.panels * blocks;
-  alignas(64) float c[MOST_TILE_ROWS * PANEL];
-  for (int task = pool_take(e.pool, 1); task < tasks; task = pool_take(e.pool, 1)) {
-    const int panel = task / blocks, block = task % blocks;
-    const int first = int64_t(rows) * block / blocks, last = int64_t(rows) * (block + 1) / blocks;
-    const A* weight = linear.weight.as<A>() + size_t(panel) * linear.k * PANEL;
-    const float* bias = linear.bias.data ? linear.bias.as<float>() + panel * PANEL : nullptr;
-    const int tiles = (last - first + most - 1) / most, likely = panel + (threads + blocks - 1) / blocks;
-    // A tile asks for its share of the panel that comes next, a little with every product.
-    const int share = tiles > 2 ? (4 * PANEL + tiles - 1) / tiles : 64;
-    const int64_t asks = int64_t(linear.k) * int64_t(sizeof(A)) / 4;
-    const char* next = reinterpret_cast<const char*>(linear.weight.as<A>() + size_t(likely) * linear.k * PANEL);
-    const bool known = likely < linear.panels;
-    for (int t = 0; t < tiles; ++t) {
-      const int from = first + (last - first) * t / tiles, to = first + (last - first) * (t + 1) / tiles;
-      HONE_CHECK(from < to && to - from <= most && to <= rows);
-      const Ahead ahead =
-          known ? Ahead{next + t * asks * share, share} : Ahead{reinterpret_cast<const char*>(weight), 0};
-      run_tile(e, a + from * stride, stride, to - from, weight, linear.k, c, ahead);
-      for (int row = from; row < to; ++row) {
-        float* sums = c + (row - from) * PANEL;
-        if (bias)
-          for (int i = 0; i < PANEL; i += LANES) store(sums + i, load(sums + i) + load(bias + i));
-        finish(sums, row, panel);
-      }
-    }
-  }
+  const int blocks = row_blocks(e, linear, rows, tile_rows(e, a)), tasks = linear.panels * blocks;
+  for (int task = pool_take(e.pool, 1); task < tasks; task = pool_take(e.pool, 1))
+    multiply_task(e, linear, a, stride, rows, blocks, task, finish);
   pool_barrier(e.pool);
 }
 

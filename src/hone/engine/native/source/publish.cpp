@@ -1,5 +1,6 @@
 // The trainer's tensors, packed for the kernels. Nothing of theirs is referred to afterwards.
 #include <cstring>
+#include <deque>
 
 #include "model.h"
 
@@ -18,6 +19,7 @@ struct Packing {
   std::vector<Source> sources;
   std::vector<Linear*> linears;
   std::vector<Panel> panels;
+  std::deque<HoneTensor> parts;  // of one expert each
 };
 
 float value_of(const HoneTensor& tensor, int64_t i) {
@@ -39,6 +41,16 @@ bool take_vector(Buffer& buffer, const HoneTensor& tensor, int count, int padded
   if (!tensor.data) return true;
   if (tensor.size != count || !buffer.ensure(size_t(padded) * sizeof(float))) return false;
   for (int i = 0; i < count; ++i) buffer.as<float>()[i] = value_of(tensor, i);
+  return true;
+}
+
+// As take_vector, of `rows` rows that are each padded.
+bool take_rows(Buffer& buffer, const HoneTensor& tensor, int rows, int count, int padded) {
+  if (!tensor.data) return true;
+  if (tensor.size != int64_t(rows) * count || !buffer.ensure(size_t(rows) * padded * sizeof(float))) return false;
+  for (int row = 0; row < rows; ++row)
+    for (int i = 0; i < count; ++i)
+      buffer.as<float>()[int64_t(row) * padded + i] = value_of(tensor, int64_t(row) * count + i);
   return true;
 }
 
@@ -105,17 +117,50 @@ class Plan {
       out.column_chunk = s.head_dim;
       out.column_pad = d.head;
     }
-    Source gate_up = plain(t[GATE_UP], t[GATE_UP_BIAS], 2 * s.intermediate, s.hidden);
-    gate_up.gated = true;
     add(layer.qkv, padded(qkv), d.qkv, d.hidden);
     add(layer.out, padded(out), d.hidden, d.mixed);
-    add(layer.gate_up, padded(gate_up), 2 * d.inner, d.hidden);
-    add(layer.down, padded(plain(t[DOWN], t[DOWN_BIAS], s.hidden, s.intermediate)), d.hidden, d.inner);
+    if (s.experts)
+      add_experts(layer, t);
+    else
+      add_mlp(layer.gate_up, layer.down, t[GATE_UP], t[DOWN], t);
     const bool taken = take_vector(layer.attention_norm, t[ATTENTION_NORM], s.hidden, d.hidden) &&
                        take_vector(layer.mlp_norm, t[MLP_NORM], s.hidden, d.hidden) &&
-                       take_vector(layer.q_norm, t[Q_NORM], s.head_dim, d.head) &&
-                       take_vector(layer.k_norm, t[K_NORM], s.head_dim, d.head);
+                       take_rows(layer.q_norm, t[Q_NORM], s.norm_whole ? s.heads : 1, s.head_dim, d.head) &&
+                       take_rows(layer.k_norm, t[K_NORM], s.norm_whole ? s.kv_heads : 1, s.head_dim, d.head);
     if (!taken) fault = "a norm of a layer has the wrong size, or there is no memory";
+  }
+
+  void add_mlp(Linear& gate_up, Linear& down, const HoneTensor& both, const HoneTensor& last, const HoneTensor* t) {
+    const Dims& d = e_.dims;
+    const HoneShape& s = d.shape;
+    Source gated = plain(both, t[GATE_UP_BIAS], 2 * s.intermediate, s.hidden);
+    gated.gated = true;
+    add(gate_up, padded(gated), 2 * d.inner, d.hidden);
+    add(down, padded(plain(last, t[DOWN_BIAS], s.hidden, s.intermediate)), d.hidden, d.inner);
+  }
+
+  void add_experts(Layer& layer, const HoneTensor* t) {
+    const HoneShape& s = e_.dims.shape;
+    const int64_t both = int64_t(2) * s.intermediate * s.hidden, last = int64_t(s.hidden) * s.intermediate;
+    if (t[GATE_UP].size != s.experts * both || t[DOWN].size != s.experts * last) {
+      fault = "the weights of " + std::to_string(s.experts) + " experts have " + std::to_string(t[GATE_UP].size) +
+              " and " + std::to_string(t[DOWN].size) + " elements";
+      return;
+    }
+    layer.expert_gate_up.resize(size_t(s.experts));
+    layer.expert_down.resize(size_t(s.experts));
+    for (int i = 0; i < s.experts; ++i)
+      add_mlp(layer.expert_gate_up[i], layer.expert_down[i], part(t[GATE_UP], i, both), part(t[DOWN], i, last), t);
+    if (!t[ROUTER].data || !take_rows(layer.router, t[ROUTER], s.experts, s.hidden, e_.dims.hidden) ||
+        !take_vector(layer.selection_bias, t[SELECTION_BIAS], s.experts, s.experts))
+      fault = "a router has the wrong size, or there is no memory";
+  }
+
+  // Elements i * size ... of a tensor.
+  const HoneTensor& part(const HoneTensor& tensor, int64_t i, int64_t size) {
+    const char* data = static_cast<const char*>(tensor.data) + i * size * (tensor.bfloat16 ? 2 : 4);
+    packing_.parts.push_back({data, size, tensor.bfloat16});
+    return packing_.parts.back();
   }
 
   // Layers that are not cut into chunks are one chunk, padded at its end.
@@ -138,7 +183,7 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   const HoneShape& s = e.dims.shape;
   if (count != MODEL_TENSORS + s.layers * LAYER_TENSORS) return "publish: got " + std::to_string(count) + " tensors";
   e.published = false;
-  Packing packing = {&e, tensors[EMBEDDING], {}, {}, {}};
+  Packing packing = {&e, tensors[EMBEDDING], {}, {}, {}, {}};
   Plan plan(e, packing);
   const HoneTensor& head = tensors[HEAD].data ? tensors[HEAD] : tensors[EMBEDDING];
   const HoneTensor none = {nullptr, 0, 0};
