@@ -58,9 +58,10 @@ class PreferenceWatch:
         return self.steps > FIRST_STEPS and fell > FALL_NATS and rose > RISE
 
     def _words(self) -> str:
+        fell = self.first_nats - self.nats
         return (
-            f"chosen answers became {self.first_nats - self.nats:.1f} nats less likely while the accuracy on pairs "
-            f"rose from {self.first_accuracy:.2f} to {self.accuracy:.2f}: probability moves to answers that are in no pair. "
+            f"chosen answers became {fell:.1f} nats less likely while the accuracy on pairs rose from "
+            f"{self.first_accuracy:.2f} to {self.accuracy:.2f}: probability moves to answers that are in no pair. "
             'Judge the policy on its own samples; a larger beta, the recipe rpo, or algorithm.loss.kind = "nca" or '
             '"apo_zero" keeps chosen answers likely'
         )
