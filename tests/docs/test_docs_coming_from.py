@@ -32,7 +32,11 @@ def table_rows(page: str) -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(
     ("page", "recipes", "least"),
     [
-        ("coming_from_trl.md", {"GRPOConfig": ["grpo", "gspo", "cispo", "sapo", "dapo"]}, 20),
+        (
+            "coming_from_trl.md",
+            {"GRPOConfig": ["grpo", "gspo", "cispo", "sapo", "dapo"], "DPOConfig": ["dpo", "rpo"]},
+            30,
+        ),
         ("coming_from_stable_baselines3.md", {"PPO": ["ppo"], "DQN": ["dqn", "sac"]}, 20),
     ],
 )

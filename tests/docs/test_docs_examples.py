@@ -38,7 +38,7 @@ SHORTER = {
 }
 """Per example what makes it a matter of seconds. The main job in chain_sum/ is run by the README's test, and what else
 there is in control/ by the tests of its recipe."""
-ELSEWHERE = ("chain_sum/", "control/")
+ELSEWHERE = ("chain_sum/", "control/", "preferences/")
 CONTROL = sorted(path.name for path in (EXAMPLES / "control").glob("*.toml"))
 
 
