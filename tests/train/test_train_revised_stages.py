@@ -100,7 +100,7 @@ def test_the_plan_finds_a_reviser_that_is_not_there_with_the_other_faults(
     monkeypatch.chdir(tmp_path)
     text = PIPELINE.split("[[stage]]")[1].replace("stage.", "").replace("URL", "http://127.0.0.1:9")
     (tmp_path / "alone.toml").write_text(text.replace("sums.jsonl", "nothing.jsonl"))
-    assert hone("plan", "alone.toml") == 5
+    assert hone("plan", "alone.toml") == 3
     error = capsys.readouterr().err
     assert "judge 'revise' (http://127.0.0.1:9) cannot be reached" in error
     assert "nothing.jsonl" in error

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from hone.core.config import Config
-from hone.rewards.judges.config import PairwiseQuestion, RewardJudge
+from hone.rewards.judges.config import JudgeModel, PairwiseQuestion, RewardJudge
 
 
 class RewardFunction(Config):
@@ -174,6 +174,11 @@ class RewardsConfig(Config):
         """The judges by the names of their scores."""
         named = zip(self.names, self.functions, strict=True)
         return {name: reward for name, reward in named if isinstance(reward, RewardJudge)}
+
+    @property
+    def local_judges(self) -> list[str]:
+        """Folders of the judges that run in the trainer's process."""
+        return [judge.by.path for judge in self.judges.values() if isinstance(judge.by, JudgeModel)]
 
     def check_group_size(self, answers: int, key: str) -> None:
         """Raise ValueError where a judge compares the answers to a prompt and `key` gives it only one."""

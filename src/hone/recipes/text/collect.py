@@ -13,11 +13,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.core.errors import HoneError, run_all_checks
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.judges.revise import open_reviser
 from hone.models.language.token_policy import TokenPolicy
-from hone.rewards.judges.config import RevisionConfig
+from hone.rewards.judges.config import JudgeModel, RevisionConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.frozen import FrozenLearner
 from hone.train.loop import Recipe
@@ -26,7 +25,7 @@ from hone.train.text.collecting import CollectionWriter, score_as_advantage
 from hone.train.text.continuations import StepContinuations
 from hone.train.text.learners import language_job
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
-from hone.train.text.open_text import TextInputs
+from hone.train.text.open_text import TextInputs, is_to_come
 from hone.train.text.revising import CollectionReviser
 
 
@@ -106,31 +105,22 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
 
 
 def open_collect(config: CollectConfig) -> OpenedRun:
-    """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults at once, and
-    then leaves nothing open."""
-    opened: list[OpenedRun] = []
-
-    def open_run() -> Sequence[str]:
-        opened.append(open_answering_run(config, build=build))
-        return opened[0].warnings
-
-    try:
-        found = run_all_checks({"revise": lambda: _reviser_warnings(config), "run": open_run})
-    except HoneError:
-        for one in opened:
-            one.close()
-        raise
-    return replace(opened[0], warnings=[warning for warnings in found.values() for warning in warnings])
+    """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults at once."""
+    return open_answering_run(config, build, more_checks={"revise": lambda: _reviser_warnings(config)})
 
 
 def _reviser_warnings(config: CollectConfig) -> Sequence[str]:
-    if config.collect.revise is None:
+    if config.collect.revise is None or is_to_come(_local_path(config.collect.revise)):
         return []
     reviser = open_reviser(config.collect.revise, device=config.run.device)
     try:
         return reviser.check()
     finally:
         reviser.close()
+
+
+def _local_path(revise: RevisionConfig) -> str | None:
+    return revise.by.path if isinstance(revise.by, JudgeModel) else None
 
 
 def derive(config: CollectConfig) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Generation of scored answers, wired: the world that asks prompts, and the engine that answers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,6 +56,7 @@ def prompt_inputs(
     *,
     other_policies: Sequence[str] = (),
     second_answer: SecondAnswer | None = None,
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
 ) -> TextInputs[Sequence[Prompt]]:
     """Inputs of a run whose task is prompts that are answered, twice with `second_answer`."""
 
@@ -72,16 +73,21 @@ def prompt_inputs(
         read=lambda held_out: config.task.examples(exclude=held_out),
         lay_out=lay_out,
         rewards=rewards,
-        other_policies=other_policies,
         second_answer=second_answer,
+        other_policies=[*other_policies, *rewards.local_judges],
+        more_checks=more_checks or {},
     )
 
 
 def open_answering_run(
-    config: AnsweringRunConfig, build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]]
+    config: AnsweringRunConfig,
+    build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]],
+    *,
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
 ) -> OpenedRun:
-    """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
-    return opened_text_run(prompt_inputs(config, config.rollout, config.rewards), build)
+    """Open data, rewards and tokenizer, and run `more_checks`. Raises HoneError with all faults at once, before a model
+    is loaded."""
+    return opened_text_run(prompt_inputs(config, config.rollout, config.rewards, more_checks=more_checks), build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

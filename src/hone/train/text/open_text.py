@@ -252,6 +252,8 @@ def _training_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[s
 def _can_open(rewards: RewardsConfig, *, tokenizer_known: bool) -> bool:
     """True if the rewards need nothing that an earlier stage leaves behind."""
     models = [reward for reward in rewards.functions if isinstance(reward, RewardModel)]
+    if any(map(is_to_come, rewards.local_judges)):
+        return False
     return not models or (tokenizer_known and not any(is_to_come(model.path) for model in models))
 
 
