@@ -1,5 +1,6 @@
 """Short runs of text recipes for the demonstrations: rows of data, training by a config, answers of a policy."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,9 +37,10 @@ def run_recipe(
     *,
     after_step: Callable[[Metrics], None] | None = None,
     tokens: float | None = None,
+    evaluations: list[Metrics] | None = None,
 ) -> TokenPolicy:
     """Train a recipe and save its policy in a new `folder`. `after_step` is told the metrics of each step; a run ends
-    after the step in which it has sampled `tokens`."""
+    after the step in which it has sampled `tokens`. `evaluations` takes the config's, before and after."""
     entry = load_recipe(name)
     config = entry.config.model_validate({"recipe": name, "name": name, "run": {"threads": 1}, **tables})
     job = entry.build(config)
@@ -53,12 +55,15 @@ def run_recipe(
         if tokens is not None and sampled >= tokens:
             raise EnoughTokensError
 
-    try:
-        train(job.recipe, steps=config.steps, callback=told)
-    except EnoughTokensError:
-        pass
-    finally:
-        job.close()
+    def evaluate() -> None:
+        if evaluations is not None and job.evaluate is not None:
+            evaluations.append(job.evaluate().metrics)
+
+    with contextlib.closing(job):
+        evaluate()
+        with contextlib.suppress(EnoughTokensError):
+            train(job.recipe, steps=config.steps, callback=told)
+        evaluate()
     policy: TokenPolicy = job.recipe.learner.policy
     folder.mkdir(parents=True)
     policy.save(folder)

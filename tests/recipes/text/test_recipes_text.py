@@ -189,6 +189,7 @@ OTHER: dict[str, Any] = {
     "estimator": {"kind": "maclaurin", "terms": 8}, "ratio_level": "sequence", "entropy_share": 0.3, "ddof": 0,
     "epsilon": 0.5, "over": "decisions", "whiten": "answers", "whiten_rewards": "standardise", "weight_floor": 1.05,
     "region": {"max_kl_nats": 0.1}, "gae": {"policy_lambda": 0.0}, "critic": {"lr": 0.5},
+    "divergence": {"kind": "jsd"},
     "correction": {"nudge": "e", "first_stage_steps": 3},
     "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "aggregation_length": 3,
 }  # fmt: skip

@@ -1,22 +1,26 @@
 """On-policy distillation: the student writes, the teacher grades every token (Agarwal et al., 2023; Lu, 2025).
 
-A_t = -weight (log pi - log pi_teacher) of each of the student's own tokens; loss = -r A, every token alike: the policy
-gradient of the reverse KL, token by token. Scores play no part; they are told, so that one sees what it is good for.
+By default A_t = -weight (log pi - log pi_teacher) of each of the student's own tokens; loss = -r A, every token alike:
+the policy gradient of the reverse KL, token by token. Or the loss is weight times a divergence of both distributions at
+each token that the student wrote: forward KL, reverse KL, or generalised JSD (GKD). Scores play no part; they are told.
 """
 
 from functools import partial
 
 from hone.credit.kl_reward import distillation_credit
-from hone.train.text import recipe
+from hone.train.text import divergences, recipe
 
 
 class DistillationAlgorithm(recipe.AggregationConfig):
-    """The teacher, and the aggregation of the loss."""
+    """The teacher, the divergence from it, and the aggregation of the loss."""
 
     teacher: str = recipe.Field(min_length=1)
     """A Hugging Face folder, a run of hone, or one of its checkpoints, with the student's vocabulary."""
     weight: float = recipe.Field(default=1.0, gt=0)
-    """Factor of the log-probability difference."""
+    """Factor of the log-probability difference, or of the divergence."""
+    divergence: divergences.DistillationDivergence = divergences.SampledTokens()
+    """Distance from the teacher: `sampled` estimates the reverse KL on the sampled tokens; `forward_kl`, `reverse_kl`
+    and `jsd` compare the distributions, on the likeliest `top_k` tokens and the rest together."""
 
 
 class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
@@ -30,12 +34,15 @@ class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
         return (self.algorithm.teacher,)
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        teacher = policies.logp(policies.teacher(self.algorithm.teacher, key="algorithm.teacher"))
-        credit = partial(distillation_credit, teacher=teacher, weight=self.algorithm.weight)
+        teacher = policies.teacher(self.algorithm.teacher, key="algorithm.teacher")
+        column, chosen = policies.logp(teacher), self.algorithm.divergence
+        credit = partial(distillation_credit, teacher=column, weight=self.algorithm.weight)
         scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(
             objective=recipe.importance_objective, scheme=scheme, proportional_to_advantage=True
         )
+        if not isinstance(chosen, divergences.SampledTokens):
+            loss = divergences.divergence_loss(chosen, policies.policy, teacher, scheme, weight=self.algorithm.weight)
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 

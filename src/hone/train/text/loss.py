@@ -59,7 +59,7 @@ class TokenView:
     top_k_logp: Tensor | None
     """`[n, K]` nats, of the policy being stepped, for the tokens in `top_k_tokens`."""
     old_top_k: TopKTokens | None
-    """`[n, K]` of the policy when the update began."""
+    """`[n, K]` of the policy when the update began, or of the policy that `TokenLossSpec.top_k_question` asks."""
     token_factor: Tensor | None
     """`[n]` what `Loss.select` returned."""
     group: Tensor | None = None
@@ -96,6 +96,9 @@ class TokenLossSpec:
     """It looks at entropies."""
     top_k: int = 0
     """It looks at this many of the likeliest tokens."""
+    top_k_question: Callable[[TokenPolicy, TokenBatch], tuple[Tensor, Tensor]] | None = None
+    """Policy as the update begins -> numbers of those tokens `[n, K]` and the log-probabilities that they are compared
+    with, nats; None: the policy's own likeliest tokens."""
     needs_old_logp: bool = False
     """It looks at the policy as it was when the update began, whatever its ratio is taken against."""
     select_tokens: Callable[[StepColumns], TokenFactors] | None = None
@@ -216,7 +219,9 @@ class TokenLoss:
             (proximal,) = rows.evaluate(partial(own_logp, policy), budget)
             known = replace(known, old_logp=proximal)
         if self.loss.top_k:
-            ids, logp = rows.evaluate(partial(likeliest_tokens, policy, self.loss.top_k), budget)
+            named = self.loss.top_k_question
+            question = partial(likeliest_tokens, policy, self.loss.top_k) if named is None else partial(named, policy)
+            ids, logp = rows.evaluate(question, budget)
             known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp)
         return known
 
