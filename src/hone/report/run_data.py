@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 from hone.report.timeline import is_loop_part
 from hone.store.animation import EpisodeRecording, read_episode
+from hone.store.calibration import CalibrationRecord, read_calibration
 from hone.store.certificate import GradientCertificate, read_certificate
 from hone.store.evaluations import (
     EvaluationScore,
@@ -58,6 +59,8 @@ class RunData:
     robustness: tuple[PerturbedScore, ...] = ()
     search: SearchRecord | None = None
     """Accuracy of searches by tokens."""
+    calibration: CalibrationRecord | None = None
+    """A scorer on held-out answers."""
     findings: tuple[str, ...] = ()
     """Sentences about steps that taught nothing."""
     problems: tuple[str, ...] = ()
@@ -173,6 +176,7 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         map=reader.read(lambda: read_map(folder), None),
         robustness=tuple(reader.read(lambda: read_robustness(folder), [])),
         search=reader.read(lambda: read_search(folder), None),
+        calibration=reader.read(lambda: read_calibration(folder), None),
         findings=tuple(reader.read(lambda: read_learning_findings(folder), [])),
         problems=tuple(reader.problems),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.core.conversation import Turn
+from hone.report.calibration_section import calibration_section
 from hone.report.html import (
     EMPTY,
     MISSING,
@@ -227,6 +228,7 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         _problems(stage, level),
         join([styled("p", "bad", text(f"{finding}.")) for finding in stage.findings]),
         policy_section(stage, level),
+        calibration_section(stage.calibration, level),
         preference_section(stage, level),
         judge_section(stage, level),
         search_section(stage.search, level),

@@ -176,4 +176,4 @@ def test_ties_and_missing_labels_make_no_pairs() -> None:
     terms = PairwiseLoss()(scorer(), batch)
     assert terms.loss[0] == 0
     assert terms.loss[1] > 0
-    assert terms.metrics["preference/accuracy"].shape == (1,)
+    assert terms.metrics["reward_model/accuracy"].shape == (1,)

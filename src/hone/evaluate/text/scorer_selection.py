@@ -68,7 +68,7 @@ def selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionPoint], list
     pools = group_members(held_out.prompt)
     sizes = np.array([len(pool) for pool in pools])
     size = min(SELECTION_POOL, int(np.median(sizes))) if len(sizes) else 0
-    if size < MIN_POOL:
+    if size < MIN_POOL or held_out.kind == "pairs":
         return [], []
     rows = np.array([pool[:size] for pool in pools if len(pool) >= size])
     values, truth = held_out.values[rows], held_out.truth[rows]

@@ -4,7 +4,7 @@ Labels travel as advantages: a pair's is the score of each answer, an outcome's 
 Every labelled token is a decision; all others are context.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -45,8 +45,19 @@ class PairwiseLoss:
         return LossTerms(
             loss=loss.index_add(0, owner, pairs.loss * share.to(rewards.dtype)),
             weight=batch.term_weights[PER_PAIR],
-            compute_metrics=lambda: {**pairs.metrics, "reward_model/reward": rewards.detach()},
+            compute_metrics=lambda: _pair_metrics(rewards[winner], rewards[loser]),
         )
+
+
+def _pair_metrics(chosen: Tensor, rejected: Tensor) -> Mapping[str, Tensor]:
+    """Metrics `[p]` of the pairs; a tie counts half in the accuracy."""
+    margin = chosen - rejected
+    return {
+        "reward_model/accuracy": 0.5 * (1.0 + margin.sign()),
+        "reward_model/margin": margin,
+        "reward_model/chosen": chosen,
+        "reward_model/rejected": rejected,
+    }
 
 
 def preferred_pairs(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
