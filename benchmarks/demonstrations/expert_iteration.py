@@ -42,7 +42,7 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
 
 def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
     count = 40 if quick else PROBLEMS
-    taught, asked, held = 1500, count, 32 if quick else 512
+    taught, asked, held = 200 if quick else 4000, count, 32 if quick else 512
     problems = make_problems(taught + asked + held, seed=seed)
     files = {
         "taught": _write(place / "taught.jsonl", problems[:taught]),
@@ -76,7 +76,7 @@ def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
 
 def _base(source: str, *, steps: int) -> dict[str, Any]:
     return {
-        "recipe": "sft", "name": "base", "steps": steps, "batch": 32, "model": {"new": MODEL},
+        "recipe": "sft", "name": "base", "steps": steps, "batch": 64, "model": {"new": MODEL},
         "task": {"source": source}, "solution": {"use": TEACHER},
         "learner": {"lr": 2e-3, "lr_decay": "cosine", "warmup_steps": 20},
     }  # fmt: skip

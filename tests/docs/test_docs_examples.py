@@ -17,6 +17,22 @@ SHORTER = {
     "bandit/thompson.toml": ["steps=50"],
     "control/ppo_cartpole.toml": ["steps=2", "evaluation.episodes=2"],
     "control/sac_pendulum.toml": ["steps=3", "evaluation.episodes=2"],
+    "search/collect.toml": [
+        *("stage.0.steps=3", "stage.0.batch=8", "stage.0.task.size=16", "shared.evaluation.task.size=16"),
+        *(
+            "stage.1.task.size=16",
+            "stage.1.steps=1",
+            "stage.1.rollout.prompts_per_step=4",
+            "stage.1.collect.separator='='",
+        ),
+        *("stage.2.steps=2", "stage.2.batch=8", "stage.2.task.answers.min_score=-1"),
+    ],
+    "search/expert_iteration.toml": [
+        *("stage.0.steps=3", "stage.0.batch=8", "shared.task.size=16", "shared.evaluation.task.size=16"),
+        *("stage.1.steps=4", "stage.1.rollout.prompts_per_step=4", "stage.1.algorithm.collect_steps=1"),
+        *("stage.1.algorithm.learn_steps=1", "stage.1.algorithm.min_score=-1"),
+        *("stage.2.steps=2", "stage.2.rollout.prompts_per_step=4"),
+    ],
     "offline/bc.toml": ["steps=3", "evaluation.episodes=2"],
     "offline/bcq.toml": ["steps=2", "evaluation.episodes=2"],
     "offline/bear.toml": ["steps=2", "evaluation.episodes=2"],
