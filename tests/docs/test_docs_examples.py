@@ -47,6 +47,13 @@ SHORTER = {
     "control/prioritized_sweeping_maze.toml": ["steps=20"],
     "control/q_learning_taxi.toml": ["steps=5"],
     "control/sarsa_cliff_edge.toml": ["steps=5"],
+    "search/pipeline.toml": [
+        *(f"stage.{place}.steps=2" for place in range(3)),
+        "stage.0.task.size=60",
+        "stage.0.evaluation.task.size=8",
+        "stage.1.task.size=60",
+        "stage.1.rollout.prompts_per_step=4",
+    ],
     "control/sarsa_cliff_walking.toml": ["steps=5"],
     "control/sarsa_lambda_frozen_lake.toml": ["steps=5"],
     "control/td_prediction_random_walk.toml": ["steps=5"],
@@ -54,6 +61,13 @@ SHORTER = {
 }
 """Per example what makes it a matter of seconds. The main job in chain_sum/ is run by the README's test, and what else
 there is in control/ by the tests of its recipe."""
+AFTER = {
+    "search/pipeline.toml": [
+        *("eval", "short/base", "--problems", "4", "--search", "best_of:4", "--search", "weighted_vote:4"),
+        *("--scorer", "runs/short/verifier", "--step=;", r"--answer=-?\d+"),
+    ]
+}
+"""The command that the head of an example says to run afterwards, made smaller."""
 ELSEWHERE = ("chain_sum/", "control/", "preferences/")
 CONTROL = sorted(path.name for path in (EXAMPLES / "control").glob("*.toml"))
 
@@ -102,6 +116,8 @@ def test_an_example_is_valid_and_runs(
     assert main(["plan", f"examples/{name}"]) == 0, capsys.readouterr().err
     assert main(["train", f"examples/{name}", *SHORTER[name], "name=short"]) == 0, capsys.readouterr().err
     assert (workplace / "runs" / "short" / "report.html").is_file()
+    if name in AFTER:
+        assert main(AFTER[name]) == 0, capsys.readouterr().err
 
 
 def test_the_main_job_is_valid_as_it_is_written(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
