@@ -2,7 +2,8 @@
 
 Chains of sums, a policy that imitated a hurried teacher. A verifier is trained on its labelled answers (`collect`, then
 `reward_outcome`) and is the only reward of GRPO: once in process, on token ids, and once as the model of a judge, asked
-over HTTP about fenced text and answering in JSON. Both are the same numbers, so both should be the same run.
+over HTTP about fenced text and answering in JSON. Both are the same numbers, so both should be the same run. (`min_p`
+keeps special tokens out of answers: a judge is sent text, which does not show them.)
 
 The third run's judge breaks after a third of the steps: it then prefers what it should refuse. Its canaries (whole
 chains against chains cut off after the first step) stop the run; without them the policy unlearns.
@@ -58,10 +59,10 @@ class Demonstration:
     def __init__(self, folder: Path, seed: int, *, quick: bool) -> None:
         self.folder, self.seed = folder, seed
         self.steps = 6 if quick else 30
-        self.base_steps = 60 if quick else 500
+        self.base_steps = 60 if quick else 800
         self.scorer_steps = 20 if quick else 250
         self.held_out = make_problems(32 if quick else 300, seed=seed + 10_000)
-        self.problems = make_problems(200 if quick else 1500, seed=seed, exclude=self.held_out)
+        self.problems = make_problems(200 if quick else 8000, seed=seed, exclude=self.held_out)
 
     def figures(self) -> dict[str, float]:
         base, verifier = self._base_and_verifier()
@@ -86,7 +87,7 @@ class Demonstration:
         rows = [{"prompt": one.prompt, "completion": hurried_solution(one)} for one in self.problems]
         base = self._train(
             "base",
-            {"recipe": "sft", "steps": self.base_steps, "batch": 64, "learner": {"lr": 3e-3}},
+            {"recipe": "sft", "steps": self.base_steps, "batch": 64, "learner": {"lr": 3e-3, "lr_decay": "linear"}},
             rows,
             model={"new": {**SIZE, "max_positions": 64, "alphabet": ALPHABET}},
             evaluate=True,
@@ -115,7 +116,7 @@ class Demonstration:
             "recipe": "grpo",
             "steps": self.steps,
             "rewards": {"functions": [reward], "workers": 1},
-            "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": MAX_TOKENS},
+            "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": MAX_TOKENS, "min_p": 1e-3},
             "learner": {"lr": 3e-4},
         }
         rows = [{"prompt": one.prompt} for one in self.problems]

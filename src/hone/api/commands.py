@@ -228,12 +228,14 @@ def sample(  # noqa: PLR0913 - a public call: one argument for each option of th
     count: int = 10,
     temperature: float = 1.0,
     seed: int = 0,
+    raw: bool = False,
     runs: str | Path = "runs",
 ) -> AnswerTable:
     """Sample answers of a policy: (prompt, answer, score if there is a scorer).
 
     `count` answers to `prompt`, or one to each of `count` problems, of the run or of `task`, scored by the run's
-    rewards or by `rewards` (as for `evaluate`). Raises HoneError as the command does.
+    rewards or by `rewards` (as for `evaluate`). A model with a chat template gets `prompt` as a user's message, and
+    with `raw` as it is. Raises HoneError as the command does.
     """
     folder, run = find_policy(_place(policy), Path(runs))
     asked = checkpoint.SampleRequest(
@@ -244,6 +246,7 @@ def sample(  # noqa: PLR0913 - a public call: one argument for each option of th
         seed=seed,
         device="cpu",
         task=evaluation_task(task, rewards, Path(runs)),
+        raw=raw,
     )
     return AnswerTable(tuple(SampledAnswer(*answer) for answer in checkpoint.sample_answers(folder, asked)))
 

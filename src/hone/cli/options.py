@@ -176,6 +176,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         positionals=(CHECKPOINT,),
         options=(
             CommandOption(flag="--prompt", metavar="TEXT", help="the prompt (default: problems of its own task)"),
+            CommandOption(flag="--raw", help="the prompt as it is, without the model's chat template"),
             CommandOption(flag="--count", metavar="N", default="10", help="number of answers (default: 10)"),
             CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
             *PROBLEMS,

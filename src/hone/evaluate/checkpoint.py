@@ -75,6 +75,8 @@ class SampleRequest:
     device: str
     task: EvaluationTask = OWN_TASK
     """Problems and rewards in place of the run's own."""
+    raw: bool = False
+    """Send `prompt` as it is to a model with a chat template, too."""
 
 
 SampledAnswer: TypeAlias = tuple[str, str, float | None]
@@ -247,8 +249,9 @@ def _prepared(
 def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hearer: StreamListener | None) -> list[str]:
     template, limit = prompt_task(wanted.run)
     plain = template is not None and template.template.count("{") == template.template.count("{prompt}")
-    text = template.fill_template(prompt, {}) if template is not None and plain else prompt
-    tokens = policy.tokenizer.encode(str(text))
+    text = str(template.fill_template(prompt, {}) if template is not None and plain else prompt)
+    chat = policy.tokenizer.chat_template is not None and not wanted.raw
+    tokens = policy.tokenizer.apply_chat([{"role": "user", "content": text}]) if chat else policy.tokenizer.encode(text)
     room = policy.decoder.config.max_positions - len(tokens)
     if room < 1:
         raise DataError(f"the prompt has {len(tokens)} tokens; the model's context is {len(tokens) + room}")

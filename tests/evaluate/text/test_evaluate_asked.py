@@ -7,6 +7,12 @@ import pytest
 
 from hone.api import evaluate, sample, train
 from hone.cli.main import main
+from hone.core.generation import Request, generate
+from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
+from hone.models.language.config import ModelConfig
+from hone.models.language.hf_checkpoint import save_model
+from hone.models.language.init import new_model
+from hone.models.language.tokenizers import byte_tokenizer
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
 CONFIG = {
@@ -106,3 +112,28 @@ def test_the_same_from_python() -> None:
     assert evaluate("tiny", task=ROWS[:2], rewards=[quarter])["eval/answered"] == 2
     answers = sample("tiny", task="held_out.jsonl", rewards=["own.py:half"], count=2)
     assert [one.score for one in answers] == [0.5, 0.5]
+
+
+def test_a_prompt_goes_through_the_chat_template_where_the_model_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
+    shape = ModelConfig(vocab_size=tokenizer.size, hidden_size=16, intermediate_size=24, layers=1, heads=2)
+    save_model(new_model(shape, seed=3), tmp_path / "chat", tokenizer_from=None)
+    tokenizer.save(tmp_path / "chat")
+    asked: list[list[int]] = []
+
+    def seen(engine: object, requests: list[Request]) -> object:
+        asked.extend(request.prompt.tolist() for request in requests)
+        return generate(engine, requests)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hone.evaluate.checkpoint.generate", seen)
+    for raw in ([], ["--raw"]):
+        arguments = ["sample", str(tmp_path / "chat"), "--prompt", "2+2?", "--count", "1", "--max-tokens", "2", *raw]
+        assert main(arguments) == 0
+    assert asked[0] == tokenizer.apply_chat([{"role": "user", "content": "2+2?"}]).tolist()
+    assert asked[1] == tokenizer.encode("2+2?").tolist()
+    assert main(["sample", "tiny", "--prompt", "2+2?", "--count", "1"]) == 0
+    assert len(asked[2]) == 4, "without a template as ever"
+    assert sample(tmp_path / "chat", prompt="2+2?", count=1, raw=True)
+    assert asked[3] == asked[1]

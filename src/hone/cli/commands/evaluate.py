@@ -165,6 +165,7 @@ def _sample(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     wanted = checkpoint.SampleRequest(
         run=asked.run,
         prompt=call.text("prompt") or None,
+        raw=call.switch("raw"),
         count=count,
         temperature=temperature,
         seed=seed,
