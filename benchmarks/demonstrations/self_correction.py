@@ -46,8 +46,8 @@ def taught_rows(problems: list[SumProblem]) -> list[dict[str, object]]:
 
 def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Scores of both answers before and after, and shares of the problems that became right and wrong."""
-    count, imitated, steps = (200, 20, 4) if quick else (3000, 500, 50)
-    problems = make_problems(count + 1512, seed=seed, terms=(3, 4))
+    count, imitated, steps = (200, 20, 4) if quick else (5000, 600, 50)
+    problems = make_problems(count + 1512, seed=seed, terms=(3, 5), largest=5)
     held_out, practice, taught = problems[:512], problems[512:1512], problems[1512:]
     found: list[Metrics] = []
     with tempfile.TemporaryDirectory() as name:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hone.lab import experiments
+from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
@@ -35,6 +36,7 @@ EQUAL = dict.fromkeys((FRESH, WEIGHTED, NORMALISED, TRUNCATED, REJECTED), np.one
 CLIP, CISPO = "clipped at 0.2", "CISPO, cap 5"
 BASELINES = ("none (REINFORCE)", "group mean", "leave one out", "perfect critic")
 DPO, *_ = PREFERENCE_LOSSES
+BASELINE_ERRORS = (GROUP_MEAN, *CRITICS)
 COLD, LONG = "12 steps on examples", "400 steps on examples"
 
 REFUTED: dict[str, Sequence[Case]] = {
@@ -49,6 +51,12 @@ REFUTED: dict[str, Sequence[Case]] = {
     "clip-higher": [
         {"batches": {0.2: 20, 0.28: 20, 0.5: 20}, "narrow": 0.2, "dapo": 0.28, "wide": 0.5, "change": 0.5},
         {"batches": {0.2: 5, 0.28: 5, 0.5: 5}, "narrow": 0.2, "dapo": 0.28, "wide": 0.5, "change": -0.5},
+    ],
+    "critic-or-group": [
+        {
+            "by_step": dict.fromkeys(BASELINE_ERRORS, BaselineErrors(0.5, (1.0, 1.0), (0.1, 0.1))),
+            "at_end": dict.fromkeys(BASELINE_ERRORS, BaselineErrors(0.5, (1.0, 1.0), (0.1, 0.1))),
+        }
     ],
     "dpo-reward-hacking": [
         {
