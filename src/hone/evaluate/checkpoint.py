@@ -17,14 +17,13 @@ from hone.core.generation import GenerationSession, Request, SamplingParams, gen
 from hone.core.random import permutation
 from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
-from hone.evaluate.control.multitask import evaluate_tasks
-from hone.evaluate.control.returns import evaluate_control, is_control
 from hone.evaluate.saved_config import (
     OWN_SEARCH,
     OWN_TASK,
     EvaluationTask,
     SearchOptions,
     config_tree,
+    is_control,
     table_of,
 )
 from hone.evaluate.text.asked_evaluation import evaluation_config, prompt_task
@@ -107,6 +106,9 @@ def evaluate_checkpoint(
             raise ConfigError(f"{policy} is a control policy: --search is for language models")
         if run is None:
             raise ConfigError(f"{policy} is not in a run, so its environment is unknown; name a run or its checkpoint")
+        from hone.evaluate.control.multitask import evaluate_tasks  # noqa: PLC0415 - start-up time of language models
+        from hone.evaluate.control.returns import evaluate_control  # noqa: PLC0415 - as above
+
         notes: list[str] = []
         config = config_tree(run)
         evaluated = evaluate_tasks if "tasks" in config else evaluate_control

@@ -8,9 +8,9 @@ from pathlib import Path
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError
 from hone.evaluate.control.policy_maps import grid_layout, policy_map, policy_map_on
-from hone.evaluate.control.returns import is_control, load_policy_and_env
+from hone.evaluate.control.returns import load_policy_and_env
 from hone.evaluate.control.video import record_episode
-from hone.evaluate.saved_config import config_tree
+from hone.evaluate.saved_config import config_tree, is_control
 from hone.store.animation import write_episode
 from hone.store.checkpoints import step_name
 from hone.store.folder import open_run

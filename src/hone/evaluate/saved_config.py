@@ -62,6 +62,11 @@ class SearchOptions:
 OWN_SEARCH = SearchOptions()
 
 
+def is_control(policy: Path) -> bool:
+    """True if a folder contains a control policy (a language model has a `config.json` instead)."""
+    return (policy / "policy.json").is_file()
+
+
 def config_tree(run: Path) -> dict[str, Json]:
     """Config of a run as nested tables."""
     tree: dict[str, Json] = {}

@@ -9,12 +9,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.core.strict_json import JsonFault, parse_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_FAULTS_SHOWN = 5
@@ -170,6 +171,8 @@ def _read_json(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[
 
 
 def _read_parquet(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[FileRow]:
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
     _check_parquet_ends(path)
     number = 0
     try:
@@ -188,6 +191,8 @@ def _parquet_values(path: Path, limit: int) -> Iterator[dict[str, object] | str]
 
     Raises DataError for columns or fields of one name.
     """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
     with pq.ParquetFile(path) as file:
         if repeated := list(_repeated_names(file.schema_arrow, ())):
             raise DataError(*(f"{path}: {place} occurs more than once; rename or drop one" for place in repeated))
@@ -195,14 +200,14 @@ def _parquet_values(path: Path, limit: int) -> Iterator[dict[str, object] | str]
             yield from _batch_values(batch, limit)
 
 
-def _batch_values(batch: pa.RecordBatch, limit: int) -> Sequence[dict[str, object] | str]:
+def _batch_values(batch: "pa.RecordBatch", limit: int) -> Sequence[dict[str, object] | str]:
     if batch.nbytes <= limit:
         with contextlib.suppress(UnicodeDecodeError):  # the row that holds it is looked for below
             return batch.to_pylist()
     return [_parquet_row(batch.slice(index, 1), limit) for index in range(batch.num_rows)]
 
 
-def _parquet_row(row: pa.RecordBatch, limit: int) -> dict[str, object] | str:
+def _parquet_row(row: "pa.RecordBatch", limit: int) -> dict[str, object] | str:
     if row.nbytes > limit:
         return f"is larger than max_row_bytes = {limit}"
     try:
@@ -211,7 +216,7 @@ def _parquet_row(row: pa.RecordBatch, limit: int) -> dict[str, object] | str:
         return f"holds text that is not UTF-8: byte 0x{error.object[error.start]:02x}"
 
 
-def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...]) -> Iterator[str]:
+def _repeated_names(fields: "Iterable[pa.Field]", path: tuple[str, ...]) -> Iterator[str]:
     """Columns, and fields of structures at any depth, that share their name with another one."""
     held = list(fields)
     names = [field.name for field in held]

@@ -22,11 +22,6 @@ from hone.store.durable import Json
 from hone.tabular.tables import KINDS, load_table, policy_kind
 
 
-def is_control(policy: Path) -> bool:
-    """True if a folder contains a control policy (a language model has a `config.json` instead)."""
-    return (policy / "policy.json").is_file()
-
-
 def ignore_warning(text: str) -> None:
     """Nobody listens."""
     del text

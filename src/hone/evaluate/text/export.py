@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from hone.core.errors import ConfigError
-from hone.evaluate.control.returns import is_control
+from hone.evaluate.saved_config import is_control
 from hone.evaluate.text.open_policy import ModelSource, open_policy
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
 from hone.store.durable import remove_tree, sync_path, writing, writing_tensors
