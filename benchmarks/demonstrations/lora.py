@@ -24,13 +24,13 @@ BARS = (
     Bar(figure="difference", at_least=-0.05, at_most=0.05, over="mean"),
     Bar(figure="adapter, share of the policy's bytes", at_most=0.03),
 )
-WIDTH, RATE = 96, 1e-3
+WIDTH, RATE, MAX_TOKENS = 96, 3e-4, 32
 HELD_OUT = 512
 
 
 def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Accuracies on held-out problems of one seed, and the size of the adapter's file."""
-    steps, imitation = (2, 20) if quick else (80, 250)
+    steps, imitation = (2, 20) if quick else (90, 800)
     with tempfile.TemporaryDirectory(prefix="hone-lora-") as name:
         folder = Path(name)
         held_out = make_problems(64 if quick else HELD_OUT, seed=10_000, terms=(3, 4))
@@ -70,7 +70,8 @@ def _job(recipe: str, seed: int, steps: int, folder: Path, model: dict[str, Any]
         "recipe": recipe, "name": recipe, "seed": seed, "steps": steps, "run": {"threads": 1},
         "model": {"compute": "float32", **model}, "task": {"source": str(folder / "train.jsonl")},
         "evaluation": {
-            "max_tokens": 24, "greedy": True, "task": {"source": str(folder / "held.jsonl")}, "rewards": rewards,
+            "max_tokens": MAX_TOKENS, "greedy": True, "rewards": rewards,
+            "task": {"source": str(folder / "held.jsonl")},
         },
     }  # fmt: skip
     if recipe == "sft":
@@ -79,7 +80,7 @@ def _job(recipe: str, seed: int, steps: int, folder: Path, model: dict[str, Any]
         rate = RATE * (suggested_rate_factor(WIDTH) if "lora" in model else 1.0)
         tables |= {
             "rewards": rewards, "learner": {"lr": rate},
-            "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 24},
+            "rollout": {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": MAX_TOKENS},
         }  # fmt: skip
     entry = load_recipe(recipe)
     return entry.build(entry.config.model_validate(tables))

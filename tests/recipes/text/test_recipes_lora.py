@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from recipe_runs import MODEL, files, job_of, lay_out, restored, saved, scores_of, settings
+from recipe_runs import MODEL, files, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
 from hone.core.errors import ConfigError, HoneError
+from hone.evaluate.text.open_scorer import load_scorer
 from hone.models.language.hf_checkpoint import load_model
 from hone.models.language.lora import weights_sha256
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
 from hone.recipes.registry import load_recipe
 from hone.train.job import TrainingJob
 from hone.train.loop import train
@@ -23,6 +25,11 @@ SFT = {
     "recipe": "sft", "name": "sft", "steps": 3, "batch": 4, "run": {"threads": 1},
     "task": {"source": "pairs.jsonl"}, "learner": {"lr": 0.02, "minibatches": 2},
 }  # fmt: skip
+LOGGED: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "dpo": {"task": {"source": "preference.jsonl"}, "samples": {"prompts": 3, "every": 2}},
+    "reward_pairs": {"task": {"source": "preference.jsonl"}},
+}
 
 
 @pytest.fixture
@@ -31,6 +38,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lay_out(tmp_path, monkeypatch)
     rows = [{"prompt": a, "completion": b} for a, b in ("ab", "bc", "cd", "de")]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    pairs = [{"prompt": a, "chosen": b, "rejected": c} for a, b, c in ("abc", "bcd", "cda", "dab")]
+    (tmp_path / "preference.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs), encoding="utf-8")
     job = job_of("grpo", settings("grpo", steps=1, full=False))
     (tmp_path / "base").mkdir()
     job.save_policy(tmp_path / "base")
@@ -42,14 +51,17 @@ def model(path: str = "base", **changes: Any) -> dict[str, Any]:
 
 
 def tables_of(name: str, *, steps: int = 3, **changes: Any) -> dict[str, Any]:
-    if name == "sft":
-        return SFT | {"steps": steps, "model": model()} | changes
+    if name in LOGGED:
+        return SFT | {"recipe": name, "steps": steps, "model": model()} | LOGGED[name] | changes
+    if name == "expert_iteration":
+        rounds = {"learner": {"lr": 0.02}, "algorithm": {"collect_steps": 1, "learn_steps": 2, "batch": 8}}
+        return settings("grpo", steps=steps) | {"recipe": name, "model": model()} | rounds | changes
     return {**settings(name, steps=steps), "model": model(), **changes}
 
 
-def policy_of(job: TrainingJob[Any]) -> TokenPolicy:
+def policy_of(job: TrainingJob[Any]) -> Any:
     policy = job.recipe.learner.policy
-    assert isinstance(policy, TokenPolicy) and policy.adapter is not None
+    assert isinstance(policy, TokenPolicy | TokenScorer) and policy.adapter is not None
     return policy
 
 
@@ -58,18 +70,50 @@ def run(job: TrainingJob[Any], *, steps: int, first: int = 1) -> TrainingJob[Any
     return job
 
 
-@pytest.mark.parametrize("name", ["sft", "grpo", "gspo", "rloo", "dppo", "ppo_text"])
+@pytest.mark.parametrize(
+    "name", ["sft", "grpo", "dppo", "ppo_text", "online_dpo", "dpo", "reward_pairs", "expert_iteration"]
+)
 def test_a_resume_is_the_same_run_to_the_bit(name: str, place: Path) -> None:
-    tables = tables_of(name)
-    straight = run(job_of(name, tables), steps=3)
+    steps = 6 if name == "expert_iteration" else 3
+    tables = tables_of(name, steps=steps)
+    straight = run(job_of(name, tables), steps=steps)
     saved(straight, place / "straight")
     halfway = run(job_of(name, tables), steps=2)
     saved(halfway, place / "halfway")
-    resumed = run(restored(job_of(name, tables), place / "halfway"), steps=3, first=3)
+    resumed = run(restored(job_of(name, tables), place / "halfway"), steps=steps, first=3)
     saved(resumed, place / "resumed")
     assert files(place / "resumed") == files(place / "straight")
     assert files(place / "halfway") != files(place / "straight")
     assert policy_of(resumed).fingerprint() == policy_of(straight).fingerprint()
+
+
+@pytest.mark.slow
+def test_every_other_recipe_takes_an_adapter(place: Path) -> None:
+    """Two steps each: the base stays as it is, and the policy is it with the adapter merged."""
+    (place / "teacher").mkdir()
+    job_of("grpo", settings("grpo", steps=1, full=False)).save_policy(place / "teacher")
+    base = weights_sha256(load_model("base"))
+    for name in sorted(set(text_recipes()) - {"trpo_text"}):
+        policy = policy_of(run(job_of(name, tables_of(name, steps=2)), steps=2))
+        assert weights_sha256(policy.adapter.base_decoder()) == base, name
+        before = policy.fingerprint()
+        policy.adapter.merge()
+        assert policy.fingerprint() == before, name
+
+
+def test_a_scorer_trains_an_adapter_and_its_head(place: Path) -> None:
+    job = job_of("reward_pairs", tables_of("reward_pairs"))
+    scorer, base = policy_of(job), dict(load_model("base").named_parameters())
+    head = scorer.model.score.weight.detach().clone()
+    run(job, steps=3)
+    assert not torch.equal(scorer.model.score.weight, head)
+    moved = {name for name, now in scorer.decoder.named_parameters() if not torch.equal(now, base[name])}
+    assert moved == set(scorer.adapter.weights)
+    job.save_policy(place / "scorer")
+    found = load_scorer(place / "scorer")
+    assert found.fingerprint() == scorer.fingerprint()
+    again = job_of("reward_pairs", tables_of("reward_pairs", model=model("scorer")))
+    assert policy_of(again).fingerprint() == scorer.fingerprint() and policy_of(again).adapter.starts_at_base
 
 
 def test_the_folder_holds_the_weights_of_the_trainer_to_the_bit(place: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from hone.core.errors import ConfigError, DataError
 from hone.evaluate.text.open_policy import ModelSource, open_policy, policy_folder, resolved_compute
+from hone.models.language.lora import new_adapter
 from hone.models.language.scalar_head import (
     ScalarHeadModel,
     ScoredTokens,
@@ -22,6 +23,7 @@ def open_scorer(
 ) -> TokenScorer:
     """Load a scorer's folder, or put a new head on a policy or on a new network.
 
+    With `source.lora` the head is trained in full and the decoder by an adapter, which is saved merged.
     A head for other tokens than `reads` is kept: a reward model of answers is a good start for one of steps.
     Raises DataError naming the folder and the problem; ConfigError for `exactness = "bitwise"`, which is a policy's.
     """
@@ -32,7 +34,7 @@ def open_scorer(
         policy = open_policy(source, seed=seed, device=device, temperature=1.0, tokenizer=tokenizer)
         policy.decoder.head = None
         model = new_scalar_head(policy.decoder, seed=seed, reads=reads).to(device)
-        return TokenScorer(model, policy.tokenizer)
+        return TokenScorer(model, policy.tokenizer, adapter=policy.adapter)
     model = load_scalar_head(
         folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
     )
@@ -40,7 +42,8 @@ def open_scorer(
     tokenizer = tokenizer or load_tokenizer(folder)
     tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
     model.decoder.set_compute_dtype(resolved_compute(source, device))
-    return TokenScorer(with_head_for(model, reads), tokenizer)
+    adapter = None if source.lora is None else new_adapter(model.decoder, source.lora, folder, seed=seed)
+    return TokenScorer(with_head_for(model, reads), tokenizer, adapter=adapter)
 
 
 def load_scorer(folder: Path | str, *, device: str = "cpu", dtype: str = "float32") -> TokenScorer:

@@ -17,7 +17,7 @@ from torch import Tensor
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.models.language.config import ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder
-from hone.models.language.lora import LoraAdapter, LoraConfig, LoraSettings, weights_sha256
+from hone.models.language.lora import LoraAdapter, LoraConfig, new_adapter, weights_sha256
 from hone.models.language.peft_folder import (
     PeftFolder,
     is_adapter,
@@ -79,16 +79,15 @@ def load_with_adapter(
     Raises DataError as `load_model`, and ConfigError where `lora` is not what an adapter's folder holds.
     """
     folder = _existing(Path(folder))
-    wanted = check_adapter(folder, lora)
+    check_adapter(folder, lora)
     if is_adapter(folder):
         return _load_with_adapter(read_peft_folder(folder), device, checkpoint_activations=checkpoint_activations)
     decoder = load_model(folder, device=device, checkpoint_activations=checkpoint_activations)
-    adapter = LoraAdapter(decoder, wanted, base_folder=folder.resolve(), base_sha256=weights_sha256(decoder))
-    return adapter.initialise(seed=seed)
+    return new_adapter(decoder, lora, folder, seed=seed)
 
 
-def check_adapter(folder: Path, lora: LoraConfig) -> LoraSettings:
-    """The adapter that `lora` asks for on the model of a folder, whose weights are not read.
+def check_adapter(folder: Path, lora: LoraConfig) -> None:
+    """Check an adapter for the model of a folder, whose weights are not read.
 
     Raises ConfigError for a rank that is too high, and where an adapter's folder holds another adapter.
     """
@@ -96,7 +95,6 @@ def check_adapter(folder: Path, lora: LoraConfig) -> LoraSettings:
     if is_adapter(folder):
         saved = read_peft_folder(folder).settings(read_config(folder))
         require_same_adapter(folder, wanted, saved)
-    return wanted
 
 
 def _load_with_adapter(found: PeftFolder, device: str = "cpu", *, checkpoint_activations: bool = False) -> LoraAdapter:

@@ -19,8 +19,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hone.core.config import Config
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
+from hone.core.state import State, array
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
@@ -216,6 +217,23 @@ class LoraAdapter:
             yield f"{name}.lora_A.weight", (update.b * scale).t() @ gradient
             yield f"{name}.lora_B.weight", gradient @ (update.a * scale).t()
 
+    def state(self) -> State:
+        """A and B, for a network that is saved merged."""
+        return {name: factor.detach().cpu().numpy().copy() for name, factor in self.factors()}
+
+    @torch.no_grad()
+    def restore(self, state: State) -> None:
+        """Load A and B, and merge them. Raises DataError for those of another adapter."""
+        for name, factor in self.factors():
+            saved = array(state, name)
+            if saved.shape != tuple(factor.shape):
+                raise DataError(
+                    f"the saved adapter has {name} of shape {list(saved.shape)}, this one {list(factor.shape)}: a "
+                    "resumed run needs the adapter that it was started with; put model.lora back"
+                )
+            factor.copy_(torch.from_numpy(saved.copy()))
+        self.merge()
+
     def base_decoder(self) -> Decoder:
         """The model without its adapter: a decoder that shares W0 with it, and all other weights with `decoder`."""
         memo: dict[int, nn.Parameter] = {}
@@ -223,6 +241,16 @@ class LoraAdapter:
             data = self.base[name] if name in self.base else parameter.detach()
             memo[id(parameter)] = nn.Parameter(data, requires_grad=False)
         return deepcopy(self.decoder, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
+
+
+def new_adapter(decoder: Decoder, lora: LoraConfig, base_folder: Path, *, seed: int) -> LoraAdapter:
+    """An adapter that changes nothing yet, of a float32 decoder that was read from `base_folder`.
+
+    Raises ConfigError for one that does not fit.
+    """
+    settings = lora.settings(decoder.config)
+    adapter = LoraAdapter(decoder, settings, base_folder=base_folder.resolve(), base_sha256=weights_sha256(decoder))
+    return adapter.initialise(seed=seed)
 
 
 def weights_sha256(module: nn.Module) -> str:

@@ -24,7 +24,7 @@ from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.models.language.decoder import Decoder, LinearProjection
-from hone.models.language.hf_checkpoint import SCALAR_HEAD, load_pieces, read_config, save_pieces
+from hone.models.language.hf_checkpoint import SCALAR_HEAD, load_pieces, model_folder, read_config, save_pieces
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.language.tokenizers import read_json
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
@@ -122,11 +122,12 @@ def load_scalar_head(
 
 
 def scored_tokens(folder: Path | str) -> ScoredTokens | None:
-    """Which tokens the scalar head of a folder is meant for, by its `config.json`; None for a folder without a head.
+    """Which tokens the scalar head of a folder is meant for, by its `config.json`; None for a folder without a head,
+    and for an adapter of a policy.
 
     Raises DataError for a folder without a readable config.
     """
-    architectures = read_json(Path(folder) / "config.json").get("architectures")
+    architectures = read_json(model_folder(folder) / "config.json").get("architectures")
     names = architectures if isinstance(architectures, list) else []
     known = [reads for reads, kind in ARCHITECTURES.items() if any(str(name).endswith(f"For{kind}") for name in names)]
     return known[0] if known else None

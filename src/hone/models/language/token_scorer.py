@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hone.core.errors import DataError
 from hone.models.language.decoder import Decoder
+from hone.models.language.lora import LoraAdapter
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, read_json
@@ -35,12 +36,21 @@ class ScoreRange:
 class TokenScorer(nn.Module):
     """v(tokens up to and with one) -> a number."""
 
-    def __init__(self, model: ScalarHeadModel, tokenizer: Tokenizer, score_range: ScoreRange | None = None) -> None:
+    def __init__(
+        self,
+        model: ScalarHeadModel,
+        tokenizer: Tokenizer,
+        score_range: ScoreRange | None = None,
+        *,
+        adapter: LoraAdapter | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
         self.score_range = score_range
         """Scores of training answers, saved with the weights; None: unknown."""
+        self.adapter = adapter
+        """The adapter that is trained, beside the head, in place of the decoder's weights, which hold it merged."""
 
     @property
     def decoder(self) -> Decoder:

@@ -12,9 +12,9 @@ from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
-from hone.train.learner.config import LearnerConfig, adamw, learning_rate_schedule, policy_phase
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
-from hone.train.learner.low_rank_parameters import LowRankParameters
+from hone.train.learner.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.loop import Recipe
 from hone.train.text.balance import ExpertBalance
 from hone.train.text.flops import token_compute_cost
@@ -92,16 +92,6 @@ def _phase(
     prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None,
 ) -> OptimizerPhase[TokenPolicy, TokenBatch]:
     """The phase of all weights of a policy, or of its adapter, which is merged after each step."""
-    adapter = policy.adapter
-    if adapter is None:
+    if policy.adapter is None:
         return policy_phase(policy, objective, config, prepare=prepare)
-    parameters = LowRankParameters(adapter)
-    return OptimizerPhase(
-        name="policy",
-        objective=objective,
-        parameters=parameters,
-        optimizer=adamw(parameters, config),
-        max_grad_norm=config.max_grad_norm or None,
-        prepare=prepare,
-        after_step=lambda _: adapter.merge(),
-    )
+    return low_rank_phase(LowRankParameters(policy.adapter), objective, config, prepare=prepare)

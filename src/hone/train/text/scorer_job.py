@@ -29,7 +29,8 @@ from hone.objectives.weights import token_mean
 from hone.store.calibration import write_calibration
 from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import learning_rate_schedule, policy_phase
-from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
@@ -209,7 +210,7 @@ def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLear
     return GradientLearner(
         policy=scorer,
         layout=layout,
-        phases=[policy_phase(scorer, config.scorer_loss(), learner)],
+        phases=[_phase(config, scorer)],
         seed=config.seed,
         learning_rate=learning_rate_schedule(learner, learner.optimizer_steps(config.steps)),
         epochs=learner.epochs,
@@ -217,7 +218,16 @@ def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLear
         shuffle=learner.minibatches > 1,
         micro_batch_tokens=learner.micro_batch_tokens,
         compute_cost=scorer_compute_cost,
+        extra_state={} if scorer.adapter is None else {"adapter": scorer.adapter},
     )
+
+
+def _phase(config: ScorerRunConfig, scorer: TokenScorer) -> OptimizerPhase[TokenScorer, TokenBatch]:
+    """The phase of all weights of a scorer, or of its adapter and its head."""
+    if scorer.adapter is None:
+        return policy_phase(scorer, config.scorer_loss(), config.learner)
+    parameters = LowRankParameters(scorer.adapter, whole=dict(scorer.model.score.named_parameters(prefix="score")))
+    return low_rank_phase(parameters, config.scorer_loss(), config.learner)
 
 
 def report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> ScorerReport:
