@@ -80,7 +80,7 @@ TABLES = (
 """They learn in closed form."""
 NO_GRADIENT = ("thompson", "collect", "trpo", "trpo_text", "option_q_learning", *TABLES)
 """They step in their own way, not by the gradient learner."""
-SCORERS = ("reward_outcome", "reward_pairs", "reward_steps")
+SCORERS = ("implicit_prm", "reward_outcome", "reward_pairs", "reward_steps")
 """Certified by the runs of `tests/recipes/reward_models`."""
 TWO_UPDATES = ("learner.epochs=2", "learner.minibatches=1")
 REQUIRED = {

@@ -50,6 +50,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"[learner]\nlr = 1e-2\nminibatches = 2\n{RUN}",
             encoding="utf-8",
         )
+    implicit = (tmp_path / "reward_outcome.toml").read_text(encoding="utf-8").replace("evaluation", "held_out")
+    (tmp_path / "implicit_prm.toml").write_text(
+        implicit.replace('recipe = "reward_outcome"', 'recipe = "implicit_prm"') + "[samples]\nprompts = 0\n",
+        encoding="utf-8",
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -96,6 +101,25 @@ def test_a_run_is_evaluated_shown_resumed_and_read_by_transformers(
             mask = (padded != scorer.tokenizer.pad_id).long()
             expected = theirs(padded, attention_mask=mask).logits[:, 0].double().numpy()
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
+def test_an_implicit_reward_model_is_judged_by_its_log_ratio_to_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    often = "run.samples_every=2"  # a table of samples is also written at the last step of a part
+    assert hone("train", "implicit_prm.toml", often) == 0
+    assert hone("train", "implicit_prm.toml", often, "steps=4", "--name", "again") == 0
+    assert hone("train", "implicit_prm.toml", often, "--name", "again", "--resume") == 0
+    assert differences(Path("runs/tiny"), Path("runs/again"), step=6) == []
+    last = metrics()[-1]
+    capsys.readouterr()
+    assert hone("eval", "tiny") == 0
+    assert f"{last['eval/auc']:.3f}" in capsys.readouterr().out
+    record = read_calibration(Path("runs/tiny"))
+    assert record is not None
+    assert record.kind == "outcomes"
+    changes = ["steps=60", "algorithm.beta=0.5", "held_out.task.source=train_answers.jsonl", "held_out.every=0"]
+    assert hone("train", "implicit_prm.toml", *changes, "--name", "long") == 0
+    assert metrics("long")[-1]["eval/auc"] > 0.8
+    assert hone("train", "implicit_prm.toml", "evaluation.max_tokens=3") == 2
 
 
 @pytest.mark.parametrize("recipe", KINDS)

@@ -1,5 +1,7 @@
 """Numbers that a scorer gives to held-out answers, beside their labels."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +37,28 @@ def held_out_scores(
         values=weakest,
         truth=episodes.score,
         lengths=np.diff(seen.offsets) - _prompt_lengths(episodes),
+        group=episodes.group,
+        prompt=_prompt_numbers(episodes),
+        final_answers=[extract_answer(text, answer_pattern) for text in texts],
+    )
+
+
+def scores_of_answers(
+    values: NDArray[np.float64],
+    episodes: Episodes,
+    *,
+    decode: Callable[[NDArray[np.int32]], str],
+    answer_pattern: str,
+) -> HeldOutScores:
+    """Logits `[E]` of whole answers, beside their labels."""
+    texts = [text for text, _ in text_after_prompt(episodes, decode)]
+    return HeldOutScores(
+        kind="outcomes",
+        logits=values,
+        labels=episodes.score,
+        values=values,
+        truth=episodes.score,
+        lengths=np.diff(episodes.transcript.offsets) - _prompt_lengths(episodes),
         group=episodes.group,
         prompt=_prompt_numbers(episodes),
         final_answers=[extract_answer(text, answer_pattern) for text in texts],

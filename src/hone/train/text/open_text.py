@@ -254,7 +254,7 @@ def _can_open(rewards: RewardsConfig, *, tokenizer_known: bool) -> bool:
     models = [reward for reward in rewards.functions if isinstance(reward, RewardModel)]
     if any(map(is_to_come, rewards.local_judges)):
         return False
-    return not models or (tokenizer_known and not any(is_to_come(model.path) for model in models))
+    return not models or (tokenizer_known and not any(is_to_come(path) for model in models for path in model.paths))
 
 
 def is_to_come(path: str | None) -> bool:

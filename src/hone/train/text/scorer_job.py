@@ -66,34 +66,32 @@ def labelled_log(episodes: Episodes, kind: AnswerKind) -> Episodes:
 class HeldOutAnswers:
     """Held-out answers of a run: read once, and laid out once the tokenizer is known."""
 
-    config: ScorerRunConfig
+    kind: AnswerKind
     inputs: TextInputs[AnswerLog]
+    task: Callable[[], AnswerTaskConfig]
+    """The task of the run's config, whose source may be resolved between check and build."""
 
     @cached_property
     def examples(self) -> ExampleDataset:
         """The examples. Raises DataError."""
-        assert self.config.evaluation is not None
-        return read_answers(self.config.evaluation.task, self.config.data_kind)
+        return read_answers(self.task(), self.kind)
 
     @cached_property
     def log(self) -> tuple[AnswerLog, list[str]]:
         """The answers as episodes, and warnings."""
-        assert self.config.evaluation is not None
-        return laid_out(
-            self.examples, *self.inputs.tokenizer, task=self.config.evaluation.task, kind=self.config.data_kind
-        )
+        return laid_out(self.examples, *self.inputs.tokenizer, task=self.task(), kind=self.kind)
 
     def warnings(self) -> list[str]:
-        """Warnings of the data, and on questions that are in both sets; none before an earlier stage has collected the
-        data. Raises DataError with all faults."""
-        assert self.config.evaluation is not None
-        if self.inputs.waits_for_answers or is_to_come(self.config.evaluation.task.source):
+        """Warnings of the data, and on questions that are in both sets. Raises DataError with all faults; what an
+        earlier stage leaves behind is not there yet."""
+        if is_to_come(self.task().source):
             return []
         found = [*self.examples.warnings, *(self.log[1] if self.inputs.has_model else [])]
-        kind = self.config.data_kind
-        known = {_content(example, kind) for example in self.inputs.examples}
-        both = [example.id for example in self.examples if _content(example, kind) in known]
-        what = "pairs" if kind == "preference" else "prompts"
+        if self.inputs.waits_for_answers:
+            return found
+        known = {_content(example, self.kind) for example in self.inputs.examples}
+        both = [example.id for example in self.examples if _content(example, self.kind) in known]
+        what = "pairs" if self.kind == "preference" else "prompts"
         if both:
             found.append(f"{len(both)} {what} stand in the training and in the evaluation set: {', '.join(both[:5])}")
         return found
@@ -141,17 +139,29 @@ def _check_shares(log: AnswerLog, source: str, kind: AnswerKind) -> None:
         )
 
 
+def _task_of(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
+    assert isinstance(inputs.config, ScorerRunConfig)
+    return inputs.config.task
+
+
+def _held_out_task(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
+    assert isinstance(inputs.config, ScorerRunConfig)
+    assert inputs.config.evaluation is not None
+    return inputs.config.evaluation.task
+
+
 def open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
     """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
-    inputs = TextInputs(
+    inputs: TextInputs[AnswerLog] = TextInputs(
         config=config,
-        read=lambda _: read_answers(config.task, config.data_kind),
+        read=lambda _: read_answers(_task_of(inputs), config.data_kind),
         lay_out=lambda examples, tokenizer, context: laid_out(
-            examples, tokenizer, context, task=config.task, kind=config.data_kind
+            examples, tokenizer, context, task=_task_of(inputs), kind=config.data_kind
         ),
     )
-    held_out = None if config.evaluation is None else HeldOutAnswers(config, inputs)
-    if held_out is not None:
+    held_out = None
+    if config.evaluation is not None:
+        held_out = HeldOutAnswers(config.data_kind, inputs, partial(_held_out_task, inputs))
         inputs.more_checks = {"evaluation": held_out.warnings}
 
     def build(config: ScorerRunConfig, inputs: TextInputs[AnswerLog]) -> TrainingJob[TokenScorer]:
@@ -271,7 +281,7 @@ def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -
     log, notes = laid_out(
         examples, scorer.tokenizer, scorer.decoder.config.max_positions, task=task, kind=config.data_kind
     )
-    few = _some_examples(log.episodes, request)
+    few = some_examples(log.episodes, request)
     if config.evaluation is None:
         config = config.model_copy(update={"evaluation": ScorerEvaluationConfig(task=task)})
     found = report_scorer(config, scorer, few)
@@ -280,7 +290,7 @@ def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -
     return found.metrics()
 
 
-def _some_examples(episodes: Episodes, request: EvaluationRequest) -> Episodes:
+def some_examples(episodes: Episodes, request: EvaluationRequest) -> Episodes:
     """The answers of as many examples as were asked for: the first ones, or those that a seed selects."""
     groups = np.unique(episodes.group)
     order = permutation(request.seed, "exam", count=len(groups)) if request.seed else np.arange(len(groups))
