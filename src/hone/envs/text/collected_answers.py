@@ -49,7 +49,8 @@ def select_answers(
         notes.append(f"{collected.source}: {left} of {len(collected)} prompts have {_LACKING[kind]}")
     if not chosen:
         raise DataError(*notes, f"{collected.source}: no {_WANTED[kind]} in {total} answers")
-    notes.append(f"{collected.source}: {len(chosen)} {_WANTED[kind]} from {total} answers to {len(collected)} prompts")
+    told = f"{collected.source}: {len(chosen)} {_WANTED[kind]} from {total} answers to {len(collected)} prompts"
+    notes.append(f"{told}{_passed_over(scored, min_score, len(chosen)) if kind == 'imitation' else ''}")
     dataset = build_examples(chosen, source=collected.source, warnings=[*collected.warnings, *notes])
     return replace(dataset, vocabulary=collected.vocabulary)
 
@@ -68,6 +69,14 @@ _LACKING: dict[AnswerKind, str] = {
     "stepwise": "no labelled step",
     "imitation": "no right answer: unsolved",
 }
+
+
+def _passed_over(examples: Sequence[Example], min_score: float, kept: int) -> str:
+    """What became of the other right answers."""
+    right = [one.tokens for example in examples for one in example.answers if one.score >= min_score]
+    cut = sum(tokens is None or tokens.truncated for tokens in right)
+    rest = len(right) - cut - kept
+    return f" ({len(right)} are right; {cut} of them were cut off, {rest} are repeated or beyond the cap)"
 
 
 def _count(examples: "Sequence[Example] | ExampleDataset") -> int:

@@ -26,7 +26,7 @@ class BestOfNAlgorithm(RoundAlgorithm):
 class BestOfNDistillationConfig(RoundRunConfig):
     """Imitation of the best of n answers, round by round."""
 
-    algorithm: BestOfNAlgorithm = BestOfNAlgorithm()
+    algorithm: BestOfNAlgorithm = BestOfNAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Rounds."""
 
     @model_validator(mode="after")

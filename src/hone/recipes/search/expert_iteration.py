@@ -24,7 +24,7 @@ class ExpertIterationAlgorithm(RoundAlgorithm):
 class ExpertIterationConfig(RoundRunConfig):
     """Imitation of right answers, round by round."""
 
-    algorithm: ExpertIterationAlgorithm
+    algorithm: ExpertIterationAlgorithm  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Rounds, and the choice of answers."""
 
     def select(self, episodes: Episodes) -> Selection:

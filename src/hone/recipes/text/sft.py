@@ -28,7 +28,7 @@ from hone.train.text.sft_data import SolutionConfig, solved_examples
 class SftConfig(LanguageRunConfig):
     """Supervised fine-tuning of a language model."""
 
-    task: AnswerTaskConfig
+    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Prompts with completions, or collected answers; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
     """Function that makes the completions from the task's columns."""

@@ -23,7 +23,7 @@ class FrozenLearner(Generic[P]):
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Learn nothing; the metrics are those of the credit."""
         del episodes
-        return credits.metrics
+        return dict(credits.metrics)
 
     def state(self) -> State:
         return {}
