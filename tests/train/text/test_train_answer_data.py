@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hone.core.errors import DataError
 from hone.envs.text.dataset import ExampleDataset
+from hone.envs.text.step_rewards import text_ends
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer
 from hone.train.text.answer_data import (
@@ -18,7 +19,6 @@ from hone.train.text.answer_data import (
     AnswerTaskConfig,
     encode_answers,
     read_answers,
-    text_ends,
 )
 
 CHARACTERS = character_tokenizer(["0123456789+-=;ab \n"])

@@ -1,6 +1,5 @@
 """Scorers of search candidates: reward models by token ids, verifiers by text."""
 
-import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -14,6 +13,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, Request
 from hone.core.judging import Scorer, ScorerInput
 from hone.core.ragged import Ints
+from hone.envs.text.step_rewards import separator_ends
 from hone.envs.text.world import Prompt
 from hone.search.candidates import Candidate, CandidateScores
 
@@ -91,12 +91,7 @@ class ModelCandidateScorer:
 
 def step_ends(tokens: NDArray[np.int32], step: str, decode: Decode) -> list[int]:
     """Places in `tokens` of the tokens that complete a text `step`."""
-    text, found, place = decode(tokens), list[int](), -1
-    while (place := text.find(step, place + 1 if place < 0 else place + len(step))) >= 0:
-        wanted = place + len(step)
-        count = bisect.bisect_left(range(len(tokens) + 1), wanted, key=lambda n: len(decode(tokens[:n])))
-        found.append(min(count, len(tokens)) - 1)
-    return sorted(set(found))
+    return list(dict.fromkeys(separator_ends(tokens, decode, step)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,11 @@ A recipe reads with `read_answers` and lays out with `encode_answers`, the two f
 answers come from a file, as text, or from the folder of a run that collected them, as tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
@@ -22,6 +21,7 @@ from hone.envs.text.dataset import DatasetKind, Example, ExampleDataset, read_ex
 from hone.envs.text.files import MAX_FAULTS_SHOWN
 from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.scored_rows import AnswerTokens, ScoredAnswer
+from hone.envs.text.step_rewards import text_ends
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import supervised_episodes
 from hone.models.language.tokenizers import Tokenizer
@@ -171,27 +171,6 @@ def _encode_steps(prompt: PromptContent, answer: ScoredAnswer, separator: str, t
     ended = [*ends[:last], *(ends[last:] if pieces[last].endswith(separator) else []), len(said) - 1]
     labels = [*answer.labels, answer.labels[last]][: len(ended)]
     return answer_tokens(asked, said, step_ends=ended, step_labels=labels)
-
-
-def text_ends(
-    tokens: NDArray[np.int32], decode: Callable[[NDArray[np.int32]], str], text: str, ends: Sequence[int]
-) -> list[int]:
-    """Places in `tokens` `[n]` of the tokens that complete the first `end` characters of `text`, for each of `ends`.
-
-    `tokens` write `text`, and perhaps what a chat template puts around it. Raises DataError where they do not.
-    """
-    start = decode(tokens).find(text)
-    if start < 0:
-        raise DataError(f"the tokens of an answer do not write its text back: {text[:60]!r}")
-    places: list[int] = []
-    for end in ends:
-        low, high = 0, len(tokens)  # fewest tokens whose text covers the characters, by bisection
-        while low < high:
-            middle = (low + high) // 2
-            covered = decode(tokens[:middle])[start:].startswith(text[:end])
-            low, high = (low, middle) if covered else (middle + 1, high)
-        places.append(low - 1)
-    return places
 
 
 def _fit(

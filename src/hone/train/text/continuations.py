@@ -17,8 +17,8 @@ from hone.core.generation import Completion, GenerationSession, Request
 from hone.core.judging import ScorerInput
 from hone.core.state import State
 from hone.envs.text.conversation import ConversationLoop
+from hone.envs.text.step_rewards import separator_ends
 from hone.envs.text.world import Prompt, TextWorld
-from hone.train.text.answer_data import text_ends
 
 _SHOWN = 3
 """Answers shown where no step ends."""
@@ -56,7 +56,7 @@ class StepContinuations:
         texts = [self.world.decode(_own(episodes, place, episodes.chosen)) for place in range(len(episodes))]
         if not any(self.separator in text for text in texts):
             raise DataError(_no_steps(texts, self.separator))
-        ends = [self._step_ends(episodes, place, text) for place, text in enumerate(texts)]
+        ends = [self._step_ends(episodes, place) for place in range(len(episodes))]
         prefixes: dict[bytes, _Prefix] = {}
         places: list[tuple[int, bytes]] = []
         for place, own in enumerate(ends):
@@ -84,10 +84,10 @@ class StepContinuations:
     def restore(self, state: State) -> None:
         self.world.restore(state)
 
-    def _step_ends(self, episodes: Episodes, place: int, text: str) -> list[int]:
+    def _step_ends(self, episodes: Episodes, place: int) -> list[int]:
         """Decisions of an answer that complete a separator; its last decision is not among them."""
         tokens = _own(episodes, place, episodes.chosen)
-        found = text_ends(tokens, self.world.decode, text, _ends_of(text, self.separator))
+        found = separator_ends(tokens, self.world.decode, self.separator)
         return [one for one in dict.fromkeys(found) if one < len(tokens) - 1]
 
     def _prefix(self, episodes: Episodes, place: int, end: int) -> tuple[bytes, _Prefix]:
@@ -165,16 +165,6 @@ class StepContinuations:
 def _own(episodes: Episodes, place: int, column: NDArray[np.generic]) -> NDArray:
     """The part of a column that belongs to an episode."""
     return column[episodes.offsets[place] : episodes.offsets[place + 1]]
-
-
-def _ends_of(text: str, separator: str) -> list[int]:
-    """Characters up to the end of each separator."""
-    ends: list[int] = []
-    at = text.find(separator)
-    while at >= 0:
-        ends.append(at + len(separator))
-        at = text.find(separator, at + len(separator))
-    return ends
 
 
 def _no_steps(texts: Sequence[str], separator: str) -> str:
