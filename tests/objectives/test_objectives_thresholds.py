@@ -1,6 +1,5 @@
 """Losses where a small fault hides: bounds reached exactly, extreme log-ratios, ties, defaults, number types."""
 
-import inspect
 import math
 from collections.abc import Callable
 
@@ -27,6 +26,7 @@ from hone.objectives import (
     unpaired,
     value,
 )
+from hone.objectives.terms import LossTerms
 
 FAR = 30.0
 """Nats beyond the limit of 20."""
@@ -41,27 +41,67 @@ def column(*values: float, grad: bool = False) -> Tensor:
 ZERO = column(0.0, 0.0)
 FIRST = torch.tensor([0, 0])
 
-DEFAULTS = [
-    (mismatch.geometric_rejection, {"ratio_floor": 0.999, "ratio_cap": 1.001}),
-    (mismatch.icepop, {"weight_floor": 0.5, "weight_cap": 5.0}),
-    (mismatch.kpop, {"max_divergence_nats": 2.0}),
-    (mismatch.masked_is, {"weight_floor": 0.0, "weight_cap": 2.0}),
-    (mismatch.sequence_masked_is, {"weight_floor": 0.0, "weight_cap": 3.0}),
-    (mismatch.truncated_weight, {"weight_floor": 0.0}),
-    (reference_free.simpo_hinge, {"beta": 2.0, "margin": 1.0}),
-    (selection.clip_cov_mask, {"fraction": 2e-4, "min_covariance": 1.0, "max_covariance": 5.0}),
-    (sequence.gspo, {"low": 3e-4, "high": 4e-4}),
-    (sequence.gspo_token, {"low": 3e-4, "high": 4e-4}),
-    (sequence.luspo, {"low": 2e-3, "high": 2.5e-3}),
-    (simko.forking_tokens, {"quantile": 0.8}),
-]
-"""Numbers of the papers and of the libraries that the docstrings name."""
+RNG = np.random.default_rng(7)
+NOW, THEN, ADVANTAGE = (torch.tensor(RNG.normal(0.0, size, 12_000)) for size in (1.0, 1.0, 2.0))
+EACH = torch.arange(12_000)
+UNIFORM, FREE = RNG.random(12_000), np.zeros(12_000, np.bool_)
 
 
-@pytest.mark.parametrize(("loss", "numbers"), DEFAULTS, ids=[loss.__name__ for loss, _ in DEFAULTS])
-def test_numbers_of_the_sources(loss: Callable[..., object], numbers: dict[str, float]) -> None:
-    parameters = inspect.signature(loss).parameters
-    assert {name: parameters[name].default for name in numbers} == numbers
+def simpo_hinge(**numbers: float) -> Tensor:
+    return reference_free.simpo_hinge(NOW, THEN, **numbers).loss
+
+
+def of_sequences(loss: Callable[..., LossTerms]) -> Callable[..., Tensor]:
+    return lambda **numbers: loss(1e-3 * NOW, 1e-3 * THEN, ADVANTAGE, EACH, **numbers).loss
+
+
+DEFAULTS: dict[str, tuple[Callable[..., Tensor], dict[str, float]]] = {
+    "geometric_rejection": (
+        lambda **numbers: mismatch.geometric_rejection(1e-3 * NOW, 1e-3 * THEN, EACH, **numbers),
+        {"ratio_floor": 0.999, "ratio_cap": 1.001},
+    ),
+    "icepop": (lambda **numbers: mismatch.icepop(NOW, THEN, **numbers), {"weight_floor": 0.5, "weight_cap": 5.0}),
+    "kpop": (lambda **numbers: mismatch.kpop(NOW - 3.0, THEN - 3.0, **numbers), {"max_divergence_nats": 2.0}),
+    "masked_is": (lambda **numbers: mismatch.masked_is(NOW, THEN, **numbers), {"weight_floor": 0.0, "weight_cap": 2.0}),
+    "sequence_masked_is": (
+        lambda **numbers: mismatch.sequence_masked_is(NOW, THEN, EACH, **numbers),
+        {"weight_floor": 0.0, "weight_cap": 3.0},
+    ),
+    "truncated_weight": (
+        lambda **numbers: mismatch.truncated_weight(NOW, weight_cap=2.0, **numbers), {"weight_floor": 0.0},
+    ),
+    "simpo_hinge": (simpo_hinge, {"beta": 2.0, "margin": 1.0}),
+    "clip_cov_mask": (
+        lambda **numbers: torch.from_numpy(
+            selection.clip_cov_mask(NOW.numpy(), ADVANTAGE.numpy(), FREE, UNIFORM, **{"fraction": 1.0, **numbers})
+        ),
+        {"min_covariance": 1.0, "max_covariance": 5.0},
+    ),
+    "clip_cov_mask, fraction": (
+        lambda **numbers: torch.from_numpy(
+            selection.clip_cov_mask(NOW.numpy(), ADVANTAGE.numpy(), FREE, UNIFORM, **numbers)
+        ),
+        {"fraction": 2e-4},
+    ),
+    "gspo": (of_sequences(sequence.gspo), {"low": 3e-4, "high": 4e-4}),
+    "gspo_token": (of_sequences(sequence.gspo_token), {"low": 3e-4, "high": 4e-4}),
+    "luspo": (of_sequences(sequence.luspo), {"low": 2e-3, "high": 2.5e-3}),
+    "forking_tokens": (
+        lambda **numbers: simko.forking_tokens(NOW.exp(), torch.zeros_like(EACH), **numbers), {"quantile": 0.8},
+    ),
+}  # fmt: skip
+"""Numbers of the papers and of the libraries that the docstrings name; every one has an effect on these columns."""
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_numbers_of_the_sources(name: str) -> None:
+    loss, numbers = DEFAULTS[name]
+    found = loss()
+    assert torch.equal(found, loss(**numbers))
+    for key, number in numbers.items():
+        other = number + 0.1 if number == 0.0 else 0.5 * number
+        if (key, number) != ("weight_floor", 0.0):
+            assert not torch.equal(found, loss(**{**numbers, key: other})), key
 
 
 # ----------------------------------------------------------------------------------------- extreme log-ratios
