@@ -124,6 +124,7 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
         config.rewards,
         other_policies=config.other_policies(),
         second_answer=config.second_answer(),
+        check_folders=config.check_folders,
     )
     return opened_text_run(inputs, text_job)
 
