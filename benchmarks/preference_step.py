@@ -100,9 +100,14 @@ def hone_step(kind: str, compute: str, steps: int) -> dict[str, float]:
     torch.set_num_threads(THREADS)
     keep_freed_memory()  # as the command `hone train` does
     job = entry.build(config)
-    marks = [time.perf_counter()]
-    train(job.recipe, steps=steps, callback=lambda *_told: marks.append(time.perf_counter()))
-    return {"seconds": float(np.median(np.diff(marks)[2:]))}
+    marks, cpu = [time.perf_counter()], [time.process_time()]
+
+    def report(*_told: object) -> None:
+        marks.append(time.perf_counter())
+        cpu.append(time.process_time())
+
+    train(job.recipe, steps=steps, callback=report)
+    return {"seconds": float(np.median(np.diff(marks)[2:])), "cpu_s": float(np.median(np.diff(cpu)[2:]))}
 
 
 def in_a_process(kind: str, compute: str, steps: int) -> dict[str, float]:
@@ -139,19 +144,16 @@ def measure(kind: str, compute: str, *, quick: bool) -> Row:
     tried = {json.dumps(variant): peer_step(kind, variant, 5)["seconds"] for variant in VARIANTS[compute]}
     best = min(tried, key=lambda name: tried[name])
     print(f"TRL, {kind} {compute}: {tried}", file=sys.stderr, flush=True)
-    found = [
-        (in_a_process(kind, compute, steps)["seconds"], peer_step(kind, json.loads(best), steps)["seconds"])
-        for _ in range(pairs)
-    ]
+    found = [(in_a_process(kind, compute, steps), peer_step(kind, json.loads(best), steps)) for _ in range(pairs)]
     print(f"hone, TRL: {found}", file=sys.stderr, flush=True)
-    ratio = float(np.median([theirs / ours for ours, theirs in found]))
+    ratio = float(np.median([theirs["seconds"] / ours["seconds"] for ours, theirs in found]))
     return Row(
         row=f"{kind}, {BATCH} {'pairs' if kind == 'dpo' else 'examples'}, {compute}",
-        value=float(np.median([ours for ours, _ in found])),
+        value=float(np.median([ours["seconds"] for ours, _ in found])),
         unit="s a step",
         seeds=pairs,
         peer=f"TRL 1.16, {best}",
-        peer_value=float(np.median([theirs for _, theirs in found])),
+        peer_value=float(np.median([theirs["seconds"] for _, theirs in found])),
         ratio=ratio,
         bar=f">= {BAR} x TRL",
         met=None if quick else ratio >= BAR,
