@@ -21,6 +21,7 @@ SMALLER = {
 }
 
 
+@pytest.mark.slow  # two runs and reasoning-gym in their processes
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     for line, smaller in SMALLER.items():
