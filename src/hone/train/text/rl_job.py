@@ -22,6 +22,7 @@ from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
+from hone.train.text.balance import missing_routes
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.live import open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
@@ -60,7 +61,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
         actor.close()
 
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
-    job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *actor.notes()])
+    warnings = [*config.rollout.warnings(), *missing_routes(policy, config.rollout), *actor.notes()]
+    job = language_job(inputs, policy, recipe, warnings=warnings)
     return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes(), *chosen.pop_notes()], close=close)
 
 
