@@ -13,8 +13,6 @@ from hone.core.episodes import Episodes
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
-from hone.rewards.config import RewardsConfig
-from hone.rewards.judges.questions import shown_template
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
@@ -23,6 +21,7 @@ from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
 from hone.train.text.balance import missing_routes
+from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.live import open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
@@ -142,15 +141,7 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         **rollout.asynchrony.derive(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.max_concurrent),
-        **_judge_questions(config.rewards, config.steps * sequences),
-    }
-
-
-def _judge_questions(rewards: RewardsConfig, answers: int) -> dict[str, str]:
-    """The question of each judge, with names in place of the material, and the number of requests."""
-    return {
-        f"judge {name}": f"{judge.describe_cost(answers)}\n{shown_template(judge)}"
-        for name, judge in rewards.judges.items()
+        **judge_questions(config, config.rewards, answers=config.steps * sequences),
     }
 
 
