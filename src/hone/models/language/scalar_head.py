@@ -132,8 +132,10 @@ def scored_tokens(folder: Path | str) -> ScoredTokens | None:
     """
     architectures = read_json(model_folder(folder) / "config.json").get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    known = [reads for reads, kind in ARCHITECTURES.items() if any(str(name).endswith(f"For{kind}") for name in names)]
-    return known[0] if known else None
+    for reads, kind in ARCHITECTURES.items():
+        if any(str(name).endswith(f"For{kind}") for name in names):
+            return reads
+    return None
 
 
 def _pieces(model: ScalarHeadModel) -> Iterator[CheckpointPiece]:
