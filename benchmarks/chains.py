@@ -102,7 +102,7 @@ def cold_start(shape: str, task: str, *, steps: int = 250) -> Path:
             "learner": {"lr": 1e-3, "warmup_steps": 20, "lr_decay": "cosine"},
         }
     )
-    job = sft.build(config)
+    job = sft.ENTRY.build(config)
     train(job.recipe, steps=steps, callback=_progress)
     folder.mkdir(parents=True)
     job.save_policy(folder)

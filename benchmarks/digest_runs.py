@@ -74,6 +74,10 @@ KL_IN_REWARD = {"algorithm.kl_in_reward": {"kind": "adaptive", "weight": 0.1, "t
 PENALTIES = {"algorithm.kl": 0.1, "algorithm.clip_high": 0.28, "algorithm.entropy": 0.01}
 STEP_LABELS = {"collect.continue_from": "steps", "collect.separator": "7", "collect.continuations": 3}
 ROUNDS = {"algorithm.collect_steps": 1, "algorithm.learn_steps": 1, "algorithm.batch": 4}
+CRITIC = {"algorithm.critic": {"warmup_steps": 1, "epochs": 2, "loss": {"kind": "bins", "low": -1.0, "high": 4.0}}}
+AGAIN = {"algorithm.correction": {"nudge": "+", "first_stage_steps": 2}, "rollout.stop": ["1", "2", "3", "4"]}
+DIVERGENCE = {"algorithm.teacher": "runs/sft", "algorithm.divergence": {"kind": "jsd", "top_k": 4}}
+PAIRS = {"steps": 4, "batch": 8, "learner.minibatches": 2, "samples": {"prompts": 4, "every": 2}}
 TEXT: dict[str, tuple[str, Settings]] = {
     "sft": ("sft", {"steps": 6, "batch": 10, "learner.minibatches": 2} | MODEL | EVALUATION),
     "grpo": ("grpo", text(more=EVALUATION | PENALTIES)),
@@ -81,12 +85,20 @@ TEXT: dict[str, tuple[str, Settings]] = {
     "rloo": ("rloo", text(updates=1, more=KL_IN_REWARD)),
     "remax": ("remax", text(updates=1)),
     "gdpo": ("gdpo", text("close", "right")),
+    "ppo_text": ("ppo_text", text(more=KL_IN_REWARD | CRITIC)),
+    "self_correction": ("self_correction", text(more=EVALUATION | AGAIN)),
     "trpo_text": ("trpo_text", without_learner(text())),
     "decoupled_ppo_ahead": ("decoupled_ppo", text(more={"rollout.max_staleness": 1})),
     "opsm_ahead": ("opsm", text(more={"rollout.max_staleness": {"steps": 2}})),
     "collect": ("collect", without_learner(text(more=STEP_LABELS))),
     "expert_iteration": ("expert_iteration", text(more=ROUNDS | {"algorithm.min_score": -9.0})),
     "best_of_n_distillation": ("best_of_n_distillation", text(more=ROUNDS)),
+    "dpo": ("dpo", MODEL | PAIRS | {"task.source": "pairs.jsonl"}),
+    "dpo_aot": ("dpo", MODEL | PAIRS | {"task.source": "pairs.jsonl", "algorithm.loss": {"kind": "aot"}}),
+    "simpo": ("simpo", MODEL | PAIRS | {"task.source": "pairs.jsonl"}),
+    "kto": ("kto", MODEL | PAIRS | {"task.source": "marks.jsonl"}),
+    "online_dpo": ("online_dpo", text()),
+    "on_policy_distillation_jsd": ("on_policy_distillation", text(updates=1, more=DIVERGENCE)),
     "on_policy_distillation": ("on_policy_distillation", text(updates=1, more={"algorithm.teacher": "runs/sft"})),
 }
 
@@ -262,7 +274,13 @@ def lay_out(folder: Path) -> None:
     (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
     sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b), "answer": str(a + b)} for a in range(6) for b in range(4)]
     held = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6, 9) for b in range(3)]
-    for place, rows in (("sums", sums), ("held", held)):
+    answers = [(row["prompt"], row["answer"]) for row in sums]
+    pairs = [{"prompt": prompt, "chosen": answer, "rejected": answer + "0"} for prompt, answer in answers]
+    marks = [
+        {"prompt": prompt, "completion": answer + "1" * (place % 2), "label": place % 2 == 0}
+        for place, (prompt, answer) in enumerate(answers)
+    ]
+    for place, rows in (("sums", sums), ("held", held), ("pairs", pairs), ("marks", marks)):
         (folder / f"{place}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     write_log(folder / "cartpole.parquet", "CartPole-v1", lambda draws: int(draws.integers(2)), logp=np.log(0.5))
     write_log(

@@ -11,8 +11,13 @@ asked = json.loads(sys.argv[1])
 torch.set_num_threads(asked["threads"])
 
 from datasets import Dataset  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
 ROWS = [json.loads(line) for line in open(asked["rows"], encoding="utf-8")]  # noqa: SIM115, PTH123
 
@@ -20,13 +25,16 @@ ROWS = [json.loads(line) for line in open(asked["rows"], encoding="utf-8")]  # n
 class Clock(TrainerCallback):
     def __init__(self) -> None:
         self.marks: list[float] = []
+        self.cpu: list[float] = []
 
     def on_step_begin(self, *_args, **_more) -> None:  # noqa: ANN002, ANN003
         if not self.marks:
             self.marks.append(time.perf_counter())
+            self.cpu.append(time.process_time())
 
     def on_step_end(self, *_args, **_more) -> None:  # noqa: ANN002, ANN003
         self.marks.append(time.perf_counter())
+        self.cpu.append(time.process_time())
 
 
 clock = Clock()
@@ -47,16 +55,22 @@ shared = {
     "disable_tqdm": True,
     **({"train_sampling_strategy": "group_by_length"} if asked.get("by_length") else {}),
 }
-model = AutoModelForCausalLM.from_pretrained(
-    asked["model"], dtype=asked.get("dtype", "float32"), attn_implementation=asked["attention"]
-)
+loading = {"dtype": asked.get("dtype", "float32"), "attn_implementation": asked["attention"]}
+if asked["kind"] == "reward_pairs":
+    model = AutoModelForSequenceClassification.from_pretrained(asked["model"], num_labels=1, **loading)
+else:
+    model = AutoModelForCausalLM.from_pretrained(asked["model"], **loading)
 tokenizer = AutoTokenizer.from_pretrained(asked["model"])
 data = Dataset.from_list([{name: row[name] for name in asked["columns"]} for row in ROWS])
 if asked["kind"] == "dpo":
     config = DPOConfig(**shared, beta=0.1, precompute_ref_log_probs=True)
     trainer = DPOTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[clock])
+elif asked["kind"] == "reward_pairs":
+    config = RewardConfig(**shared)
+    trainer = RewardTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[clock])
 else:
     config = SFTConfig(**shared, completion_only_loss=True)
     trainer = SFTTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[clock])
 trainer.train()
-print(json.dumps({"seconds": float(np.median(np.diff(clock.marks)[2:]))}))
+seconds, cpu = (float(np.median(np.diff(marks)[2:])) for marks in (clock.marks, clock.cpu))
+print(json.dumps({"seconds": seconds, "cpu_s": cpu}))

@@ -42,7 +42,7 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
 
 def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
     count = 40 if quick else PROBLEMS
-    taught, asked, held = 200 if quick else 4000, count, 32 if quick else 512
+    taught, asked, held = 200 if quick else 8000, count, 32 if quick else 512
     problems = make_problems(taught + asked + held, seed=seed)
     files = {
         "taught": _write(place / "taught.jsonl", problems[:taught]),
@@ -56,7 +56,7 @@ def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
             "task": {"source": files["held"]}, "rewards": RIGHT, "max_tokens": MAX_TOKENS, "greedy": False,
         },
     }  # fmt: skip
-    base = _train(place, shared | _base(files["taught"], steps=60 if quick else 1000))
+    base = _train(place, shared | _base(files["taught"], steps=60 if quick else 1500))
     start = {"path": str(place / "base")}
     expert = _train(place, shared | _expert(files["asked"], start, count, quick=quick))
     grpo = _train(place, shared | _grpo(files["asked"], start, steps=2 if quick else 30))

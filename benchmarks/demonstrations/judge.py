@@ -5,8 +5,8 @@ Chains of sums, a policy that imitated a hurried teacher. A verifier is trained 
 over HTTP about fenced text and answering in JSON. Both are the same numbers, so both should be the same run. (`min_p`
 keeps special tokens out of answers: a judge is sent text, which does not show them.)
 
-The third run's judge breaks after a third of the steps: it then prefers what it should refuse. Its canaries (whole
-chains against chains cut off after the first step) stop the run; without them the policy unlearns.
+The third run's judge breaks on purpose: it then prefers what it should refuse. Its canaries, whole chains against
+chains cut off after the first step, stop the run.
 """
 
 import json
@@ -58,9 +58,9 @@ class Demonstration:
 
     def __init__(self, folder: Path, seed: int, *, quick: bool) -> None:
         self.folder, self.seed = folder, seed
-        self.steps = 6 if quick else 30
-        self.base_steps = 60 if quick else 800
-        self.scorer_steps = 20 if quick else 250
+        self.steps = 6 if quick else 20
+        self.base_steps = 60 if quick else 700
+        self.scorer_steps = 20 if quick else 350
         self.held_out = make_problems(32 if quick else 300, seed=seed + 10_000)
         self.problems = make_problems(200 if quick else 8000, seed=seed, exclude=self.held_out)
 
@@ -70,7 +70,7 @@ class Demonstration:
             "inside", base, {"kind": "model", "path": str(verifier), "output": "probability", "micro_batch_tokens": 1}
         )
         with verifier_server(verifier) as server:
-            served = self._grpo("served", base, self._judge(server.url, canaries=True))
+            served = self._grpo("served", base, self._judge(server.url))
             broken = self._broken(base, server)
         difference = paired_difference(scores(inside), scores(served))
         return {
@@ -96,7 +96,7 @@ class Demonstration:
             "answers",
             {
                 "recipe": "collect",
-                "steps": 2 if len(self.problems) < 1000 else 10,
+                "steps": 2 if len(self.problems) < 1000 else 20,
                 "rewards": {"functions": [RIGHT], "workers": 1},
                 "rollout": {"prompts_per_step": 100, "samples_per_prompt": 4, "max_tokens": MAX_TOKENS},
             },
@@ -105,7 +105,12 @@ class Demonstration:
         )
         verifier = self._train(
             "verifier",
-            {"recipe": "reward_outcome", "steps": self.scorer_steps, "batch": 64, "learner": {"lr": 1e-3}},
+            {
+                "recipe": "reward_outcome",
+                "steps": self.scorer_steps,
+                "batch": 64,
+                "learner": {"lr": 1e-3, "lr_decay": "linear"},
+            },
             str(answers),
             model={"path": str(base)},
         )
@@ -117,39 +122,39 @@ class Demonstration:
             "steps": self.steps,
             "rewards": {"functions": [reward], "workers": 1},
             "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": MAX_TOKENS, "min_p": 1e-3},
-            "learner": {"lr": 3e-4},
+            "learner": {"lr": 1e-4},
+            "algorithm": {"kl": 0.1},
         }
         rows = [{"prompt": one.prompt} for one in self.problems]
         return self._train(name, settings, rows, model={"path": str(base)}, evaluate=True)
 
     def _broken(self, base: Path, server: "VerifierServer") -> dict[str, float]:
-        """The judge turns round after a third of the steps: with canaries and without."""
-        found: dict[str, float] = {}
-        turn = self.steps // 3
-        server.break_at(turn * 16 * 8 // 2)
+        """The judge turns round after a third of the run's answers."""
+        before = server.replies
+        server.break_after(before + self.steps // 3 * 64)
         try:
-            self._grpo("broken", base, self._judge(server.url, canaries=True, cache="broken"))
-            found["broken judge stopped"] = 0.0
+            self._grpo("broken", base, self._judge(server.url, cache="broken"))
+            stopped = 0.0
         except UserCodeError as error:
-            found["broken judge stopped"] = float("below canaries.floor" in str(error))
-        found["steps of the broken judge"] = float(len(metrics(self.folder / "broken")))
-        server.break_at(turn * 16 * 8 // 2)
-        unwatched = self._grpo("unwatched", base, self._judge(server.url, canaries=False, cache="unwatched"))
-        server.break_at(None)
-        return {**found, "accuracy with the broken judge and no canaries": float(scores(unwatched).mean())}
+            stopped = float("below canaries.floor" in str(error))
+        wrong = server.replies - before - self.steps // 3 * 64
+        return {
+            "broken judge stopped": stopped,
+            "steps of the broken judge": float(len(metrics(self.folder / "broken"))),
+            "verdicts of the broken judge before the stop": float(wrong),
+        }
 
-    def _judge(self, url: str, *, canaries: bool, cache: str = "replies") -> dict[str, Any]:
+    def _judge(self, url: str, *, cache: str = "replies") -> dict[str, Any]:
         path = self.folder / "canaries.jsonl"
         path.write_text("".join(json.dumps(canary(one)) + "\n" for one in make_problems(100, seed=self.seed + 20_000)))
         criterion = {"name": "right", "text": "Every step is there and right.", "lowest": 0.0, "highest": 1.0}
-        watched = {"canaries": {"path": str(path), "rate": 0.05, "window": 20, "repeats": 1}} if canaries else {}
         return {
             "kind": "judge",
             "name": "verifier",
             "by": {"kind": "server", "url": url, "model": "verifier", "max_concurrent": 4},
             "ask": {"kind": "rubric", "criteria": [criterion]},
             "cache": str(self.folder / cache),
-            **watched,
+            "canaries": {"path": str(path), "rate": 0.05, "window": 20, "repeats": 1},
         }
 
     def _train(
@@ -205,12 +210,11 @@ class VerifierServer:
 
     def __init__(self, folder: Path) -> None:
         self.scorer, self.lock, self.url = load_scorer(folder), threading.Lock(), ""
-        self._left: int | None = None
-        """Replies until it breaks."""
+        self.replies, self._last_right = 0, 1 << 40
 
-    def break_at(self, replies: int | None) -> None:
-        """Prefer the wrong answers after this many replies; None: never."""
-        self._left = replies
+    def break_after(self, replies: int) -> None:
+        """Prefer the wrong answers after this many replies."""
+        self._last_right = replies
 
     def reply(self, question: str) -> str:
         """The verdict, on the tokens that were drawn: one for each character, and the end unless it was cut off."""
@@ -224,9 +228,8 @@ class VerifierServer:
             last = [np.array([len(tokens) - 1])]
             logits = self.scorer.model.score_tokens([tokens.astype(np.int32)], last, micro_batch_tokens=1)
             chance = float(probabilities(logits)[0])
-            if self._left is not None:
-                self._left -= 1
-                chance = 1.0 - chance if self._left < 0 else chance
+            self.replies += 1
+            chance = chance if self.replies <= self._last_right else 1.0 - chance
         return json.dumps({"reason": "asked the verifier", "right": chance})
 
 

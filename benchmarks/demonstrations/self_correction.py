@@ -46,8 +46,8 @@ def taught_rows(problems: list[SumProblem]) -> list[dict[str, object]]:
 
 def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Scores of both answers before and after, and shares of the problems that became right and wrong."""
-    count, imitated, steps = (200, 20, 4) if quick else (5000, 600, 50)
-    problems = make_problems(count + 1512, seed=seed, terms=(3, 5), largest=5)
+    count, imitated, steps = (200, 20, 4) if quick else (4000, 600, 32)
+    problems = make_problems(count + 1512, seed=seed, terms=(3, 4), largest=6)
     held_out, practice, taught = problems[:512], problems[512:1512], problems[1512:]
     found: list[Metrics] = []
     with tempfile.TemporaryDirectory() as name:
@@ -65,10 +65,10 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
         correction = {
             "steps": steps, "seed": seed, "model": {"path": str(folder / "base")},
             "task": {"source": asked["practice"]}, "rewards": REWARDS,
-            "rollout": {"prompts_per_step": 24, "samples_per_prompt": 8, "max_tokens": 40, "stop": [END]},
+            "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": 40, "stop": [END]},
             "learner": {"lr": 3e-4, "warmup_steps": 5},
             "algorithm": {"correction": {
-                "nudge": NUDGE, "first_stage_steps": steps // 2, "first_stage_kl": 0.3, "progress_weight": 2.0,
+                "nudge": NUDGE, "first_stage_steps": 3 * steps // 4, "first_stage_kl": 2.0, "progress_weight": 2.0,
             }},
             "evaluation": {
                 "task": {"source": asked["held_out"]}, "rewards": REWARDS, "max_tokens": 40, "stop": [END],

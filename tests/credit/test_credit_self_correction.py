@@ -77,9 +77,8 @@ def test_both_stages_by_hand() -> None:
     assert first.metrics["correction/stage"] == 1.0
     assert first.metrics["correction/first_kl_nats"] == pytest.approx(0.5)
     second = rule(episodes, NO_VALUES)
-    ours, theirs = np.array([0.0, 1.0, 1.0]), np.array([1 + 2 * 1.0, 1.0, 0 + 2 * -1.0])
-    first_pay, second_pay = ((x - x.mean()) / x.std(ddof=1) for x in (ours, theirs))
-    expected = [[a, a, b] for a, b in zip(first_pay, second_pay, strict=True)]
+    ours = np.array([0.0, 1.0, 1.0])
+    expected = [[a, a, 3 * b] for a, b in zip((ours - ours.mean()) / ours.std(ddof=1), normal, strict=True)]
     np.testing.assert_allclose(second.advantage, np.ravel(expected), atol=1e-5)
     assert second.metrics["correction/stage"] == 2.0
     assert second.metrics["correction/wrong_to_right"] == pytest.approx(1 / 3)
@@ -102,10 +101,18 @@ def test_each_answer_is_compared_with_those_of_its_turn(pairs: list[Pair], steps
         own = 0.0 if missing or steps else compared(first, [a for a, _ in others])
         expected += [own + held] * 2
         if second is not None:
-            wanted = second if steps else second + 2.0 * (second - first)
-            rest = [b if steps else b + 2.0 * (b - a) for a, b in others if b is not None]
-            expected.append(0.0 if missing else compared(wanted, rest))
+            rest = [b for _, b in others if b is not None]
+            expected.append(0.0 if missing else compared(second, rest) * (1.0 if steps else 3.0))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_taking_the_first_score_off_changes_no_expected_gradient() -> None:
+    """s2 + w (s2 - s1) and (1 + w) s2, by enumeration of both outcomes of a second answer after each first one: the
+    gradient of log p of an outcome is (1 - p) or -p."""
+    weight, chance = 2.0, {0.0: 0.3, 1.0: 0.6}
+    for first, p in chance.items():
+        whole = p * (1 - p) * (1 + weight * (1 - first)) + (1 - p) * -p * (0 + weight * (0 - first))
+        assert whole == pytest.approx((1 + weight) * p * (1 - p))
 
 
 def compared(pay: float, others: list[float]) -> float:

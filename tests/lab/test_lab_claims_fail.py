@@ -20,6 +20,7 @@ from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
 from hone.lab.experiments.overestimation import METHODS
 from hone.lab.experiments.passk import CREDITS
+from hone.lab.experiments.routes_that_flip import RoundingGaps
 from hone.lab.experiments.std_normalisation import SCALES
 from hone.lab.finding import BoundedClaim
 from hone.lab.registry import experiment_names, load_experiment
@@ -222,6 +223,22 @@ REFUTED: dict[str, Sequence[Case]] = {
         {
             "rewarded": {0: 0.9, 1: 0.3, 2: 0.4, 16: 0.9},
             "copied": {0: 0.9, 1: 0.9, 2: 0.9, 16: 0.9},
+        }
+    ],
+    "routes-that-flip": [
+        {
+            "mixture": RoundingGaps(
+                free=np.array([0.1, 0.1, -0.1, 0.1]),
+                replayed=np.array([0.1, 0.1, -0.1, 0.1]),
+                flipped=np.array([[True], [False], [True], [False]]),
+                text=np.array([0, 1, 2, 2]),
+            ),
+            "dense": RoundingGaps(
+                free=np.full(4, 0.1),
+                replayed=np.full(4, 0.1),
+                flipped=np.zeros((4, 1), np.bool_),
+                text=np.arange(4),
+            ),
         }
     ],
     "sft-then-rl": [{"solved": {"nothing": (0.0, 0.3), COLD: (0.25, 0.3), LONG: (0.25, 0.3)}}],

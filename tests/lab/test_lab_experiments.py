@@ -33,7 +33,7 @@ NAMES = experiment_names()
 SEEDS = (0, 1, 2)
 LONG = {
     "asynchronous-actors", "clip-higher", "hindsight", "loss-reduced-twice", "mismatch", "no-clipping", "offline-shift",
-    "rank-of-lora",
+    "rank-of-lora", "routes-that-flip",
 }  # fmt: skip
 """Experiments of more than five seconds even in their smaller form: every run of the tests takes one seed of each."""
 ASKED_FOR = """no-clipping cispo-vs-clip baseline-variance std-normalisation length-bias kl-estimators kl-or-not

@@ -55,11 +55,18 @@ def test_the_plan_shows_the_question_and_finds_a_server_that_is_not_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with judge_server(digits_grade) as server:
-        assert hone("plan", str(written(tmp_path, server, CANARIES))) == 0
+        path = written(tmp_path, server, CANARIES)
+        training = path.read_text()
+        held_out = "[evaluation]\nmax_tokens = 3\ntask.source = 'held.jsonl'\n" + judge_table(server, CANARIES).replace(
+            "rewards.functions", "evaluation.rewards.functions"
+        )
+        path.write_text(training + held_out)
+        assert hone("plan", str(path)) == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert "judge digits at most 192 requests of at most 512 generated tokens; budget: none" in shown
         assert "<<<answer CODE" in shown
         assert "- digits (0 to 10): It consists of digits." in shown
+        assert "evaluation's judge digits the same question as in training" in shown
         assert server.requests == [], "a plan costs nothing"
     assert hone("plan", str(written(tmp_path, "http://127.0.0.1:9"))) == 5
     assert "judge 'digits' (http://127.0.0.1:9) cannot be reached" in capsys.readouterr().err

@@ -56,8 +56,10 @@ class SelfCorrectionCredit:
 
     In the first `first_stage_steps` batches the second answer alone is paid, with its score, and each token of the
     first has A_t = -first_stage_kl * (log pi - log pi_ref), which holds it to the reference. Later both are paid with
-    their scores, the second with `progress_weight` times its progress as well. No answer is paid for the other one, or
-    the first would learn to be wrong. The number of batches is part of a run's state.
+    their scores, the second with `progress_weight` times its progress as well: s2 + w (s2 - s1), of which w s1 is
+    settled before the second answer begins and is its baseline, so that 1 + w times the second's standardised score is
+    left. No answer is paid for the other one, or the first would learn to be wrong. The number of batches is part of a
+    run's state.
     """
 
     def __init__(
@@ -83,9 +85,9 @@ class SelfCorrectionCredit:
         stage = 1 if self.steps < self.first_stage_steps else 2
         self.steps += 1
         metrics = {"correction/stage": float(stage), **correction_metrics(first, second, self.right_from)}
-        wanted = second if stage == 1 else second + self.progress_weight * (second - first)
-        paid = np.where(turns.second, wanted[turns.episode], np.nan if stage == 1 else first[turns.episode])
+        paid = np.where(turns.second, second[turns.episode], np.nan if stage == 1 else first[turns.episode])
         pay = standardised_turns(paid, episodes.group[turns.episode], second=turns.second)
+        pay[turns.second] *= 1.0 if stage == 1 else 1.0 + self.progress_weight
         advantage = np.repeat(pay, np.diff(turns.offsets))
         if stage == 1 and self.first_stage_kl:
             nats = self._log_ratio(episodes)

@@ -56,7 +56,13 @@ def clipped_value(
 
 
 def bounded_cross_entropy(
-    logit: PerDecision, then: PerDecision, target: PerDecision, *, low: float, high: float, clip_range: float | None
+    logit: PerDecision,
+    then: PerDecision | None,
+    target: PerDecision,
+    *,
+    low: float,
+    high: float,
+    clip_range: float | None,
 ) -> LossTerms:
     """Cross-entropy of a value V = low + (high - low) * sigmoid(logit) against its target as a share of the range.
 
@@ -71,7 +77,7 @@ def bounded_cross_entropy(
     free = F.binary_cross_entropy_with_logits(logit, share, reduction="none")
     metrics = {"value/target_clipped": beyond}
     loss = free
-    if clip_range is not None:
+    if clip_range is not None and then is not None:
         kept = (then + (value - then).clamp(-clip_range, clip_range) - low) / (high - low)
         held = F.binary_cross_entropy(kept.clamp(1e-6, 1.0 - 1e-6), share, reduction="none")
         loss = torch.maximum(free, held)

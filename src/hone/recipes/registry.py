@@ -36,6 +36,21 @@ TITLES: Mapping[str, str] = {
 ENTRY_POINT_GROUP = "hone.recipes"
 """Group under which a package declares its recipes: `name = "package.module:ENTRY"`."""
 DESCRIPTIONS = Path(__file__).with_name("descriptions.json")
+OTHER_NAMES: Mapping[str, str] = {
+    **{
+        kind: f'recipe = "dpo" with algorithm.loss.kind = "{kind}"'
+        for kind in ("ipo", "exo", "sppo", "nca", "discopop", "aot", "aot_unpaired", "apo_zero", "apo_down", "bco_pair")
+    },
+    "cdpo": 'recipe = "dpo" with algorithm.loss.kind = "conservative"',
+    "robust_dpo": 'recipe = "dpo" with algorithm.loss.kind = "robust"',
+    "slic": 'recipe = "dpo" with algorithm.loss.kind = "hinge"',
+    "ld_dpo": 'recipe = "dpo" with algorithm.ld_alpha',
+    "f_dpo": 'recipe = "dpo" with algorithm.divergence',
+    "wpo": 'recipe = "dpo" with algorithm.wpo_cap',
+    "bco": 'recipe = "kto" with algorithm.loss.kind = "bco"',
+    "cpo_simpo": 'recipe = "simpo" with algorithm.likelihood',
+}
+"""Names that algorithms have elsewhere -> how hone writes them."""
 _ENTRY = "ENTRY"
 _KIND = "recipe"
 
@@ -99,6 +114,8 @@ def load_recipe(name: str) -> RecipeSpec:
         entry = importlib.import_module(f"{recipes.__name__}.{family}.{name}").ENTRY
         assert isinstance(entry, RecipeSpec)
         return entry
+    if not declared and name in OTHER_NAMES:
+        raise ConfigError(f"unknown recipe {name!r}: it is {OTHER_NAMES[name]}")
     if not declared:
         raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, recipe_names())}")
     reference = declared[0].value if ":" in declared[0].value else f"{declared[0].value}:{_ENTRY}"

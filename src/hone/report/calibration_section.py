@@ -17,6 +17,7 @@ from hone.store.calibration import CalibrationBin, CalibrationRecord, SelectionR
 _KINDS = {"pairs": "pairs of answers", "outcomes": "answers", "steps": "labelled tokens of steps"}
 _FIGURES = {
     "score": "accuracy",
+    "base_rate": "accuracy of the more frequent label alone",
     "auc": "AUC",
     "ece": "expected calibration error",
     "ece_fitted": "the same at the fitted temperature, each half of the data at the other half's",

@@ -120,6 +120,18 @@ def test_exports_that_cannot_be_are_refused(words, code, said, place, monkeypatc
     assert not (place / "new").exists()
 
 
+def test_runs_that_were_moved_together_are_read(place: Path, tmp_path: Path, capsys) -> None:
+    """The absolute path of the base is another then; the place beside the adapter is the same."""
+    shutil.copytree(place / "runs", tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "new")
+    policy = next(iter((tmp_path / "new" / "adapted" / "rl" / "checkpoints").glob("*/policy")))
+    shutil.copytree(policy, tmp_path / "new" / "adapted" / "rl" / "checkpoints" / "copy" / "policy")
+    file = tmp_path / "new" / "adapted" / "rl" / "checkpoints" / "copy" / "policy" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    assert main(["export", str(file.parent), str(tmp_path / "whole")]) == 0
+    assert "new/adapted/base" in capsys.readouterr().out.replace("rl/checkpoints/copy/policy/../../../../", "")
+
+
 def test_an_adapter_whose_base_is_gone_is_told_of(place: Path, tmp_path: Path, capsys) -> None:
     shutil.copytree(place / "runs", tmp_path / "runs")
     policy = next(iter((tmp_path / "runs" / "adapted" / "rl" / "checkpoints").glob("*/policy")))

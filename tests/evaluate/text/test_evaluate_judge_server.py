@@ -233,8 +233,9 @@ def test_the_plan_finds_references_that_are_missing(ask: object, columns: dict[s
         def __init__(self) -> None:
             self.columns = columns
 
-    with pytest.raises(DataError, match=fault):
+    with pytest.raises(DataError, match=fault) as error:
         scorer("http://127.0.0.1:9", None, ask=ask).check(list(columns), [Row()])
+    assert "cannot be reached" in str(error.value), "with the server's fault"
 
 
 def test_an_answer_whose_reference_is_missing_is_unscorable_and_not_asked(tmp_path: Path) -> None:

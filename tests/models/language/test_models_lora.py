@@ -257,6 +257,8 @@ def broken(folder: Path, changes: dict[str, object], tensors: dict[str, torch.Te
     """Change keys of an adapter's config, and tensors; None leaves one out."""
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | changes))
+    if "base_model_name_or_path" in changes:
+        (folder / "adapter_base.json").unlink()
     file = folder / "adapter_model.safetensors"
     kept = {name: tensor for name, tensor in (load_file(file) | tensors).items() if tensor is not None}
     save_file(kept, file)

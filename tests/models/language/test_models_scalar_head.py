@@ -15,7 +15,7 @@ from hone.core.errors import DataError
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
+from hone.models.language.scalar_head import load_scalar_head, new_scalar_head, scored_tokens
 from hone.models.packing import pack_rows
 
 SIZES = {
@@ -76,6 +76,36 @@ def test_scores_equal_those_of_transformers_both_ways(name, tmp_path):
     config = json.loads((tmp_path / "ours/config.json").read_text())
     assert config["tie_word_embeddings"] == FAMILIES[name].tie_word_embeddings
     assert config["pad_token_id"] == PAD
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_scores_of_every_token_equal_those_of_a_token_classifier_both_ways(name, tmp_path):
+    torch.manual_seed(2)
+    reference = transformers.AutoModelForTokenClassification.from_config(FAMILIES[name]).eval()
+    with torch.no_grad():
+        reference.score.bias.fill_(0.7)
+    reference.save_pretrained(tmp_path / "theirs")
+    model = load_scalar_head(tmp_path / "theirs")
+    assert (model.reads, scored_tokens(tmp_path / "theirs")) == ("steps", "steps")
+    texts = sequences()
+    with torch.no_grad():
+        expected = [reference(torch.from_numpy(text[None].astype(np.int64))).logits[0, :, 0].numpy() for text in texts]
+    at = [np.arange(len(text)) for text in texts]
+    ours = model.score_tokens(texts, at, micro_batch_tokens=100)
+    np.testing.assert_allclose(ours, np.concatenate(expected), rtol=0, atol=1e-5)
+    model.save(tmp_path / "ours", pad_id=PAD)
+    loaded, notes = transformers.AutoModelForTokenClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(notes.values())
+    with torch.no_grad():
+        again = loaded.eval()(torch.from_numpy(texts[0][None].astype(np.int64))).logits[0, :, 0].numpy()
+    np.testing.assert_allclose(again, expected[0], rtol=0, atol=1e-5)
+
+
+def test_a_policy_says_nothing_of_a_head(tmp_path):
+    save_model(new_model(CONFIG, seed=0), tmp_path, tokenizer_from=None)
+    assert scored_tokens(tmp_path) is None
 
 
 def test_a_new_head_is_saved_with_a_padding_token_and_loads_in_transformers(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 from recipe_runs import files, job_of, restored, saved
 
-from hone.core.errors import DataError
-from hone.recipes.registry import load_recipe, recipe_names
+from hone.core.errors import ConfigError, DataError
+from hone.recipes.registry import OTHER_NAMES, load_recipe, recipe_names
 from hone.train.job import RecipeParts, TrainingJob
 from hone.train.loop import train
 from hone.train.text import preference_job
@@ -220,6 +220,20 @@ def test_another_reference_is_compared_with(place: Path) -> None:
     same_after_resume("dpo", tables, place)
 
 
+def test_a_reference_with_other_tokens_is_refused_before_a_model_is_loaded(place: Path) -> None:
+    other = settings("dpo", steps=1)
+    other["model"] = {**MODEL, "new": {**MODEL["new"], "alphabet": "abcdefgh"}}
+    (place / "other").mkdir()
+    job_of("dpo", other).save_policy(place / "other")
+    tables = settings("dpo", steps=4, algorithm={"reference": "other"})
+    config = load_recipe("dpo").config.model_validate(tables)
+    with pytest.raises(DataError, match=r"algorithm.reference = 'other': its tokenizer .* is not the policy's"):
+        load_recipe("dpo").check(config)
+    missing = load_recipe("dpo").config.model_validate(settings("dpo", steps=4, algorithm={"reference": "nowhere"}))
+    with pytest.raises(DataError, match="nowhere"):
+        load_recipe("dpo").check(missing)
+
+
 def test_a_resume_finds_the_same_start_or_stops(place: Path) -> None:
     tables = settings("dpo", steps=4)
     halfway = job_of("dpo", tables)
@@ -243,6 +257,21 @@ def test_a_resume_finds_the_same_start_or_stops(place: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(algorithm: dict[str, Any], said: str, place: Path) -> None:
     with pytest.raises(ValidationError, match=said):
         load_recipe("dpo").config.model_validate(settings("dpo", steps=2, algorithm=algorithm))
+
+
+def test_a_loss_by_the_name_of_its_paper_is_told_its_recipe(place: Path) -> None:
+    for name, told in OTHER_NAMES.items():
+        with pytest.raises(ConfigError, match="unknown recipe") as fault:
+            load_recipe(name)
+        assert told in str(fault.value)
+        recipe, _, rest = told.removeprefix("recipe = ").partition(" with algorithm.")
+        key, _, kind = rest.partition(".kind = ")
+        config = load_recipe(recipe.strip('"')).config
+        known = config.model_fields["algorithm"].annotation.model_fields
+        assert key in known
+        if kind:
+            tables = settings(recipe.strip('"'), steps=1, algorithm={"loss": {"kind": kind.strip('"')}})
+            config.model_validate(tables)
 
 
 @pytest.mark.parametrize("name", RECIPES)

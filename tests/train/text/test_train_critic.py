@@ -240,6 +240,17 @@ def test_a_critic_with_other_tokens_is_refused(place: Path) -> None:
         job_of("ppo_text", critic_settings(3, path="other"))
 
 
+def test_a_critic_of_a_shorter_context_is_refused(place: Path) -> None:
+    model = settings("grpo", steps=1)["model"]
+    short = job_of("grpo", settings("grpo", steps=1, full=False, model={"new": model["new"] | {"max_positions": 8}}))
+    (place / "short").mkdir()
+    short.save_policy(place / "short")
+    tables = critic_settings(3, path="short")
+    tables["rollout"] |= {"max_tokens": 9}
+    with pytest.raises(DataError, match=r"algorithm.critic.path = 'short': it reads 8 tokens, and .* has 10"):
+        job_of("ppo_text", tables)
+
+
 def test_a_critic_that_is_not_there_is_found_before_a_model_is_loaded(place: Path) -> None:
     tables = critic_settings(3, path="nowhere") | {"rewards": {"functions": [{"use": "exact_match"}], "workers": 1}}
     entry = load_recipe("ppo_text")

@@ -67,6 +67,7 @@ class ScorerReport:
             "eval/low": accuracy.low,
             "eval/high": accuracy.high,
             "eval/answered": float(accuracy.n),
+            "eval/base_rate": self.base_rate,
             "eval/auc": self.area.mean,
             "eval/ece": self.ece,
             "eval/ece_fitted": self.fitted_ece,

@@ -72,7 +72,7 @@ def selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionPoint], list
         return [], []
     rows = np.array([pool[:size] for pool in pools if len(pool) >= size])
     values, truth = held_out.values[rows], held_out.truth[rows]
-    answers = [[held_out.final_answers[place] for place in row] for row in rows.tolist()]
+    answers = [[held_out.final_answers[int(place)] for place in row] for row in rows]
     counts = [2**power for power in range(size.bit_length()) if 2**power < size] + [size]
     best = [best_of(values, truth, count) for count in counts]
     votes = [vote(answers, truth, count) for count in counts]

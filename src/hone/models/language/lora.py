@@ -164,7 +164,7 @@ class LoraAdapter:
         self.base = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
         """W0 of each of `weights`."""
         for name, parameter in parameters.items():
-            parameter.requires_grad_(requires_grad=name in held)
+            parameter.requires_grad = name in held
         self.updates = {name: self._update(pieces[name]) for name in settings.layers}
         """The update of each adapted layer, by its full name."""
 

@@ -1,10 +1,12 @@
 """Adapter folders of PEFT: `adapter_config.json` and `adapter_model.safetensors`, read and written.
 
-The base model is the folder that `base_model_name_or_path` names. hone also writes the fingerprint of the base's
-weights, into `adapter_base.json`, and refuses another base.
+The base model is the folder that `base_model_name_or_path` names. hone also writes `adapter_base.json`: the fingerprint
+of the base's weights, so that another base is refused, and its place as seen from the adapter, for folders that were
+moved together.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 ADAPTER_BASE: Final = "adapter_base.json"
 _PREFIX: Final = "base_model.model."
-_FINGERPRINT: Final = "sha256"
+_FINGERPRINT, _PLACE = "sha256", "path"
 _MAX_SHOWN: Final = 5
 _UNSUPPORTED: Final = {
     "use_dora": "DoRA",
@@ -184,7 +186,8 @@ def save_adapter(adapter: LoraAdapter, folder: Path) -> None:
         for name, factor in adapter.factors()
     }
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    for name, content in ((ADAPTER_CONFIG, _peft_config(adapter)), (ADAPTER_BASE, {_FINGERPRINT: adapter.base_sha256})):
+    base = {_FINGERPRINT: adapter.base_sha256, _PLACE: os.path.relpath(adapter.base_folder, folder.resolve())}
+    for name, content in ((ADAPTER_CONFIG, _peft_config(adapter)), (ADAPTER_BASE, base)):
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -239,12 +242,14 @@ def _config_faults(config: Json, where: Path) -> Iterator[str]:
 
 
 def _base_folder(config: Json, where: Path, faults: ErrorCollector) -> Path:
-    """The folder that the config names: as it is, or seen from the adapter's folder."""
+    """The folder that the config names, as it is or seen from the adapter's folder, or the one at the same place beside
+    it as when it was written."""
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         faults.add(f"{where}: base_model_name_or_path must name the folder of the base model, got {name!r}")
         return where.parent
-    for place in (Path(name), where.parent / name):
+    seen_from_here = read_json(where.parent / ADAPTER_BASE, required=False).get(_PLACE)
+    for place in (Path(name), where.parent / name, where.parent / str(seen_from_here or name)):
         if place.is_dir() and place.resolve() != where.parent.resolve():
             if is_adapter(place):
                 faults.add(

@@ -37,6 +37,8 @@ ARCHITECTURES: Final[dict[ScoredTokens, Literal["SequenceClassification", "Token
     "steps": "TokenClassification",
 }
 _BIAS: Final = "score.bias"
+_DEFAULT_LABELS: Final = 2
+"""Labels of a classifier whose `config.json` names none, in transformers."""
 _LABEL: Final = "LABEL_0"
 
 
@@ -111,12 +113,13 @@ def load_scalar_head(
 ) -> ScalarHeadModel:
     """The model of a folder with a scalar head. Raises DataError as `load_model`, and for another number of labels."""
     config = read_config(folder)
-    labels = config.extra.get("id2label")
-    if isinstance(labels, dict) and len(labels) != 1:
-        raise DataError(f"{folder}: a classifier of {len(labels)} labels; a scalar head has one (num_labels = 1)")
+    reads, labels = scored_tokens(folder), config.extra.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else config.extra.get("num_labels", _DEFAULT_LABELS)
+    if count != 1 and (isinstance(labels, dict) or reads is not None):
+        raise DataError(f"{folder}: a classifier of {count} labels; a scalar head has one (num_labels = 1)")
     decoder = Decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
     decoder.head = None
-    model = ScalarHeadModel(decoder, scored_tokens(folder) or "last")
+    model = ScalarHeadModel(decoder, reads or "last")
     model.load(Path(folder))
     return model.to(device).eval()
 
@@ -129,8 +132,10 @@ def scored_tokens(folder: Path | str) -> ScoredTokens | None:
     """
     architectures = read_json(model_folder(folder) / "config.json").get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    known = [reads for reads, kind in ARCHITECTURES.items() if any(str(name).endswith(f"For{kind}") for name in names)]
-    return known[0] if known else None
+    for reads, kind in ARCHITECTURES.items():
+        if any(str(name).endswith(f"For{kind}") for name in names):
+            return reads
+    return None
 
 
 def _pieces(model: ScalarHeadModel) -> Iterator[CheckpointPiece]:

@@ -23,6 +23,7 @@ from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 from hone.train.text.collecting import CollectionWriter, score_as_advantage
 from hone.train.text.continuations import StepContinuations
+from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
 from hone.train.text.open_text import TextInputs, is_to_come
@@ -135,7 +136,7 @@ def derive(config: CollectConfig) -> dict[str, str]:
         found["revisions"] = f"at most {2 * options.revise.rounds * config.steps * answers} requests, 2 a round"
     if options.continue_from == "steps":
         found["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
-    return found
+    return found | judge_questions(config, config.rewards, answers=config.steps * answers)
 
 
 ENTRY = RecipeSpec(

@@ -48,6 +48,9 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
         path = self.algorithm.critic.path
         return () if path is None else (path,)
 
+    def check_folders(self, tokenizer: recipe.Tokenizer, longest: int) -> None:
+        actor_critic.require_fitting_critic(self.algorithm.critic, tokenizer, longest)
+
     def weight_copies(self) -> dict[str, int]:
         return {**super().weight_copies(), **actor_critic.critic_copies(self.model, self.algorithm.critic)}
 

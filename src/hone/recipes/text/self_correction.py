@@ -19,10 +19,12 @@ class CorrectionStages(recipe.Config):
     """Text between the two answers: a user's message in conversations."""
     first_stage_steps: int = recipe.Field(default=0, ge=0)
     """Iterations of the first stage, in which only the second answer is paid; the others are the second stage."""
-    first_stage_kl: float = recipe.Field(default=0.1, ge=0)
-    """Price of a nat per token that holds the first answer to the initial policy in the first stage."""
+    first_stage_kl: float = recipe.Field(default=2.0, ge=0)
+    """Price of a nat per token that holds the first answer to the initial policy in the first stage, against advantages
+    of about 1: with 0.3 the first answer follows the second, with 2 it stays."""
     progress_weight: float = recipe.Field(default=1.0, ge=0)
-    """Factor of the progress, the second answer's score minus the first's, in the second's pay in the second stage."""
+    """Factor of the progress, the second answer's score minus the first's, in the second's pay in the second stage; it
+    gives the second answer 1 + this times the first's weight."""
     right_from: float = 1.0
     """Least score of a right answer, for the told shares of answers that became right and wrong."""
 

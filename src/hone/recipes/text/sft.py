@@ -19,6 +19,7 @@ from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
 from hone.train.text.imitation import token_nll
+from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.rows import TokenLayout
@@ -93,6 +94,7 @@ def derive(config: SftConfig) -> Mapping[str, str]:
         f"{learner.optimizer_steps(config.steps)}",
         "examples seen": f"{config.steps * config.batch} (x {learner.epochs} epochs of each step)",
         "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+        **judge_questions(config),
     }
 
 

@@ -1,7 +1,7 @@
 """Fences around text that a judge grades, so that the text cannot speak as the judge's instructions.
 
-A fence carries a nonce: a hash of all fenced text, which its author would have to put into the text whose hash it is.
-Text that looks like a fence, or like a special token of a chat template, is escaped as well, without loss.
+A fence carries a nonce: a hash of all fenced text. An author cannot write it into the text, because that changes the
+hash. Text that looks like a fence, or like a special token of a chat template, is escaped as well, without loss.
 """
 
 import re

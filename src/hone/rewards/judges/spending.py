@@ -109,7 +109,7 @@ class JudgeSpending:
         return SpendingTotals(self.requests, self.tokens, self.money)
 
     def add(self, other: SpendingTotals) -> None:
-        """Count what was spent elsewhere under the same budget."""
+        """Count the spending of another judge under the same budget."""
         self.requests += other.requests
         self.tokens += other.tokens
         self.money += other.money

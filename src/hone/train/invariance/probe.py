@@ -274,7 +274,8 @@ def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> To
 def with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
     """Replace the real critic's values in `rows` by synthetic ones near their targets."""
     known = rows.precomputed
-    assert known.value_target is not None
+    if known.value_target is None or known.old_value is None:
+        return replace(rows, layout=replace(rows.layout, device="cpu"))
     noise = generator(seed, "certificate", "values").standard_normal(rows.episodes.decisions)
     known = replace(known, old_value=known.value_target.astype(np.float64) + 0.3 * noise)
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)

@@ -6,10 +6,11 @@ from pathlib import Path
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.errors import DataError
-from hone.evaluate.text.open_policy import ModelSource, policy_folder
+from hone.core.errors import DataError, ErrorCollector
+from hone.evaluate.text.open_policy import ModelSource, open_tokenizer, policy_folder
 from hone.evaluate.text.reward_models import load_reward_model
 from hone.models.language.scalar_head import scored_tokens
+from hone.models.language.tokenizers import Tokenizer
 from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.train.learner.config import learning_rate_schedule, policy_phase
@@ -83,7 +84,7 @@ def actor_critic_learner(
 
 
 def open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: CriticConfig) -> ValueNetwork:
-    """The critic as it starts. Raises DataError for a folder whose tokens are not the policy's."""
+    """The critic as it starts. Raises DataError for a damaged folder; `require_fitting_critic` has been asked."""
     policy, outputs, model = policies.policy, critic.loss.outputs, config.model
     scorer = None
     if critic.path is not None and scored_tokens(policy_folder(Path(critic.path))) is not None:
@@ -91,20 +92,34 @@ def open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: C
         decoder = scorer.decoder
         decoder.set_compute_dtype("bfloat16" if policy.decoder.is_mixed_precision else model.weights)
     else:
-        start = policies.open_frozen(critic.path)
-        ours, theirs = policy.tokenizer.backend.get_vocab(), start.tokenizer.backend.get_vocab()
-        if ours != theirs:
-            raise DataError(
-                f"algorithm.critic.path = {critic.path!r}: its tokenizer ({len(theirs)} tokens) is not the policy's "
-                f"({len(ours)} tokens), whose tokens it would judge; take a model of the same family, or leave it out"
-            )
-        decoder = start.decoder
+        decoder = policies.open_frozen(critic.path).decoder
     decoder.requires_grad_(requires_grad=True)
     decoder.checkpoint_activations = policy.decoder.checkpoint_activations
     network = ValueNetwork(decoder, outputs=outputs).to(config.run.device)
     if scorer is not None and outputs == 1:
         network.take_head(scorer)
     return network
+
+
+def require_fitting_critic(critic: CriticConfig, tokenizer: Tokenizer, longest: int) -> None:
+    """Raise DataError for a folder with another tokenizer than the policy's, or a shorter context than the `longest`
+    prompt and answer, in tokens. A folder that cannot be read is told of by another check."""
+    if critic.path is None:
+        return
+    where = f"algorithm.critic.path = {critic.path!r}"
+    theirs, reads = open_tokenizer(ModelSource(path=critic.path))
+    faults, known = ErrorCollector(DataError), tokenizer.backend.get_vocab()
+    if theirs.backend.get_vocab() != known:
+        faults.add(
+            f"{where}: its tokenizer ({theirs.size} tokens) is not the policy's ({tokenizer.size} tokens), so "
+            "it cannot judge the policy's tokens; take a model of the same family, or leave it out"
+        )
+    if reads < longest:
+        faults.add(
+            f"{where}: it reads {reads} tokens, and the longest prompt with its answer has {longest}; lower "
+            "rollout.max_tokens, shorten prompts, or leave it out"
+        )
+    faults.raise_if_any()
 
 
 def critic_copies(model: ModelSource, critic: CriticConfig) -> dict[str, int]:

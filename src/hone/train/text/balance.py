@@ -15,11 +15,13 @@ from torch import Tensor
 
 from hone.core.credit import Metrics
 from hone.core.reduction import ONE_PROCESS, Reduction
+from hone.engine.clients.config import ServerEngine
 from hone.models.language.decoder_layer import DecoderLayer
 from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.experts import balanced_bias, load_balance
 from hone.objectives.terms import LossTerms, add_terms
+from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenLayout, TokenRows
 from hone.train.text.token_batch import ExpertLoad, TokenBatch
 
@@ -35,6 +37,17 @@ def expert_layout(layout: TokenLayout, policy: TokenPolicy) -> TokenLayout:
     training = policy.expert_training
     skips = layout.skip_zero_advantage and training.balance != "loss"
     return replace(layout, replay_routing=training.replay, skip_zero_advantage=skips)
+
+
+def missing_routes(policy: TokenPolicy, rollout: RolloutConfig) -> list[str]:
+    """A warning where nothing can be replayed."""
+    if policy.decoder.config.experts is None or not isinstance(rollout.runner, ServerEngine):
+        return []
+    return [
+        "a server does not say to which experts it sends the tokens, so that no routes are replayed: tokens that its "
+        "rounding sends elsewhere have wrong ratios. Watch mismatch/value_max; a correction in learner.ratio, or "
+        'recipe = "gspo", limits what they do'
+    ]
 
 
 @dataclass

@@ -48,21 +48,21 @@ class CriticView:
         return Values(value=value.astype(np.float32), final=np.zeros(len(episodes), np.float32))
 
     def rows(self, network: ValueNetwork, episodes: Episodes, credits: Credits) -> TokenRows:
-        """Rows of the episodes that have a score, with targets and the critic's values before the update."""
+        """Rows of the episodes that have a score, with targets and, for a clipped loss, the critic's values before the
+        update."""
         assert credits.target is not None, "a critic learns from the targets of a credit with values"
         kept = np.flatnonzero(episodes.scored)
         kept = kept if len(kept) else np.arange(len(episodes))
         where = ranges(episodes.offsets[:-1][kept], episodes.lengths[kept])
         episodes = episodes.take(kept)
         rows = self.layout(episodes, Credits(advantage=credits.advantage[where]))
-        old = self._ask(network, episodes)
+        old = self._ask(network, episodes) if self.form.clips else None
         known = replace(rows.precomputed, value_target=credits.target[where], old_value=old)
         return replace(rows, precomputed=known)
 
     def objective(self, network: ValueNetwork, batch: TokenBatch) -> LossTerms:
         """The loss of the critic's values, `[n]`."""
         assert batch.value_target is not None
-        assert batch.old_value is not None
         return self.form.loss(network.outputs(batch.packed, batch.at), batch.old_value, batch.value_target)
 
     def _ask(self, network: ValueNetwork, episodes: Episodes) -> NDArray[np.generic]:
@@ -74,11 +74,12 @@ class CriticView:
 
 
 def critic_compute_cost(network: ValueNetwork, batch: TokenBatch, *, epochs: int) -> ComputeCost:
-    """A forward and a backward pass over `batch`, and its share of the two passes for values before the update."""
+    """A forward and a backward pass over `batch`, and its share of the passes for values before the update: for the
+    advantages, and for a clipped loss."""
     tokens = len(batch.packed.tokens)
     pairs = batch.packed.positions.sum().double() + tokens
     forward = forward_flops(network.decoder.config, tokens=tokens, logits=0, pairs=pairs)
-    before = 2 / epochs
+    before = (1 + (batch.old_value is not None)) / epochs
     return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
 
 

@@ -57,8 +57,11 @@ def prompt_inputs(
     other_policies: Sequence[str] = (),
     second_answer: SecondAnswer | None = None,
     more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+    check_folders: Callable[[Tokenizer, int], None] | None = None,
 ) -> TextInputs[Sequence[Prompt]]:
-    """Inputs of a run whose task is prompts that are answered, twice with `second_answer`."""
+    """Inputs of a run whose task is prompts that are answered, twice with `second_answer`. `check_folders` is given the
+    tokenizer and the length of the longest prompt with its answers, and raises DataError for folders of the recipe's
+    own that do not fit them."""
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
         room = context - rollout.max_tokens
@@ -66,6 +69,8 @@ def prompt_inputs(
             room -= second_answer.further_tokens(tokenizer, rollout.max_tokens, is_chat=has_chats(examples))
         laid = make_prompts(examples, config.task, tokenizer, room=room)
         require_context(rewards, laid[0], max_tokens=context - room)
+        if check_folders is not None:
+            check_folders(tokenizer, max(len(prompt.tokens) for prompt in laid[0]) + context - room)
         return laid
 
     return TextInputs(

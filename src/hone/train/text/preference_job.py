@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from hone.core.episodes import Episodes
 from hone.credit.pairs import LabelCredit, best_and_worst
+from hone.evaluate.text.open_policy import ModelSource, open_tokenizer
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import sequence_sum
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
@@ -27,9 +28,9 @@ from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig,
 from hone.train.text.answer_loss import AnswerLoss, AnswerLossSpec
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.memory import WEIGHT_BYTES
-from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
 from hone.train.text.reference_log import ReferenceLog
-from hone.train.text.reference_policies import REFERENCE_NAME, TextPolicies, text_policies
+from hone.train.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.start_distance import SamplesConfig, StartDistance, prompts_to_answer
 
@@ -168,7 +169,18 @@ def open_preferences(config: PreferenceRunConfig) -> OpenedRun:
         ),
         other_policies=[path for path in [config.reference()] if path is not None],
     )
+    path = config.reference()
+    if path is not None and not is_to_come(path) and inputs.has_model:
+        inputs.more_checks = {"reference": partial(_check_reference, inputs, path)}
     return opened_text_run(inputs, preference_job)
+
+
+def _check_reference(inputs: TextInputs[AnswerLog], path: str) -> list[str]:
+    """None; raises DataError for a reference with another tokenizer."""
+    require_same_tokens(
+        inputs.tokenizer[0], open_tokenizer(ModelSource(path=path))[0], f"algorithm.reference = {path!r}"
+    )
+    return []
 
 
 def derive_preferences(config: PreferenceRunConfig) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.random import generator
+from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
 from hone.train.recipe_parts import LIVE_SOURCE
 from hone.train.sources.dynamic_sampling import DynamicSampling

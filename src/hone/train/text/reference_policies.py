@@ -32,6 +32,7 @@ from hone.credit.kl_reward import (
 )
 from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_sum
 from hone.train.text.loss import chosen_logp, collision_probability
 from hone.train.text.open_text import LanguageRunConfig
@@ -62,7 +63,7 @@ class TextPolicies:
     def teacher(self, path: str, *, key: str) -> TokenPolicy:
         """The policy in a folder. Raises DataError, naming the config's `key`, where its tokens are not ours."""
         found = self._open_frozen_once(path, f"the teacher ({key})")
-        self._require_same_tokens(found, f"{key} = {path!r}")
+        require_same_tokens(self.policy.tokenizer, found.tokenizer, f"{key} = {path!r}")
         return found
 
     def logp(self, policy: TokenPolicy) -> DecisionColumn:
@@ -77,7 +78,7 @@ class TextPolicies:
         """A policy that nobody keeps in memory: the start of the run, or the one in a folder. Raises DataError, naming
         the config's `key`, where its tokens are not ours."""
         found = self.open_frozen(path).requires_grad_(requires_grad=False)
-        self._require_same_tokens(found, f"{key} = {path!r}")
+        require_same_tokens(self.policy.tokenizer, found.tokenizer, f"{key} = {path!r}")
         return found
 
     def collision_probability(self) -> DecisionColumn:
@@ -91,19 +92,20 @@ class TextPolicies:
         rows = layout(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
         return rows.evaluate(question, self.micro_batch_tokens)[0].astype(np.float64)
 
-    def _require_same_tokens(self, other: TokenPolicy, named: str) -> None:
-        ours, theirs = self.policy.tokenizer, other.tokenizer
-        if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
-            raise DataError(
-                f"{named}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so "
-                "it cannot judge the policy's tokens; take a policy of the same family"
-            )
-
     def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:
         if path not in self.frozen_policies:
             self.frozen_policies[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
         self.fingerprints[name] = self.frozen_policies[path].fingerprint()
         return self.frozen_policies[path]
+
+
+def require_same_tokens(ours: Tokenizer, theirs: Tokenizer, named: str) -> None:
+    """Raises DataError for the tokenizer of another policy that is not the policy's own."""
+    if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
+        raise DataError(
+            f"{named}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so it cannot judge "
+            "the policy's tokens; take a policy of the same family"
+        )
 
 
 def text_policies(config: LanguageRunConfig, policy: TokenPolicy, *, micro_batch_tokens: int) -> TextPolicies:

@@ -17,6 +17,7 @@ from hone.credit.pairs import LabelCredit
 from hone.engine.clients.config import ServerEngine
 from hone.evaluate.text.second_answer import SecondAnswer
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.train.job import no_notices
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
@@ -69,6 +70,10 @@ class TextRunConfig(LanguageRunConfig):
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
         return ()
+
+    def check_folders(self, tokenizer: Tokenizer, longest: int) -> None:
+        """Raise DataError for folders of further networks that do not go with the policy's tokens, or read fewer than
+        the `longest` prompt and answer have."""
 
     def second_answer(self) -> SecondAnswer | None:
         """Nudge after which each prompt is answered again; None: once only."""

@@ -13,8 +13,6 @@ from hone.core.episodes import Episodes
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
-from hone.rewards.config import RewardsConfig
-from hone.rewards.judges.questions import shown_template
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
@@ -22,6 +20,8 @@ from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
+from hone.train.text.balance import missing_routes
+from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.live import open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
@@ -60,7 +60,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
         actor.close()
 
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
-    job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *actor.notes()])
+    warnings = [*config.rollout.warnings(), *missing_routes(policy, config.rollout), *actor.notes()]
+    job = language_job(inputs, policy, recipe, warnings=warnings)
     return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes(), *chosen.pop_notes()], close=close)
 
 
@@ -124,6 +125,7 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
         config.rewards,
         other_policies=config.other_policies(),
         second_answer=config.second_answer(),
+        check_folders=config.check_folders,
     )
     return opened_text_run(inputs, text_job)
 
@@ -139,15 +141,7 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         **rollout.asynchrony.derive(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.max_concurrent),
-        **_judge_questions(config.rewards, config.steps * sequences),
-    }
-
-
-def _judge_questions(rewards: RewardsConfig, answers: int) -> dict[str, str]:
-    """The question of each judge, with names in place of the material, and the number of requests."""
-    return {
-        f"judge {name}": f"{judge.describe_cost(answers)}\n{shown_template(judge)}"
-        for name, judge in rewards.judges.items()
+        **judge_questions(config, config.rewards, answers=config.steps * sequences),
     }
 
 

@@ -22,6 +22,7 @@ from hone.train.loop import Recipe
 from hone.train.sources.rounds import RoundSchedule, RoundSource, Selection
 from hone.train.text.collecting import score_as_advantage
 from hone.train.text.imitation import token_nll
+from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
 from hone.train.text.memory import WEIGHT_BYTES
@@ -131,6 +132,7 @@ def derive_rounds(config: RoundRunConfig) -> dict[str, str]:
         f"{rollout.samples_per_prompt} samples = {answers}, of at most {rollout.max_tokens} tokens",
         "optimizer steps": f"{learner.optimizer_steps(chosen.learn_steps)} in a round, on {chosen.batch} answers each",
         "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+        **judge_questions(config, config.rewards, answers=config.rounds * answers),
     }
 
 

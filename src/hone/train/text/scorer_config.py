@@ -44,7 +44,7 @@ class ScorerRunConfig(NetworkRunConfig):
 
     model: ModelSource
     """The network to start from: a policy, which gets a new head, or a scorer."""
-    task: AnswerTaskConfig
+    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The labelled answers."""
     evaluation: ScorerEvaluationConfig | None = None
     """Held-out answers, on which it is judged during training and at the end."""

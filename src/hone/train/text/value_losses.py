@@ -26,14 +26,19 @@ class SquaredErrorLoss(Config):
         """Numbers that the head gives for each decision."""
         return 1
 
+    @property
+    def clips(self) -> bool:
+        """True if the loss looks at the values before the update."""
+        return self.clip_range is not None
+
     def value(self, outputs: Tensor) -> Tensor:
         """`[n, 1]` -> `[n]`."""
         return outputs[:, 0]
 
-    def loss(self, outputs: Tensor, old_value: Tensor, target: Tensor) -> LossTerms:
+    def loss(self, outputs: Tensor, old_value: Tensor | None, target: Tensor) -> LossTerms:
         """(V - target)^2 / 2, or its clipped form."""
         value = self.value(outputs)
-        if self.clip_range is None:
+        if self.clip_range is None or old_value is None:
             return squared_error(value, target)
         return clipped_value(value, old_value, target, clip_range=self.clip_range)
 
@@ -60,11 +65,16 @@ class SigmoidValueLoss(Config):
         """Numbers that the head gives for each decision."""
         return 1
 
+    @property
+    def clips(self) -> bool:
+        """True if the loss looks at the values before the update."""
+        return self.clip_range is not None
+
     def value(self, outputs: Tensor) -> Tensor:
         """`[n, 1]` -> `[n]`."""
         return self.low + (self.high - self.low) * torch.sigmoid(outputs[:, 0])
 
-    def loss(self, outputs: Tensor, old_value: Tensor, target: Tensor) -> LossTerms:
+    def loss(self, outputs: Tensor, old_value: Tensor | None, target: Tensor) -> LossTerms:
         """Cross-entropy against the target as a share of the range."""
         return bounded_cross_entropy(
             outputs[:, 0], old_value, target, low=self.low, high=self.high, clip_range=self.clip_range
@@ -97,6 +107,11 @@ class BinnedValueLoss(Config):
         return self.size
 
     @property
+    def clips(self) -> bool:
+        """False: the loss does not look at the values before the update."""
+        return False
+
+    @property
     def support(self) -> ValueSupport:
         """The bins."""
         return ValueSupport(low=self.low, high=self.high, size=self.size)
@@ -105,7 +120,7 @@ class BinnedValueLoss(Config):
         """`[n, size]` -> `[n]`."""
         return logits_mean(outputs, self.support)
 
-    def loss(self, outputs: Tensor, old_value: Tensor, target: Tensor) -> LossTerms:
+    def loss(self, outputs: Tensor, old_value: Tensor | None, target: Tensor) -> LossTerms:
         """Cross-entropy of the bins against the target's distribution."""
         del old_value
         if self.spread == 0:

@@ -46,7 +46,7 @@ class JudgeLedger:
         self.write_totals()
 
     def write_totals(self) -> None:
-        """Add what was spent since the last call to the file, and take over what others spent. Raises ResourceError,
+        """Add the spending since the last call to the file, and take over that of others. Raises ResourceError,
         DataError."""
         if self._file is None:
             return
@@ -104,11 +104,11 @@ class JudgeBackend(Protocol):
         ...
 
     def run(self) -> None:
-        """Work through what was submitted, where no thread does."""
+        """Work through the submitted questions, where no thread does."""
         ...
 
     def close(self) -> None:
-        """End what it started."""
+        """End its requests and threads."""
         ...
 
 

@@ -75,7 +75,7 @@ class JudgeHealth:
             self.canaries.append(outcome)
 
     def agreed(self) -> int:
-        """Canaries of the window whose good answer won."""
+        """Number of canaries of the window in which the good answer won."""
         return sum(one.outcomes[0] == 1.0 for one in self.canaries)
 
     def fault(self, floor: float) -> str:
@@ -114,7 +114,7 @@ class JudgeHealth:
         return found
 
     def _length_bias(self) -> Metrics:
-        """Share of canaries whose longer answer won, less the share whose longer answer is the good one."""
+        """Share of canaries in which the longer answer won, less the share in which it is the good one."""
         unequal = [one for one in self.canaries if one.good_is_longer != 0.5]
         if not unequal:
             return {}

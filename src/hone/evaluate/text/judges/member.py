@@ -9,7 +9,7 @@ import numpy as np
 
 from hone.core.credit import Metrics
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import DataError, ErrorCollector, UserCodeError, did_you_mean
+from hone.core.errors import DataError, ErrorCollector, UserCodeError, did_you_mean, run_all_checks
 from hone.core.judging import DatasetRow, ScorerInput
 from hone.core.state import State, integer, substate
 from hone.evaluate.text.judges.client import JudgeClient
@@ -55,23 +55,9 @@ class JudgeMember:
         self._watch = ScoreWatch(f"judge {name!r}")
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
-        """Ask the server for its models, and read the canaries. Raises HoneError with every fault of the data."""
-        column = self.config.column
-        faults = ErrorCollector(DataError)
-        if column is not None and column not in columns:
-            faults.add(
-                f"judge {self.name!r} needs the dataset column {column!r}, which does not exist"
-                f"{did_you_mean(column, sorted(columns))}"
-            )
-        elif column is not None:
-            faults.extend(_empty_rows(self.name, column, rows))
-        if self.config.canaries is not None:
-            try:
-                self._canary_items()
-            except DataError as error:
-                faults.extend(error.messages)
-        faults.raise_if_any()
-        return self.client.backend.check()
+        """Ask the server for its models, and read the canaries. Raises HoneError with all faults at once."""
+        found = run_all_checks({"data": lambda: self._check_data(columns, rows), "model": self.client.backend.check})
+        return found["model"]
 
     def write_protect(self, folder: Path) -> None:
         """Take the run's folder, which keeps the judge's spending; a judge runs no code of the user's."""
@@ -86,7 +72,7 @@ class JudgeMember:
 
     def results(self, tickets: Sequence[JudgeTicket]) -> tuple[list[list[RewardResult]], list[str]]:
         """Wait for all verdicts. Raises UserCodeError where the judge's agreement with the canaries is below the floor,
-        LostResourceError where the budget is spent; neither changes what is counted of the judge's health."""
+        LostResourceError, before anything of the batch is counted, where the budget is spent."""
         count = sum(len(ticket.answers) for ticket in tickets)
         canaries = self._ask_canaries(count)
         self.client.finish()
@@ -108,7 +94,7 @@ class JudgeMember:
         return [[result for one in graded for result in one.results]], []
 
     def metrics(self) -> Metrics:
-        """`judge/NAME/...`: health, missing verdicts and tokens; `time/judge/NAME/...`: what depends on the cache."""
+        """`judge/NAME/...`: health, missing verdicts, tokens; `time/judge/NAME/...`: costs, which depend on the cache."""
         name, spending = self.name, self.client.ledger.spending
         return {
             **self.health.metrics(),
@@ -130,6 +116,25 @@ class JudgeMember:
 
     def close(self) -> None:
         self.client.close()
+
+    def _check_data(self, columns: Collection[str], rows: Sequence[DatasetRow]) -> Sequence[str]:
+        """No warnings. Raises DataError where a reference or a canary is missing or damaged."""
+        column = self.config.column
+        faults = ErrorCollector(DataError)
+        if column is not None and column not in columns:
+            faults.add(
+                f"judge {self.name!r} needs the dataset column {column!r}, which does not exist"
+                f"{did_you_mean(column, sorted(columns))}"
+            )
+        elif column is not None:
+            faults.extend(_empty_rows(self.name, column, rows))
+        if self.config.canaries is not None:
+            try:
+                self._canary_items()
+            except DataError as error:
+                faults.extend(error.messages)
+        faults.raise_if_any()
+        return []
 
     def _ask_canaries(self, answers: int) -> list[PendingCanary]:
         """Begin to grade the canaries that are due with this many answers."""
