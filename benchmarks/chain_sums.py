@@ -11,7 +11,8 @@ from pathlib import Path
 from hone.core.generation import Request, SamplingParams, generate
 from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy
-from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
+from hone.evaluate.text.reward_members import reward_scorer
+from hone.evaluate.text.reward_models import load_reward_scorer
 from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
 from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, right_chain, split_steps, step_labels
@@ -140,7 +141,7 @@ def searched(
         }
     )
     assert config.search is not None
-    load = partial(load_reward_model, device="cpu", tokenizer=policy.tokenizer)
+    load = partial(load_reward_scorer, device="cpu", tokenizer=policy.tokenizer)
     exam = prepare_evaluation(
         config, policy.tokenizer, context=POSITIONS, scorer=reward_scorer(config.rewards, load=load)
     )

@@ -7,12 +7,14 @@ effect, or the opposite one; together the cases of an experiment must break ever
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hone.lab import experiments
+from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL, OptimisedPoint
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.length_bias import SCHEMES
@@ -20,6 +22,7 @@ from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
 from hone.lab.experiments.overestimation import METHODS
 from hone.lab.experiments.passk import CREDITS
+from hone.lab.experiments.prm_vs_orm_search import FEW, MANY, ORM, PRM
 from hone.lab.experiments.routes_that_flip import RoundingGaps
 from hone.lab.experiments.std_normalisation import SCALES
 from hone.lab.finding import BoundedClaim
@@ -41,6 +44,22 @@ BASELINE_ERRORS = (GROUP_MEAN, *CRITICS)
 COLD, LONG = "12 steps on examples", "400 steps on examples"
 
 REFUTED: dict[str, Sequence[Case]] = {
+    "best-of-n-vs-rl": [
+        {
+            "paths": {
+                RL: [OptimisedPoint(nats=0.0, proxy=0.0, truth=1.0), OptimisedPoint(nats=9.0, proxy=1.0, truth=1.0)],
+                PRICED: [OptimisedPoint(nats=9.0, proxy=1.0, truth=1.0)],
+                BEST: [OptimisedPoint(nats=9.0, proxy=1.0, truth=-2.0)],
+            }
+        }
+    ],
+    "prm-vs-orm-search": [
+        {"shares": dict.fromkeys(product((ORM, PRM), (FEW, MANY), ("whole", "beam")), 0.5)},
+        {
+            "shares": dict.fromkeys(product((ORM, PRM), (FEW, MANY), ("whole", "beam")), 0.5)
+            | {(PRM, MANY, "beam"): 0.9}
+        },
+    ],
     "baseline-variance": [
         {
             "moments": [dict.fromkeys(BASELINES, (0.9, 1.0))],
