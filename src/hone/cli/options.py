@@ -207,10 +207,8 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(
                 flag="--kind", metavar="KIND", help="preference, unpaired, stepwise or imitation (prompt-completion)"
             ),
-            CommandOption(flag="--min-score", metavar="X", default="0.5", help="score of a right one (default: 0.5)"),
-            CommandOption(
-                flag="--pairs", metavar="RULE", default="best_worst", help="best_worst (default) or all of a prompt"
-            ),
+            CommandOption(flag="--min-score", metavar="X", help="score of a right one (default: 0.5)"),
+            CommandOption(flag="--pairs", metavar="RULE", help="best_worst (default) or all of a prompt"),
             CommandOption(flag="--max-per-prompt", metavar="N", help="most to imitate of a prompt (default: all)"),
             RUNS,
         ),

@@ -13,14 +13,12 @@ from typing import cast
 from hone.config.overrides import ConfigDocument
 from hone.config.resolve import leaves
 from hone.config.toml import KeyPath
-from hone.core.config import readable_keys
+from hone.core.config import STAGE_PREFIX, readable_keys
 from hone.core.errors import did_you_mean
 from hone.recipes.registry import is_recipe, load_recipe
 
 STAGE = "stage"
 SHARED = "shared"
-STAGE_PREFIX = "stage:"
-"""Prefix of a value `stage:NAME`: the run folder of stage NAME."""
 _REFERENCE = re.compile(rf"{STAGE_PREFIX}[A-Za-z0-9_-][A-Za-z0-9._-]*")
 TOP_LEVEL_KEYS = ("name", SHARED, STAGE)
 

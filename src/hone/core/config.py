@@ -6,7 +6,7 @@ Its defaults are those of a tested run. Numbers given as strings are rejected, n
 
 from collections.abc import Container, Iterator, Mapping
 from itertools import chain, product
-from typing import Annotated, cast, get_args, get_origin
+from typing import Annotated, Final, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
@@ -50,6 +50,9 @@ RENAMED_TAGS: Mapping[str, str] = {"epsilon": "epsilon_greedy"}
 """Old name of an alternative of a tagged union -> its present name."""
 OLD_NAMES_UNTIL = "0.3"
 """The version of hone that no longer reads them."""
+
+STAGE_PREFIX: Final = "stage:"
+"""A value `stage:NAME` names what stage NAME of the same pipeline leaves behind: its policy, its answers."""
 
 
 class Config(BaseModel):

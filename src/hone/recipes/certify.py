@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hone.core.config import Config
+from hone.core.config import STAGE_PREFIX, Config
 from hone.core.errors import DataError
 from hone.evaluate.saved_config import config_tree
 from hone.evaluate.text.open_policy import ModelSource, load_policy_tokenizer, policy_folder
@@ -32,7 +32,7 @@ from hone.train.invariance.check import (
 )
 from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
-from hone.train.text.open_text import STAGE_PREFIX, NetworkRunConfig
+from hone.train.text.open_text import NetworkRunConfig
 
 C = TypeVar("C", bound=RunConfig)
 

@@ -129,6 +129,7 @@ def test_answers_without_text_are_left_out_and_counted(place: Path, capsys: pyte
         (["mine", "runs/mine/collected/step_00000001.parquet", "--kind", "unpaired"], 2, "exists already"),
         (["mine", "a.jsonl", "--kind", "unpaired", "--min-score", "high"], 2, "--min-score must be a number"),
         (["mine", "a.jsonl", "--kind", "imitation", "--min-score", "2"], 3, "no answers to imitate in 4 answers"),
+        (["pairs.jsonl", "a.jsonl", "--kind", "unpaired", "--min-score", "1"], 2, "--min-score: for collected answers"),
         (["nothing", "a.jsonl", "--kind", "preference"], 3, "nothing: no such file"),
         (["runs", "a.jsonl", "--kind", "preference"], 3, "runs: no collected answers"),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from hone.core.errors import DataError
 from hone.envs.text.dataset import ExampleDataset
@@ -130,3 +131,11 @@ def test_outcomes_are_read_from_labelled_answers(tmp_path: Path) -> None:
     log, _, examples = laid_out(task, "outcome")
     assert log.episodes.score.tolist() == [0.0]
     assert isinstance(examples, ExampleDataset)
+
+
+def test_keys_without_an_effect_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"answers.max_per_prompt, answers.min_score: for collected answers, not"):
+        AnswerTaskConfig(source="data.jsonl", answers=AnswersConfig(min_score=1.0, max_per_prompt=2))
+    for source in ("stage:answers", str(tmp_path)):
+        with pytest.raises(ValidationError, match=r"answers.separator: for a file of steps"):
+            AnswerTaskConfig(source=source, answers=AnswersConfig(separator=";"))

@@ -8,6 +8,7 @@ from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, did_you_mean
 from hone.envs.text.collected_answers import PairRule
+from hone.envs.text.collection import is_collection
 from hone.envs.text.export import EXPORTED_KINDS, check_export_path, dataset_bytes, trl_rows
 from hone.store.durable import replace_file
 
@@ -18,21 +19,15 @@ def run(call: CommandCall) -> int:
     if kind not in EXPORTED_KINDS:
         said = f"--kind {kind}" if kind else "--kind is missing"
         raise ConfigError(f"{said}{did_you_mean(kind, EXPORTED_KINDS)}")
-    if call.text("pairs") not in get_args(PairRule):
-        raise ConfigError(f"--pairs {call.text('pairs')}{did_you_mean(call.text('pairs'), get_args(PairRule))}")
     check_export_path(target)
     from hone.train.text.answer_data import AnswersConfig, AnswerTaskConfig, read_answers  # noqa: PLC0415 - torch
 
-    cap = call.text("max_per_prompt")
-    chosen = AnswersConfig.model_validate(
-        {
-            "min_score": parse_number(call.text("min_score"), "--min-score", least=-math.inf, whole=False),
-            "pairs": call.text("pairs"),
-            "max_per_prompt": int(parse_number(cap, "--max-per-prompt", least=1)) if cap else None,
-        }
-    )
     source = _source(call.text("source"), Path(call.text("runs")))
-    examples = read_answers(AnswerTaskConfig(source=source, answers=chosen), kind)
+    chosen = _collected_options(call)
+    if chosen and not is_collection(source):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise ConfigError(f"{flags}: for collected answers, and {source} is a file of scored ones; leave it out")
+    examples = read_answers(AnswerTaskConfig(source=source, answers=AnswersConfig.model_validate(chosen)), kind)
     rows, notes = trl_rows(examples, kind)
     replace_file(target, dataset_bytes(rows, target.suffix))
     screen = standard_screen()
@@ -40,6 +35,20 @@ def run(call: CommandCall) -> int:
         screen.line(warning)
     screen.line(f"{target}: {len(rows)} rows of the {kind} kind")
     return 0
+
+
+def _collected_options(call: CommandCall) -> dict[str, object]:
+    """Options for collected answers that were given, by their names as config keys. Raises ConfigError."""
+    found: dict[str, object] = {}
+    if text := call.text("min_score"):
+        found["min_score"] = parse_number(text, "--min-score", least=-math.inf, whole=False)
+    if rule := call.text("pairs"):
+        if rule not in get_args(PairRule):
+            raise ConfigError(f"--pairs {rule}{did_you_mean(rule, get_args(PairRule))}")
+        found["pairs"] = rule
+    if text := call.text("max_per_prompt"):
+        found["max_per_prompt"] = int(parse_number(text, "--max-per-prompt", least=1))
+    return found
 
 
 def _source(named: str, runs: Path) -> str:

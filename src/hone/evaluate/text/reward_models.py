@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.config import STAGE_PREFIX
 from hone.core.credit import Metrics
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, ErrorCollector
@@ -37,8 +38,6 @@ FAR_FROM_TRAINING_SD: Final = 10.0
 """Standard deviations from the mean of a model's training scores beyond which a score means nothing."""
 MIN_CONSTANT: Final = 8
 """Answers with one and the same score that are worth a line."""
-STAGE_PREFIX: Final = "stage:"
-"""Prefix of the path of a model that an earlier stage is yet to make."""
 
 
 def load_reward_model(path: str, weights: str, *, device: str, tokenizer: Tokenizer) -> ScalarHeadModel:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from hone.core.config import Config
+from hone.core.config import STAGE_PREFIX, Config
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.envs.text.answer_episodes import answer_episodes, answer_tokens
@@ -55,6 +55,17 @@ class AnswerTaskConfig(TaskConfig):
 
     answers: AnswersConfig = AnswersConfig()
     """Use of the answers of the data."""
+
+    @model_validator(mode="after")
+    def _answers_fit_the_source(self) -> "AnswerTaskConfig":
+        collected = self.source.startswith(STAGE_PREFIX) or is_collection(self.source)
+        usual = AnswersConfig().model_dump()
+        changed = {name for name, value in self.answers.model_dump().items() if value != usual[name]}
+        idle = sorted(changed & {"separator"} if collected else changed - {"separator"})
+        if idle:
+            what = "a file of steps, not for collected answers" if collected else "collected answers, not for a file"
+            raise ValueError(f"answers.{', answers.'.join(idle)}: for {what} ({self.source}); leave it out")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
 from hone.envs.text.task import TaskConfig
@@ -28,8 +29,6 @@ from hone.train.memory_plan import MemoryPlan
 from hone.train.text.memory import engine_copy_bytes, text_memory
 from hone.train.text.saved_optimizer import check_saved_optimizer
 
-STAGE_PREFIX = "stage:"
-"""A value `stage:NAME` means what an earlier stage of the same pipeline leaves behind: its policy, its answers."""
 T = TypeVar("T")
 
 
