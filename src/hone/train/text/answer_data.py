@@ -6,19 +6,20 @@ answers come from a file, as text, or from the folder of a run that collected th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from hone.core.config import STAGE_PREFIX, Config
+from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.envs.text.answer_episodes import answer_episodes, answer_tokens
 from hone.envs.text.collected_answers import AnswerKind, PairRule, select_answers
 from hone.envs.text.collection import is_collection, read_collection
 from hone.envs.text.dataset import DatasetKind, Example, ExampleDataset, read_examples
-from hone.envs.text.files import MAX_FAULTS_SHOWN
+from hone.envs.text.files import MAX_FAULTS_SHOWN, SUFFIXES
 from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.scored_rows import AnswerTokens, ScoredAnswer
 from hone.envs.text.step_rewards import text_ends
@@ -58,7 +59,8 @@ class AnswerTaskConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _answers_fit_the_source(self) -> "AnswerTaskConfig":
-        collected = self.source.startswith(STAGE_PREFIX) or is_collection(self.source)
+        # A stage's folder may not be there yet; a file is known by its name.
+        collected = not self.is_generated and Path(self.source).suffix.lower() not in SUFFIXES
         usual = AnswersConfig().model_dump()
         changed = {name for name, value in self.answers.model_dump().items() if value != usual[name]}
         idle = sorted(changed & {"separator"} if collected else changed - {"separator"})
