@@ -88,6 +88,7 @@ REQUIRED = {
     "dro": ("algorithm.beta=0.1",),
     "gdpo": ('rewards.functions=[{use = "rewards.py:close"}, {use = "rewards.py:right"}]',),
     "on_policy_distillation": ('algorithm.teacher="teacher"',),
+    "self_correction": ('algorithm.correction.nudge="+"',),
     "passk": ("algorithm.k=2",),
     "pkpo": ("algorithm.k=2",),
 }
