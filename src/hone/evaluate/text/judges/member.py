@@ -94,7 +94,7 @@ class JudgeMember:
         return [[result for one in graded for result in one.results]], []
 
     def metrics(self) -> Metrics:
-        """`judge/NAME/...`: health, missing verdicts, tokens; `time/judge/NAME/...`: costs; they depend on the cache."""
+        """`judge/NAME/...`: health, missing verdicts, tokens; `time/judge/NAME/...`: costs, with a cache fewer."""
         name, spending = self.name, self.client.ledger.spending
         return {
             **self.health.metrics(),
