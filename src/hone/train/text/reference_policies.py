@@ -103,8 +103,8 @@ def require_same_tokens(ours: Tokenizer, theirs: Tokenizer, named: str) -> None:
     """Raises DataError for the tokenizer of another policy that is not the policy's own."""
     if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
         raise DataError(
-            f"{named}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so it cannot judge "
-            "the policy's tokens; take a policy of the same family"
+            f"{named}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so it cannot "
+            "judge the policy's tokens; take a policy of the same family"
         )
 
 
