@@ -3,11 +3,11 @@
     python benchmarks/preference_step.py            everything, about a quarter of an hour on two cores
     python benchmarks/preference_step.py --quick    few steps: decides nothing
 
-A step is one update on 64 pairs (or 64 examples) of chains of additions; answers are ragged. Both libraries ask the
-reference before the first step (TRL: `precompute_ref_log_probs`), so that it is in no step's time. TRL runs at the best
-of its settings that were tried (`VARIANTS`): each is measured first, in its own process, and the fastest takes part in
-the pairs. hone and TRL alternate; the table has the medians of seconds per step and the median of the ratios pair by
-pair. The first steps of a process are left out.
+A step is one update of model S, with random weights, on 64 pairs (or 64 examples) of chains of additions; answers are
+ragged. Both libraries ask the reference before the first step (TRL: `precompute_ref_log_probs`), so that it is in no
+step's time. TRL runs at the best of its settings that were tried (`VARIANTS`): each is measured first, in its own
+process, and the fastest takes part in the pairs. hone and TRL alternate; the table has the medians of seconds per step
+and the median of the ratios pair by pair. The first steps of a process are left out.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from chains import WORK, cold_start, problem
+from chains import WORK, fresh, problem
 from peers import require_peer
 from tables import Row, grow, tell
 
@@ -95,7 +95,7 @@ def hone_step(kind: str, compute: str, steps: int) -> dict[str, float]:
             "steps": steps,
             "batch": BATCH,
             "run": {"threads": THREADS},
-            "model": {"path": str(cold_start("S", "chains")), "compute": compute},
+            "model": {"path": str(fresh("S")), "compute": compute},
             "task": {"source": str(columns_file(kind))},
             "learner": {"lr": 1e-6},
             **({"samples": {"prompts": 0}} if kind == "dpo" else {}),
@@ -124,7 +124,7 @@ def in_a_process(kind: str, compute: str, steps: int) -> dict[str, float]:
 def peer_step(kind: str, variant: dict[str, Any], steps: int) -> dict[str, float]:
     asked = {
         "kind": kind,
-        "model": str(cold_start("S", "chains")),
+        "model": str(fresh("S")),
         "rows": str(columns_file(kind)),
         "columns": COLUMNS[kind],
         "batch": BATCH,

@@ -43,7 +43,7 @@ class PreferenceRunConfig(LanguageRunConfig):
     labels: ClassVar[LabelCredit] = staticmethod(best_and_worst)
     """Labels of the answers, from their scores."""
 
-    task: AnswerTaskConfig
+    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
     """Prompts with a chosen and a rejected answer each."""
     batch: int = Field(default=64, ge=1)
     """Pairs per step."""
