@@ -78,6 +78,7 @@ CRITIC = {"algorithm.critic": {"warmup_steps": 1, "epochs": 2, "loss": {"kind": 
 AGAIN = {"algorithm.correction": {"nudge": "+", "first_stage_steps": 2}, "rollout.stop": ["1", "2", "3", "4"]}
 DIVERGENCE = {"algorithm.teacher": "runs/sft", "algorithm.divergence": {"kind": "jsd", "top_k": 4}}
 PAIRS = {"steps": 4, "batch": 8, "learner.minibatches": 2, "samples": {"prompts": 4, "every": 2}}
+LABELLED = {"steps": 4, "batch": 8, "learner.minibatches": 2}
 TEXT: dict[str, tuple[str, Settings]] = {
     "sft": ("sft", {"steps": 6, "batch": 10, "learner.minibatches": 2} | MODEL | EVALUATION),
     "grpo": ("grpo", text(more=EVALUATION | PENALTIES)),
@@ -98,6 +99,9 @@ TEXT: dict[str, tuple[str, Settings]] = {
     "simpo": ("simpo", MODEL | PAIRS | {"task.source": "pairs.jsonl"}),
     "kto": ("kto", MODEL | PAIRS | {"task.source": "marks.jsonl"}),
     "online_dpo": ("online_dpo", text()),
+    "reward_pairs": ("reward_pairs", MODEL | LABELLED | {"task.source": "pairs.jsonl"}),
+    "reward_outcome": ("reward_outcome", MODEL | LABELLED | {"task.source": "marks.jsonl"}),
+    "implicit_prm": ("implicit_prm", MODEL | LABELLED | {"task.source": "marks.jsonl", "samples": {"prompts": 0}}),
     "on_policy_distillation_jsd": ("on_policy_distillation", text(updates=1, more=DIVERGENCE)),
     "on_policy_distillation": ("on_policy_distillation", text(updates=1, more={"algorithm.teacher": "runs/sft"})),
 }
