@@ -187,7 +187,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="export",
-        summary="write a run's language model into a folder of its own, an adapter merged into its base",
+        summary="write a run's language model into a folder, its adapter merged",
         module="hone.cli.commands.export",
         positionals=(CHECKPOINT, ("folder", "the new folder")),
         options=(
