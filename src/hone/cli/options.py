@@ -197,7 +197,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="dataset",
-        summary="write collected answers, or a file of scored ones, as a data set in TRL's formats",
+        summary="write collected answers, or a file of scored ones, in TRL's formats",
         module="hone.cli.commands.dataset",
         positionals=(
             ("source", "a run that collected, its folder, or a file of scored answers"),
