@@ -53,5 +53,5 @@ def routing_coverage(routing: Routing, offsets: Ints, last: Ints) -> float:
     Sequence e of `offsets` `[E+1]` decides for the last time at token `last[e]` `[E]`; that token and those after it
     are not read. 1 for none.
     """
-    counted = np.arange(offsets[-1]) < np.repeat(last, np.diff(offsets))
+    counted: NDArray[np.bool_] = np.arange(offsets[-1]) < np.repeat(last, np.diff(offsets))
     return float(is_recorded(routing[counted]).mean()) if counted.any() else 1.0

@@ -38,7 +38,7 @@ class RoundingGaps:
     @property
     def flipped_tokens(self) -> np.ndarray:
         """`[n]` whether any layer did."""
-        return self.flipped.any(axis=1)
+        return np.asarray(self.flipped.any(axis=1))
 
     @property
     def flipped_share(self) -> float:

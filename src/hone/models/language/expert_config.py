@@ -106,7 +106,7 @@ def experts_from_hf(
 ) -> ExpertsConfig | None:
     """The experts of a `config.json`; None for a dense family, or where something is wrong, which is added to `faults`.
 
-    Raises nothing: every number has to be in the file, because the defaults of transformers differ by version.
+    Every number has to be in the file: defaults of a family are those of one release of transformers.
     """
     if family not in EXPERT_FAMILIES:
         return None
