@@ -58,9 +58,14 @@ def faults(trial: GradientProbe) -> list[str]:
     return [check.name for check in run_gradient_checks(trial) if not check.passed]
 
 
-def trial_of(folder: Path, recipe: str, *overrides: str) -> GradientProbe:
+def trials_of(folder: Path, recipe: str, *overrides: str) -> list[GradientProbe]:
+    """One probe for each phase: a policy's, and a critic's where there is one."""
     config = text_config(folder, recipe, *overrides)
-    (trial,) = job_gradient_probes(built(config), config, own_credit=True)
+    return job_gradient_probes(built(config), config, own_credit=True)
+
+
+def trial_of(folder: Path, recipe: str, *overrides: str) -> GradientProbe:
+    (trial,) = trials_of(folder, recipe, *overrides)
     return trial
 
 
@@ -293,7 +298,7 @@ def over_ranks(trial: GradientProbe, count: int) -> GradientCheck:
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if learns_from_answers(name)])
 def test_ranks_share_the_batch_of_every_recipe(name: str, folder: Path) -> None:
-    assert over_ranks(trial_of(folder, name), 3).passed
+    assert all(over_ranks(trial, 3).passed for trial in trials_of(folder, name))
 
 
 def test_a_selection_that_each_rank_makes_for_itself(folder: Path) -> None:
