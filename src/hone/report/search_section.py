@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from hone.report.html import EMPTY, Html, collapsible, element, format_number, join, styled, table, text
 from hone.report.svg import Attributes, LinearScale, label, labelled_ticks, polyline
 from hone.report.svg_lines import legend
-from hone.store.search import PlanScore, SearchRecord, frontier
+from hone.store.search import ORACLE, SINGLE, PlanScore, SearchRecord, frontier
 
 _WIDTH, _HEIGHT = 960.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 24.0, 14.0, 40.0
 _COLOURS = 7
-_PASS = "pass"
 
 
 def search_section(found: SearchRecord | None, level: str) -> Html:
@@ -93,7 +92,11 @@ def _table(plans: Sequence[PlanScore]) -> Html:
             text(plan.plan),
             text(_interval(plan)),
             *map(text, map(format_number, (plan.drawn_tokens, plan.scored_tokens, plan.seconds))),
-            text("yes" if plan.plan in best else ("knows the answers" if plan.family == _PASS else "")),
+            text(
+                "yes"
+                if plan.plan in best
+                else ("knows the answers" if plan.family == ORACLE and plan.plan != SINGLE else "")
+            ),
         ]
         for plan in plans
     ]

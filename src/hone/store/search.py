@@ -11,6 +11,10 @@ from hone.store.durable import replace_file, to_json
 from hone.store.records import Number, read_record, record_json
 
 SEARCH = "search.json"
+ORACLE = "pass"
+"""Family of the chance that one of N answers is right, which no selection exceeds."""
+SINGLE = "pass:1"
+"""A single answer, without a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +65,12 @@ def read_search(folder: Path) -> SearchRecord | None:
     return read_record(SearchRecord, folder / SEARCH)
 
 
-def frontier(plans: Sequence[PlanScore], *, without: Sequence[str] = ("pass",)) -> list[PlanScore]:
-    """Plans that no other one beats with as few tokens, by rising tokens. `without`: families that know the truth."""
+def frontier(plans: Sequence[PlanScore]) -> list[PlanScore]:
+    """Plans that no other one beats with as few tokens, by rising tokens; not those that know the truth, `pass:N` of
+    more than one answer."""
+    known = [one for one in plans if one.family != ORACLE or one.plan == SINGLE]
     best: list[PlanScore] = []
-    for plan in sorted((one for one in plans if one.family not in without), key=lambda one: (one.tokens, -one.mean)):
+    for plan in sorted(known, key=lambda one: (one.tokens, -one.mean)):
         if not best or plan.mean > best[-1].mean:
             best.append(plan)
     return best

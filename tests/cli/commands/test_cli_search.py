@@ -113,9 +113,9 @@ def test_the_frontier_and_its_file(tmp_path: Path) -> None:
         return PlanScore(plan=name, family=name.partition(":")[0], mean=mean, low=mean, high=mean,
                          drawn_tokens=tokens, scored_tokens=0.0, seconds=0.0)  # fmt: skip
 
-    plans = [plan("pass:4", 0.9, 40), plan("best_of:2", 0.5, 20), plan("majority:2", 0.4, 20),
+    plans = [plan("pass:1", 0.3, 10), plan("pass:4", 0.9, 40), plan("best_of:2", 0.5, 20), plan("majority:2", 0.4, 20),
              plan("best_of:4", 0.5, 40), plan("beam:1x4", 0.6, 30)]  # fmt: skip
-    assert [one.plan for one in frontier(plans)] == ["best_of:2", "beam:1x4"]
+    assert [one.plan for one in frontier(plans)] == ["pass:1", "best_of:2", "beam:1x4"]
     record = SearchRecord(problems=3, scorer="orm", auc=float("nan"), plans=tuple(plans), notes=("hurts",))
     write_search(tmp_path, record)
     again = read_search(tmp_path)

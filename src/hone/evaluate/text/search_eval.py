@@ -22,12 +22,10 @@ from hone.search import estimates
 from hone.search.candidates import EMPTY, Candidate, extended
 from hone.search.plans import BeamPlan, TreesPlan
 from hone.search.searching import Searching, SearchTools
-from hone.store.search import PlanScore, SearchRecord
+from hone.store.search import ORACLE, PlanScore, SearchRecord
 
 Floats = NDArray[np.float64]
 _EXAMPLES = 3
-_ORACLE = "pass"
-"""Family of pass@n, which knows the truth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +169,7 @@ def hurting_notes(plans: Sequence[PlanValues]) -> list[str]:
                 notes.append(
                     f"selecting hurts: {plan.plan} is below the majority vote of the same answers, {difference}"
                 )
-    for family in dict.fromkeys(plan.family for plan in plans if plan.family not in (_ORACLE, "majority", "likeliest")):
+    for family in dict.fromkeys(plan.family for plan in plans if plan.family not in (ORACLE, "majority", "likeliest")):
         some = [plan for plan in plans if plan.family == family]
         if len(some) < 2:
             continue
@@ -257,7 +255,7 @@ def _pool_plans(pool: _Pool, settings: SearchSettings) -> list[PlanValues]:
     answers = [[settings.tools.answer_of(text) for text in some] for some in pool.texts]
     likeliest = np.array([[one.mean_logp for one in some] for some in pool.candidates])
     families: dict[str, tuple[Callable[[int], Floats], bool]] = {
-        _ORACLE: (lambda k: estimates.pass_at(pool.truth, k), False),
+        ORACLE: (lambda k: estimates.pass_at(pool.truth, k), False),
         "majority": (lambda k: estimates.vote(answers, pool.truth, k, seed=settings.seed), False),
         "likeliest": (lambda k: estimates.best_of(likeliest, pool.truth, k), False),
     }
@@ -269,7 +267,7 @@ def _pool_plans(pool: _Pool, settings: SearchSettings) -> list[PlanValues]:
             True,
         )
     sizes = [size for size in settings.sizes if size > 1]
-    found = [_pool_plan(pool, _ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
+    found = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
     for family, (values, scored) in families.items():
         found += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
     return found
