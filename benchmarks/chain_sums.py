@@ -48,14 +48,20 @@ def trained(spec: RecipeSpec, folder: Path, table: dict[str, object], *, steps: 
 
 
 def base(
-    folder: Path, problems: Sequence[SumProblem], solution: Callable[[SumProblem], str], *, steps: int, seed: int
+    folder: Path,
+    problems: Sequence[SumProblem],
+    solution: Callable[[SumProblem], str],
+    *,
+    steps: int,
+    seed: int,
+    batch: int = 64,
 ) -> TokenPolicy:
     """A new model that imitates `solution`, the last separator left out."""
     rows = [{"prompt": one.prompt, "completion": solution(one).rstrip(";")} for one in problems]
     table: dict[str, object] = {
         "recipe": "sft",
         "seed": seed,
-        "batch": 32,
+        "batch": batch,
         "task": {"source": str(write_rows(folder / "worked.jsonl", rows))},
         "model": {"new": {**MODEL, "max_positions": POSITIONS, "alphabet": ALPHABET}, "compute": "float32"},
         "learner": {"lr": 3e-3, "warmup_steps": 30, "lr_decay": "cosine"},

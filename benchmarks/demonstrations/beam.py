@@ -12,7 +12,7 @@ import numpy as np
 from chain_sums import TASK, answers, base, searched, step_scorer
 
 from demonstrations import Bar
-from hone.lab.tasks.chain_of_sums import hurried_solution, make_problems
+from hone.lab.tasks.chain_of_sums import make_problems
 from hone.store.search import SearchRecord
 
 TITLE = "search over steps against whole answers, chain of sums"
@@ -25,7 +25,7 @@ BARS = (
     Bar(figure="learnt verifier: low end of beam 1x4 minus high end of best of 4", at_least=0.0, over="mean"),
     Bar(figure="learnt verifier: tokens of the beam over those of best of 4", at_least=0.8, at_most=1.2),
 )
-TEMPERATURE = 1.6
+TEMPERATURE = 2.4
 """Makes each step of the base uncertain: there is little to search for where it is nearly always right."""
 
 
@@ -44,7 +44,7 @@ def _perfect(folder: Path, seed: int, *, quick: bool) -> dict[str, float]:
     steps, problems = (30, 16) if quick else (400, 256)
     held_out = make_problems(problems, seed=3 * seed, terms=(7, 7))
     worked = make_problems(8000, seed=3 * seed + 1, terms=(7, 7), exclude=held_out)
-    policy = base(folder, worked, lambda one: one.solution, steps=steps, seed=seed)
+    policy = base(folder, worked, lambda one: one.solution, steps=steps, seed=seed, batch=32)
     verifier = {
         "kind": "verifier",
         "functions": [{"use": f"{TASK}:right_chain"}],
@@ -64,16 +64,16 @@ def _perfect(folder: Path, seed: int, *, quick: bool) -> dict[str, float]:
 
 
 def _learnt(folder: Path, seed: int, *, quick: bool) -> dict[str, float]:
-    """Four numbers, the hurried teacher's pupil at a raised temperature, and a verifier learnt from labelled steps."""
+    """Four numbers, a base at a raised temperature, and a verifier learnt from labelled steps of its answers."""
     folder.mkdir()
-    base_steps, scorer_steps, questions, problems = (30, 10, 20, 16) if quick else (1000, 600, 1500, 400)
+    base_steps, scorer_steps, questions, problems = (30, 10, 20, 16) if quick else (600, 800, 1200, 320)
     held_out = make_problems(problems, seed=3 * seed, terms=(4, 4))
-    worked = make_problems(12_000, seed=3 * seed + 1, exclude=held_out)
-    policy = base(folder, worked, hurried_solution, steps=base_steps, seed=seed)
+    worked = make_problems(12_000, seed=3 * seed + 1, terms=(3, 4), exclude=held_out)
+    policy = base(folder, worked, lambda one: one.solution, steps=base_steps, seed=seed)
     asked = make_problems(questions, seed=3 * seed + 2, terms=(4, 4), exclude=held_out)
     drawn = [
-        *answers(policy, asked, samples=4, temperature=1.0, max_tokens=32, seed=seed),
-        *answers(policy, asked, samples=4, temperature=TEMPERATURE, max_tokens=32, seed=seed + 1),
+        *answers(policy, asked, samples=4, temperature=1.6, max_tokens=44, seed=seed),
+        *answers(policy, asked, samples=4, temperature=TEMPERATURE, max_tokens=44, seed=seed + 1),
     ]
     scorer = step_scorer(folder, "verifier", drawn, steps=scorer_steps, seed=seed)
     search = {
@@ -81,7 +81,7 @@ def _learnt(folder: Path, seed: int, *, quick: bool) -> dict[str, float]:
         "scorer": {"path": str(scorer)},
         "temperature": TEMPERATURE,
     }
-    return _learnt_figures(searched(folder, policy, held_out, search, max_tokens=32, seed=seed))
+    return _learnt_figures(searched(folder, policy, held_out, search, max_tokens=44, seed=seed))
 
 
 def _learnt_figures(record: SearchRecord) -> dict[str, float]:

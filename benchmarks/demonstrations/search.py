@@ -29,7 +29,7 @@ _MAX_TOKENS = 32
 
 def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Figures of one seed; `quick` trains and draws a twentieth."""
-    base_steps, scorer_steps, questions, problems = (60, 20, 60, 64) if quick else (1000, 450, 1500, 512)
+    base_steps, scorer_steps, questions, problems = (60, 20, 60, 64) if quick else (1200, 600, 1500, 512)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         held_out = make_problems(problems, seed=3 * seed)
