@@ -41,7 +41,7 @@ class ChainAnswers:
     def alive(self) -> Floats:
         """`[E, STEPS + 1]` 1 while no step before was wrong."""
         ones = np.ones((len(self.chance), 1))
-        return np.concatenate([ones, np.cumprod(self.right, axis=1)], axis=1)
+        return np.concatenate([ones, np.cumprod(self.right, axis=1)], axis=1).astype(np.float64)
 
     def rewards(self, paid: str) -> Floats:
         """`[E, STEPS]` of each step, or of the whole chain at its end."""
