@@ -7,13 +7,16 @@ import pytest
 import torch
 from engines import by_name, engine, request, same
 
+from hone.core.errors import DivergedError
 from hone.core.generation import generate
+from hone.engine.canary import WeightCanary
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits
 from hone.engine.native.library import load_library
 from hone.engine.native.runner import NativeRunner
 from hone.engine.stops import TokenizerRules
+from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.init import new_model
@@ -164,3 +167,33 @@ def test_the_compiled_runner_has_the_trainers_routes_and_log_probabilities(name,
         np.testing.assert_allclose(done.logp, expected, rtol=0, atol=0.1 if low else 1e-5)
         differ = (free.routing.chosen().numpy() != done.routing).mean()
         assert differ < 0.2 if low else differ == 0
+
+
+class FlippingRunner(TorchRunner):
+    """A runner that computes with routers of its own: every token may go elsewhere."""
+
+    def run(self, work):
+        routers = [layer.router.weight for layer in self._model.layers]
+        with torch.no_grad():
+            for weight in routers:
+                weight.neg_()
+            found = super().run(work)
+            for weight in routers:
+                weight.neg_()
+        return found
+
+
+def test_a_flipped_route_is_no_wrong_weight_for_the_canary():
+    model = new_model(CONFIG, seed=0)
+    exact = TorchRunner(model, vocab_used=24)
+    exact.reserve(1)
+    before = WeightCanary(model, vocab=24).check(0, exact, page=0)
+    assert before.mean_gap_nats < 1e-5
+    wrong = TorchRunner(new_model(CONFIG, seed=1), vocab_used=24)
+    wrong.reserve(1)
+    with pytest.raises(DivergedError, match="does not sample from the weights"):
+        WeightCanary(model, vocab=24).check(0, wrong, page=0)
+    flipping = FlippingRunner(model, vocab_used=24)
+    flipping.reserve(1)
+    gap = WeightCanary(model, vocab=24, tolerance=2.0).check(0, flipping, page=0).mean_gap_nats
+    assert gap < np.abs(before.mean_logp)

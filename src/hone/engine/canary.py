@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.errors import DivergedError
+from hone.core.routing import Routing
 from hone.engine.protocol import GenerationModel
-from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput
+from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput, SamplerOutput
 
 _TOKENS: Final = 8
 _SAMPLED: Final = 64
@@ -54,7 +55,8 @@ class WeightCanary:
 
         Raises DivergedError when they differ, or when log-probabilities are not finite.
         """
-        theirs, ours = self._trainer_logp(), self._runner_logp(runner, page)
+        drawn = self._run(runner, page)
+        theirs, ours = self._trainer_logp(drawn.routing), drawn.logp.astype(np.float64)
         weights = hash_weights(self._model)
         gap = float(np.abs(ours - theirs).mean())
         if not np.isfinite(theirs).all():
@@ -67,7 +69,7 @@ class WeightCanary:
             )
         return WeightFingerprint(weight_hash=weights, mean_logp=float(ours.mean()), mean_gap_nats=gap)
 
-    def _runner_logp(self, runner: ModelRunner, page: int) -> np.ndarray:
+    def _run(self, runner: ModelRunner, page: int) -> SamplerOutput:
         count = min(_TOKENS, runner.page_tokens)
         tokens = self._tokens[:count].astype(np.int32)
         work = ForwardBatch(
@@ -86,15 +88,21 @@ class WeightCanary:
                 greedy=np.zeros(count - 1, np.bool_),
             ),
         )
-        return runner.run(work).logp.astype(np.float64)
+        return runner.run(work)
 
     @torch.inference_mode()
-    def _trainer_logp(self) -> np.ndarray:
-        """Compute the canary's log-probabilities with the model's own forward pass, without pages and packing."""
+    def _trainer_logp(self, routing: Routing | None) -> np.ndarray:
+        """Compute the canary's log-probabilities with the model's own forward pass, without pages and packing.
+
+        A mixture of experts takes the runner's routes `[T, L, k]`: a route that rounding flips is no wrong weight.
+        """
         tokens = torch.from_numpy(self._tokens).to(self._model.device)
-        hidden = self._model.run(
-            tokens[:-1], torch.arange(_TOKENS - 1, device=tokens.device), _dense, functional.linear
-        )
+        asked = (tokens[:-1], torch.arange(_TOKENS - 1, device=tokens.device), _dense, functional.linear)
+        if routing is None:
+            hidden = self._model.run(*asked)
+        else:
+            told = torch.from_numpy(routing.astype(np.int64)).to(tokens.device)
+            hidden, _ = self._model.run_routed(*asked, told)
         logits = self._model.logits(hidden, functional.linear)[:, : self._vocab]
         logp = torch.log_softmax(logits, dim=-1).gather(1, tokens[1:, None])[:, 0]
         return logp.double().cpu().numpy()

@@ -98,9 +98,15 @@ class GenerationModel(Protocol):
         ...
 
     def run_routed(
-        self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        linear: LinearFn,
+        replayed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to."""
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to: the routers' choice, or
+        those of `replayed` `[T, L, k]`."""
         ...
 
     def compiled_run(self) -> ForwardFn:

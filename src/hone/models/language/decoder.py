@@ -184,10 +184,16 @@ class Decoder(nn.Module):
         return ForwardArithmetic(linear, kind, steady, experts)
 
     def run_routed(
-        self, tokens: Tensor, positions: Tensor, attend: LayerAttention, linear: LinearFn
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: LayerAttention,
+        linear: LinearFn,
+        replayed: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to."""
-        record = RoutingRecord()
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to: the routers' choice, or
+        those of `replayed` `[T, L, k]`."""
+        record = RoutingRecord(replayed)
         return self.run(tokens, positions, attend, linear, routing=record), record.chosen()
 
     def compiled_run(self) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
