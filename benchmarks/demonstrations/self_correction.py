@@ -69,7 +69,8 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
             "rollout": {"prompts_per_step": 16, "samples_per_prompt": 8, "max_tokens": 40, "stop": [END]},
             "learner": {"lr": 3e-4, "warmup_steps": 5, "lr_decay": "linear"},
             "algorithm": {"correction": {
-                "nudge": NUDGE, "first_stage_steps": steps - max(1, steps // 7), "first_stage_kl": 2.0, "progress_weight": 2.0,
+                "nudge": NUDGE, "first_stage_steps": steps - max(1, steps // 7), "first_stage_kl": 2.0,
+                "progress_weight": 2.0,
             }},
             "evaluation": {
                 "task": {"source": asked["held_out"]}, "rewards": REWARDS, "max_tokens": 40, "stop": [END],
