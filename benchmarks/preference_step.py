@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 PEER = "trl"
 THREADS = 2
 BATCH = 64
-ROWS = 2000
+ROWS = 640
 BAR = 3.0
 COLUMNS = {
     "dpo": ["prompt", "chosen", "rejected"],
