@@ -108,6 +108,20 @@ def test_a_config_without_a_scorer_is_refused_by_plan(
     assert "best_of:4, beam:2x2 select by scores: give a scorer" in capsys.readouterr().err
 
 
+def test_a_scorer_that_is_not_there_is_found_by_plan(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    table = SEARCH_TABLE[: SEARCH_TABLE.index("[evaluation.search.scorer]")]
+    for scorer, message in (
+        ('scorer.path = "nowhere"', "nowhere"),
+        ('scorer = { kind = "verifier", functions = [{ use = "rewards.py:rigth" }] }', "rigth"),
+    ):
+        Path("absent.toml").write_text(SFT + table + scorer)
+        assert hone("plan", "absent.toml") in (3, 4)
+        assert message in capsys.readouterr().err
+
+
 def test_the_frontier_and_its_file(tmp_path: Path) -> None:
     def plan(name: str, mean: float, tokens: float) -> PlanScore:
         return PlanScore(plan=name, family=name.partition(":")[0], mean=mean, low=mean, high=mean,

@@ -14,6 +14,8 @@ from hone.envs.text.task import TaskConfig
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
 from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.reward_models import load_reward_scorer
+from hone.evaluate.text.search_config import SearchModelScorer
+from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.second_answer import SecondAnswer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
 from hone.models.language.hf_checkpoint import check_adapter
@@ -234,7 +236,25 @@ def _evaluation_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence
         checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
     if _can_open(evaluation.rewards, tokenizer_known=known):
         checks["judged by"] = partial(_check_evaluation_rewards, inputs)
+    if known and evaluation.search is not None:
+        checks["searched by"] = partial(_check_search, inputs)
     return checks
+
+
+def _check_search(inputs: TextInputs[T]) -> list[str]:
+    """None; raises HoneError where the scorer of the evaluation's searches cannot score its answers."""
+    exam = inputs.evaluation
+    if exam is None or exam.config.search is None:
+        return []
+    scorer = exam.config.search.scorer
+    if isinstance(scorer, SearchModelScorer) and is_to_come(scorer.path):
+        return []
+    search = OpenedSearch(config=exam.config.search, exam=exam, load=inputs.reward_model)
+    try:
+        search.scorer(inputs.tokenizer[0].decode)
+    finally:
+        search.close()
+    return []
 
 
 def _training_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
