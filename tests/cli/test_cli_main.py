@@ -264,22 +264,10 @@ def test_the_options_are_these() -> None:
             "--yes",
         ],
         "plan": ["--device", "--name", "--runs", "--yes"],
-        "eval": [
-            "--answer",
-            "--device",
-            "--max-tokens",
-            "--model",
-            "--perturb",
-            "--problems",
-            "--rewards",
-            "--runs",
-            "--scorer",
-            "--search",
-            "--seed",
-            "--server",
-            "--step",
-            "--task",
-        ],
+        "eval": (
+            "--answer --device --max-tokens --model --perturb --problems --rewards --runs --scorer --search --seed "
+            "--server --step --task"
+        ).split(),
         "sample": [
             "--count",
             "--device",
