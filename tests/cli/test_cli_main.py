@@ -248,6 +248,12 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"usage: hone {command.name}" in out and command.summary in out
 
 
+EVAL_OPTIONS = [
+    "--answer", "--device", "--max-tokens", "--model", "--perturb", "--problems", "--rewards", "--runs", "--scorer",
+    "--search", "--seed", "--server", "--step", "--task",
+]  # fmt: skip
+
+
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
@@ -264,10 +270,7 @@ def test_the_options_are_these() -> None:
             "--yes",
         ],
         "plan": ["--device", "--name", "--runs", "--yes"],
-        "eval": (
-            "--answer --device --max-tokens --model --perturb --problems --rewards --runs --scorer --search --seed "
-            "--server --step --task"
-        ).split(),
+        "eval": EVAL_OPTIONS,
         "sample": [
             "--count",
             "--device",
