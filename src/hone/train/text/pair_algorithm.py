@@ -23,7 +23,7 @@ from hone.train.text.answer_loss import AnswerLossSpec, AnswerView
 from hone.train.text.pair_losses import DpoLoss, PairLoss
 
 
-class ReverseKl(Config):
+class ReverseKlLink(Config):
     """The reverse KL, DPO's own: an answer's implicit reward is its log-ratio."""
 
     kind: Literal["reverse_kl"] = "reverse_kl"
@@ -33,7 +33,7 @@ class ReverseKl(Config):
         return score
 
 
-class ForwardKl(Config):
+class ForwardKlLink(Config):
     """The forward KL: implicit rewards are bounded above."""
 
     kind: Literal["forward_kl"]
@@ -43,7 +43,7 @@ class ForwardKl(Config):
         return forward_kl_link(score)
 
 
-class JensenShannon(Config):
+class JensenShannonLink(Config):
     """The Jensen-Shannon divergence."""
 
     kind: Literal["jensen_shannon"]
@@ -53,7 +53,7 @@ class JensenShannon(Config):
         return js_link(score)
 
 
-class AlphaDivergence(Config):
+class AlphaLink(Config):
     """The alpha divergence, between the reverse KL (alpha towards 0) and the forward KL (1)."""
 
     kind: Literal["alpha"]
@@ -65,7 +65,7 @@ class AlphaDivergence(Config):
         return alpha_link(score, alpha=self.alpha)
 
 
-Divergence = Annotated[ReverseKl | ForwardKl | JensenShannon | AlphaDivergence, Field(discriminator="kind")]
+Divergence = Annotated[ReverseKlLink | ForwardKlLink | JensenShannonLink | AlphaLink, Field(discriminator="kind")]
 
 
 class PairAlgorithm(Config):
@@ -78,7 +78,7 @@ class PairAlgorithm(Config):
     has another scale: about the length of an answer times larger."""
     ld_alpha: float = Field(default=1.0, ge=0, le=1)
     """Weight of the tokens of the longer answer beyond the length of the shorter one (LD-DPO); 1: all count alike."""
-    divergence: Divergence = ReverseKl()
+    divergence: Divergence = ReverseKlLink()
     """Divergence from the reference (f-DPO), for losses of the margin."""
     wpo_cap: float | None = Field(default=None, gt=0)
     """Weigh pairs by their probability under the policy (WPO), at most this much; unset: all alike."""
