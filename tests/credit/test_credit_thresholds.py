@@ -94,6 +94,7 @@ def test_a_group_of_tiny_scores_is_no_group_of_equal_scores() -> None:
         found = credit(answers([1.0, 1.0, *tiny], [0, 0, 1, 1]), NO_VALUES)
         assert found.advantage[2:].any(), credit
         assert found.metrics[grouping.ZERO_VARIANCE_GROUPS] == 0.5
+        assert credit(answers(tiny), NO_VALUES).advantage.any(), credit
 
 
 def test_groups_of_equal_scores_are_counted_as_such_by_their_centre() -> None:
