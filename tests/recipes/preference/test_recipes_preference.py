@@ -16,9 +16,9 @@ from hone.core.errors import ConfigError, DataError
 from hone.recipes.registry import OTHER_NAMES, load_recipe, recipe_names
 from hone.train.job import RecipeParts, TrainingJob
 from hone.train.loop import train
-from hone.train.text import preference_job
-from hone.train.text.preference_job import PreferenceRunConfig
-from hone.train.text.start_distance import KL_TO_START
+from hone.train.text.preference import preference_job
+from hone.train.text.preference.preference_job import PreferenceRunConfig
+from hone.train.text.preference.start_distance import KL_TO_START
 
 RECIPES = [name for name in recipe_names() if issubclass(load_recipe(name).config, PreferenceRunConfig)]
 LOSSES = ("dpo", "conservative", "robust", "ipo", "hinge", "exo", "discopop", "nca", "sppo", "apo_zero", "apo_down")

@@ -16,7 +16,7 @@ from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.sources.live import LiveSource
 from hone.train.text.answer_data import AnswerTaskConfig, encode_answers, imitation_episodes, read_answers
-from hone.train.text.continuations import StepContinuations
+from hone.train.text.collecting.continuations import StepContinuations
 
 STEPS = {"continue_from": "steps", "separator": "a", "continuations": 3}
 

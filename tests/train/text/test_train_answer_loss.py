@@ -32,7 +32,7 @@ from hone.objectives.unpaired import kto
 from hone.objectives.weights import token_mean
 from hone.train.invariance.check import rank_shares, without_shared_prefixes
 from hone.train.learner.gradient import micro_batches
-from hone.train.text.answer_loss import AnswerLoss, AnswerLossSpec, AnswerView
+from hone.train.text.preference.answer_loss import AnswerLoss, AnswerLossSpec, AnswerView
 from hone.train.text.rows import TokenLayout, TokenRows
 
 BETA = 0.7

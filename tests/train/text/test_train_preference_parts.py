@@ -24,11 +24,11 @@ from hone.objectives.batchwide import aot_partners, same_rank
 from hone.objectives.implicit import alpha_link, forward_kl_link, js_link, length_desensitised
 from hone.objectives.terms import LossTerms
 from hone.train.sources.logged import LogSource
-from hone.train.text.answer_loss import AnswerView
-from hone.train.text.mismatched_answers import with_mismatched_answers
-from hone.train.text.pair_algorithm import PairAlgorithm
-from hone.train.text.reference_log import ReferenceLog
-from hone.train.text.start_distance import StartDistance, prompts_to_answer
+from hone.train.text.preference.answer_loss import AnswerView
+from hone.train.text.preference.mismatched_answers import with_mismatched_answers
+from hone.train.text.preference.pair_algorithm import PairAlgorithm
+from hone.train.text.preference.reference_log import ReferenceLog
+from hone.train.text.preference.start_distance import StartDistance, prompts_to_answer
 
 TOKENIZER = character_tokenizer(["abcdefghij"])
 

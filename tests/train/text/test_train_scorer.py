@@ -20,8 +20,8 @@ from hone.models.packing import pack_rows
 from hone.objectives.weights import token_mean
 from hone.train.learner.gradient import micro_batches
 from hone.train.text.rows import TokenLayout, TokenRows
-from hone.train.text.scorer_job import labelled_log
-from hone.train.text.scorer_loss import PAIR_WEIGHTS, PairwiseLoss, ScorerLoss, outcome_loss, step_loss
+from hone.train.text.scorers.scorer_job import labelled_log
+from hone.train.text.scorers.scorer_loss import PAIR_WEIGHTS, PairwiseLoss, ScorerLoss, outcome_loss, step_loss
 
 VOCAB = 13
 TOKENIZER = character_tokenizer(["abcdefg"])

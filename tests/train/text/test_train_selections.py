@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
 from hone.envs.text.answer_episodes import answer_episodes, answer_tokens
-from hone.train.text.selections import best_answers, right_answers
+from hone.train.text.collecting.selections import best_answers, right_answers
 
 ANSWERS = st.lists(
     st.tuples(

@@ -1,7 +1,7 @@
 """Evaluation of a scorer on held-out answers: whether it tells good from bad, is calibrated, prefers long answers, and
 whether selecting by it beats the vote.
 
-Belongs here: figures of numbers and labels. `train/text/scorer_job.py` reads the data and asks the scorer.
+Belongs here: figures of numbers and labels. `train/text/scorers/scorer_job.py` reads the data and asks the scorer.
 """
 
 import math

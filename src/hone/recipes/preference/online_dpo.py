@@ -14,8 +14,8 @@ from hone.objectives.weights import sequence_sum
 from hone.train.job import RecipeParts
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.text import recipe
-from hone.train.text.pair_algorithm import PairAlgorithm
-from hone.train.text.preference_job import answer_learner
+from hone.train.text.preference.pair_algorithm import PairAlgorithm
+from hone.train.text.preference.preference_job import answer_learner
 
 
 class OnlineDpoConfig(recipe.TextRunConfig):

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from hone.core.episodes import Episodes
 from hone.train.sources.rounds import Selection
-from hone.train.text.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
-from hone.train.text.selections import best_answers
+from hone.train.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
+from hone.train.text.collecting.selections import best_answers
 
 
 class BestOfNAlgorithm(RoundAlgorithm):

@@ -21,13 +21,13 @@ from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.frozen import FrozenLearner
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
-from hone.train.text.collecting import CollectionWriter, score_as_advantage
-from hone.train.text.continuations import StepContinuations
+from hone.train.text.collecting.collect_job import CollectionWriter, score_as_advantage
+from hone.train.text.collecting.continuations import StepContinuations
+from hone.train.text.collecting.revising import CollectionReviser
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
 from hone.train.text.open_text import TextInputs, is_to_come
-from hone.train.text.revising import CollectionReviser
 
 
 class CollectOptions(Config):

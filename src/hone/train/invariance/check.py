@@ -55,7 +55,7 @@ from hone.train.loop import Learner
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
 from hone.train.text.critic import ActorCriticLearner
-from hone.train.text.preference_job import PreferenceRunConfig
+from hone.train.text.preference.preference_job import PreferenceRunConfig
 from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.rows import TokenRows
 

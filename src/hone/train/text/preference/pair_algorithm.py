@@ -19,8 +19,8 @@ from hone.objectives.implicit import (
     wpo_weight,
 )
 from hone.objectives.terms import LossTerms
-from hone.train.text.answer_loss import AnswerLossSpec, AnswerView
-from hone.train.text.pair_losses import DpoLoss, PairLoss
+from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerView
+from hone.train.text.preference.pair_losses import DpoLoss, PairLoss
 
 
 class ReverseKlLink(Config):

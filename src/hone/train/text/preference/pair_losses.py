@@ -16,7 +16,7 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.objectives import batchwide, preference
 from hone.objectives.terms import LossTerms
-from hone.train.text.answer_loss import AnswerLossSpec, AnswerScore, AnswerView, RunningShiftStatistic
+from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerScore, AnswerView, RunningShiftStatistic
 
 PairTerms: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
 """Implicit rewards of chosen and rejected answers `[P]`, nats -> a term for each pair."""

@@ -25,14 +25,14 @@ from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
-from hone.train.text.answer_loss import AnswerLoss, AnswerLossSpec
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
-from hone.train.text.reference_log import ReferenceLog
+from hone.train.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
+from hone.train.text.preference.reference_log import ReferenceLog
+from hone.train.text.preference.start_distance import SamplesConfig, StartDistance, prompts_to_answer
 from hone.train.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
 from hone.train.text.rows import TokenBatch, TokenLayout
-from hone.train.text.start_distance import SamplesConfig, StartDistance, prompts_to_answer
 
 
 class PreferenceRunConfig(LanguageRunConfig):

@@ -27,10 +27,10 @@ from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, Recip
 from hone.train.text.answer_data import AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.train.text.loss import chosen_logp
 from hone.train.text.open_text import TextInputs, opened_text_run
-from hone.train.text.preference_job import PreferenceRunConfig, preference_job, preference_recipe_spec
+from hone.train.text.preference.preference_job import PreferenceRunConfig, preference_job, preference_recipe_spec
 from hone.train.text.rows import TokenLayout
-from hone.train.text.scorer_config import ScorerEvaluationConfig
-from hone.train.text.scorer_job import HeldOutAnswers, laid_out, some_examples
+from hone.train.text.scorers.scorer_config import ScorerEvaluationConfig
+from hone.train.text.scorers.scorer_job import HeldOutAnswers, laid_out, some_examples
 
 
 class HeldOutRunConfig(PreferenceRunConfig):

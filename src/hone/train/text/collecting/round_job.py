@@ -20,7 +20,7 @@ from hone.train.learner.config import LearnerConfig, require_master_weights, req
 from hone.train.learner.rounds import RoundLearner, trained_tensors
 from hone.train.loop import Recipe
 from hone.train.sources.rounds import RoundSchedule, RoundSource, Selection
-from hone.train.text.collecting import score_as_advantage
+from hone.train.text.collecting.collect_job import score_as_advantage
 from hone.train.text.imitation import token_nll
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner

@@ -12,7 +12,7 @@ from hone.models.language.scalar_head import ScoredTokens
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.text.answer_data import AnswerKind, AnswerTaskConfig
 from hone.train.text.open_text import NetworkRunConfig
-from hone.train.text.scorer_loss import ScorerLoss
+from hone.train.text.scorers.scorer_loss import ScorerLoss
 
 LAST_NUMBER: Final = r"-?\d+(?:\.\d+)?"
 """Pattern of a number: an answer's last one is its final answer."""

@@ -39,8 +39,8 @@ from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs, is_to_come, opened_text_run
 from hone.train.text.rows import TokenLayout
 from hone.train.text.saved_optimizer import restore_optimizer
-from hone.train.text.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
-from hone.train.text.scorer_loss import PAIR_WEIGHTS
+from hone.train.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
+from hone.train.text.scorers.scorer_loss import PAIR_WEIGHTS
 from hone.train.text.token_batch import TokenBatch
 
 _HELD_OUT_KINDS: Final[dict[AnswerKind, HeldOutKind]] = {

@@ -1,0 +1,1 @@
+"""Collected answers: rounds, continuations, revisions and selections."""

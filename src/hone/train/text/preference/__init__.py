@@ -1,0 +1,1 @@
+"""Preferences: losses on whole answers, pairs and labels, the reference asked once."""

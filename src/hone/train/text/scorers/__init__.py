@@ -1,0 +1,1 @@
+"""Scorers of answers: config, loss and job of reward models."""
