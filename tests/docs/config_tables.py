@@ -53,7 +53,7 @@ def homes_of(members: Mapping[str, Mapping[str, RecipeSpec]]) -> dict[type[Confi
     for family, entries in members.items():
         for entry in entries.values():
             base = base_of(entry.config)
-            for config in {*within(entry.config), *([base] if base is not None else [])}:
+            for config in {*within(entry.config), *([base, *within(base)] if base is not None else [])}:
                 found.setdefault(config, set()).add(slug(family))
     assert len({config.__name__ for config in found}) == len(found), "a name twice"
     return {config: next(iter(places)) if len(places) == 1 else SHARED for config, places in found.items()}

@@ -145,9 +145,10 @@ def _routing(conversations: Sequence[TranscriptBuilder]) -> Routing | None:
         known = 0
         for answer in one.answers:
             if answer.routing is not None:
-                found.append(answer.routing[known:])
-                lengths.append(len(found[-1]))
-                known += lengths[-1]
+                fresh = answer.routing[known:]
+                found.append(fresh)
+                lengths.append(len(fresh))
+                known += len(fresh)
         found.append(None)  # its last token, and what the environment wrote after it, was not read
         lengths.append(sum(map(len, one.pieces)) - known)
     return concatenate_routing(found, lengths)

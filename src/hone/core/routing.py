@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.ragged import Ints
+from hone.core.ragged import Ints, ranges
 
 Routing: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """uint8 or uint16."""
@@ -53,5 +53,5 @@ def routing_coverage(routing: Routing, offsets: Ints, last: Ints) -> float:
     Sequence e of `offsets` `[E+1]` decides for the last time at token `last[e]` `[E]`; that token and those after it
     are not read. 1 for none.
     """
-    counted: NDArray[np.bool_] = np.arange(offsets[-1]) < np.repeat(last, np.diff(offsets))
-    return float(is_recorded(routing[counted]).mean()) if counted.any() else 1.0
+    read = ranges(offsets[:-1], last - offsets[:-1])
+    return float(is_recorded(routing[read]).mean()) if len(read) else 1.0

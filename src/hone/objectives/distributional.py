@@ -4,6 +4,7 @@ A critic with b bins gives logits `[n, b]`; its value is their mean over the sup
 numbers in bins, and losses on bins and quantiles.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -61,7 +62,7 @@ def hl_gauss(target: Float[Tensor, " *batch"], support: ValueSupport, *, spread:
     inside = at_least_float32(target).clamp(support.low, support.high)
     atoms = support.atoms(inside)
     edges = torch.cat((atoms - support.width / 2, atoms[-1:] + support.width / 2))
-    mass = torch.special.ndtr((edges - inside[..., None]) / (spread * support.width))
+    mass = 0.5 * torch.erfc((inside[..., None] - edges) / (math.sqrt(2.0) * spread * support.width))
     return (mass[..., 1:] - mass[..., :-1]) / (mass[..., -1:] - mass[..., :1])
 
 

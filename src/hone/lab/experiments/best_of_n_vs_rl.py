@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hone.core.credit import NO_VALUES
+from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.lab.exact import gradient, scored_episodes
@@ -52,7 +53,7 @@ class OptimisedPoint:
     """Mean true reward."""
 
 
-def draw_strings(logits: Tensor, count: int, *, seed: int, stream: str, number: int = 0) -> Floats:
+def draw_strings(logits: Tensor, count: int, *, seed: int, stream: str, number: int = 0) -> Ints:
     """`[count, LENGTH]` strings of a table policy `[SIZE, SIZE]`, as numbers of letters; the first one is uniform."""
     random = generator(seed, f"lab/{stream}", number)
     chances = torch.softmax(logits, dim=1).numpy()
@@ -63,13 +64,13 @@ def draw_strings(logits: Tensor, count: int, *, seed: int, stream: str, number: 
     return strings
 
 
-def pair_counts(strings: Floats) -> Floats:
+def pair_counts(strings: Ints) -> Floats:
     """`[n, SIZE * SIZE]` how often each pair of neighbours occurs."""
     pairs = strings[:, :-1] * SIZE + strings[:, 1:]
     return np.stack([np.bincount(row, minlength=SIZE * SIZE) for row in pairs]).astype(np.float64)
 
 
-def truths(strings: Floats, seed: int) -> Floats:
+def truths(strings: Ints, seed: int) -> Floats:
     """`[n]` true rewards."""
     return np.array([true_reward("".join(LETTERS[letter] for letter in row), seed=seed) for row in strings.tolist()])
 

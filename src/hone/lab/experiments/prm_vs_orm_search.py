@@ -12,8 +12,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hone.core.generation import Completion, FinishReason, Request, SamplingParams, generate
+from hone.core.ragged import Ints
 from hone.core.random import generator, uniforms
 from hone.lab.exact import gradient
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, Floats, at_least, bar_plot
@@ -35,7 +37,7 @@ SEPARATOR, END = CHOICES, CHOICES + 1
 class StepTask:
     """Questions of `STEPS` digits; the step at a digit is a choice, and one choice is right."""
 
-    right: Floats
+    right: Ints
     """`[DIGITS]` right choice of each digit."""
     chances: Floats
     """`[DIGITS, CHOICES]` the policy's choice."""
@@ -97,7 +99,7 @@ class TableSession:
         )
 
 
-def choices_of(one: Candidate) -> Floats:
+def choices_of(one: Candidate) -> NDArray[np.int32]:
     """`[steps]` choices of a candidate."""
     return one.tokens[one.tokens < CHOICES]
 
@@ -119,7 +121,7 @@ class TableScorer:
         return found
 
 
-def questions(count: int, *, seed: int, stream: str) -> Floats:
+def questions(count: int, *, seed: int, stream: str) -> Ints:
     """`[count, STEPS]` digits."""
     return generator(seed, f"lab/{stream}").integers(0, DIGITS, (count, STEPS))
 
