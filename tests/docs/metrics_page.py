@@ -13,7 +13,7 @@ from pages import ROOT, made_by, table, write
 PAGE = "reference/metrics.md"
 SOURCE = ROOT / "src" / "hone"
 NAME = re.compile(r"[a-z_0-9]+/[a-z_0-9]+")
-PIECES = re.compile(r"[a-z_0-9{}]+/[a-z_0-9{}]+")
+PIECES = re.compile(r"(?:(?:time/)?judge/\{\}|[a-z_0-9{}]+)/[a-z_0-9{}]+")
 HEAD = f"""# Metrics
 
 {made_by("metrics_page.py")}
@@ -58,7 +58,7 @@ def written_by() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
-        if module.startswith(("lab.", "cli.", "store.metrics")):
+        if module.startswith(("lab.", "cli.", "report.judge_section", "store.metrics")):
             continue  # they read metrics, under old names too; the lab's names are of random streams
         for name in names_in(ast.parse(path.read_text(encoding="utf-8"))):
             found.setdefault(name, set()).add(module)

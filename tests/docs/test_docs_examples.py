@@ -68,7 +68,7 @@ AFTER = {
     ]
 }
 """The command that the head of an example says to run afterwards, made smaller."""
-ELSEWHERE = ("chain_sum/", "control/", "preferences/")
+ELSEWHERE = ("chain_sum/", "control/", "critics/", "preferences/")
 CONTROL = sorted(path.name for path in (EXAMPLES / "control").glob("*.toml"))
 
 

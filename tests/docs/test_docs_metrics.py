@@ -13,6 +13,7 @@ OTHER_STRINGS = {
     "infos/{}": "a group in Minari's files",
     "{}/{}": "a random stream, or a name inside a file",
     "ensemble/{}": "a random stream",
+    "search/subsets": "a random stream",
     "return/mean": "read where present; no part writes it",
     "loss/mean": "read where present; no part writes it",
     "episodes/return": "read where present; no part writes it",

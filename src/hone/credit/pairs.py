@@ -19,7 +19,8 @@ LabelCredit: TypeAlias = Callable[[Episodes, Values], Credits]
 
 
 def best_and_worst(episodes: Episodes, _values: Values) -> Credits:
-    """Labels that pair the best with the worst scored answer of each group; the earlier one where several are level.
+    """A = 1 for the best scored answer of each group, -1 for the worst, 0 for the others: a group's pair, for losses on
+    pairs (DPO, Rafailov et al., 2023). The earlier one where several are level.
 
     Groups without two different scores have no pair. Of a group of two, as in a dataset of preferences, the answer
     with the higher score is the chosen one. Metrics: pairs, and the share of the groups that have none.
@@ -39,7 +40,8 @@ def best_and_worst(episodes: Episodes, _values: Values) -> Credits:
 
 
 def desirability(episodes: Episodes, _values: Values) -> Credits:
-    """Labels of single answers: 1 where the score is above 0, -1 where it is 0 or less, 0 without a score.
+    """A = 1 where the score is above 0, -1 where it is 0 or less, 0 without a score: labels of single answers (KTO,
+    Ethayarajh et al., 2024).
 
     Metric: the share of desirable answers among those with a score.
     """

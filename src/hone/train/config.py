@@ -48,3 +48,7 @@ class RunConfig(Config):
     """Iterations of the training loop: collect, score, learn, publish."""
     run: RunSettings = RunSettings()
     """Threads, logging, checkpoints and other settings of the run."""
+
+    def has_search(self) -> bool:
+        """Whether the run's answers are searched for once it has finished."""
+        return False

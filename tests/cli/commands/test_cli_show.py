@@ -104,7 +104,7 @@ def fake_judge(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked: Asked = []
 
     def examine(
-        policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask
+        policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask, search: object
     ) -> checkpoint.PolicyEvaluation:
         asked.append((policy, run))
         return checkpoint.PolicyEvaluation(scores={"eval/score": 0.5, "problems": float(problems)})
@@ -138,7 +138,7 @@ def test_lost_episodes_are_named(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def examine(
-        policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask
+        policy: Path, *, run: Path | None, problems: int, seed: int, device: str, task: EvaluationTask, search: object
     ) -> checkpoint.PolicyEvaluation:
         return checkpoint.PolicyEvaluation(
             scores={"eval/score": 0.5}, notes=["2 of 7 episodes of an evaluation were lost"]

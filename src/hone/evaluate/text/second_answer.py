@@ -80,4 +80,12 @@ def correction_shares(episodes: Episodes, right_from: float) -> Metrics:
     """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
     turns = answer_turns(episodes)
     found = correction_metrics(turns.first_score, turns.second_score, right_from)
-    return {name.replace("correction/", "eval/"): value for name, value in found.items() if "second" not in name}
+    return (
+        {
+            "eval/first_score": found["correction/first_score"],
+            "eval/wrong_to_right": found["correction/wrong_to_right"],
+            "eval/right_to_wrong": found["correction/right_to_wrong"],
+        }
+        if found
+        else {}
+    )

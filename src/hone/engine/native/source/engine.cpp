@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -52,6 +53,12 @@ namespace {
 constexpr size_t LOGITS_BYTES = size_t(64) << 20;  // logits that are in memory at once
 
 std::string number(int64_t value) { return std::to_string(value); }
+
+std::string gibibytes(size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GiB", double(bytes) / (1 << 30));
+  return text;
+}
 
 // An empty string, or what is wrong with the pass.
 std::string fault_in_tokens(const Engine& e, const HonePass& pass) {
@@ -219,7 +226,7 @@ std::string reserve(Engine& e, int64_t pages) {
   const size_t bytes = size_t(pages) * e.dims.page * (e.dims.shape.bfloat16 ? 2 : 4);
   e.pages = 0;
   if (pages < 0 || !e.kv.ensure(bytes))
-    return "out of memory: " + number(pages) + " pages take " + number(int64_t(bytes)) + " bytes";
+    return "out of memory: " + number(pages) + " pages take " + gibibytes(bytes);
   e.pages = pages;
   return "";
 }
