@@ -9,7 +9,9 @@ from hone.train.learner.flat_parameters import FlatParameters
 
 def test_moments_of_silent_weights_become_zero() -> None:
     """0.9^1000 is no normal float. Left alone, the product is rounded to the least subnormal number for ever, and every
-    step of a network with silent units takes ten times as long. What is subnormal elsewhere stays as it is."""
+    step of a network with silent units takes ten times as long. What is subnormal elsewhere stays as it is. The thread
+    that steps flushes; another test may have left two."""
+    torch.set_num_threads(1)
     flat = FlatParameters([nn.Parameter(torch.zeros(64))])
     adam = Adam(flat)
     flat.gradient.fill_(1.0)
