@@ -165,7 +165,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Routes that flip",
-    question="What does rounding do to a mixture of experts, and what does replaying its routes mend?",
+    question="What does rounding do to a mixture of experts, and what does replaying its routes remove of it?",
     run=run,
     source="rollout routing replay (arXiv 2510.11370); Zheng et al., 2025 (GSPO)",
 )

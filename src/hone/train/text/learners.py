@@ -14,10 +14,10 @@ from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
-from hone.train.learner.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.loop import Recipe
 from hone.train.text.balance import ExpertBalance
 from hone.train.text.flops import token_compute_cost
+from hone.train.text.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs
 from hone.train.text.rows import TokenBatch, TokenRows

@@ -30,11 +30,11 @@ from hone.store.calibration import write_calibration
 from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
-from hone.train.learner.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.train.text.flops import scorer_compute_cost
+from hone.train.text.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs, is_to_come, opened_text_run
 from hone.train.text.rows import TokenLayout
