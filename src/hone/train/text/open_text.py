@@ -49,9 +49,6 @@ class NetworkRunConfig(RunConfig):
         """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
         return None
 
-    def has_search(self) -> bool:
-        return self.evaluation is not None and self.evaluation.search is not None
-
     def weight_copies(self) -> dict[str, int]:
         """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
         return {}
@@ -69,6 +66,9 @@ class LanguageRunConfig(NetworkRunConfig):
 
     def answers_evaluation(self) -> EvaluationConfig | None:
         return self.evaluation
+
+    def has_search(self) -> bool:
+        return self.evaluation is not None and self.evaluation.search is not None
 
     def weight_copies(self) -> dict[str, int]:
         """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
