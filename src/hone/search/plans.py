@@ -9,52 +9,43 @@ from hone.core.config import Config
 from hone.core.errors import did_you_mean
 
 
-class BestOfPlan(Config):
+class WholeAnswersPlan(Config):
+    """Plan that draws whole answers and selects among them."""
+
+    n: int = Field(ge=1, le=4096)
+    """Answers that are drawn."""
+
+    @property
+    def answers(self) -> int:
+        """Answers that are under way at the same time."""
+        return self.n
+
+
+class BestOfPlan(WholeAnswersPlan):
     """Draw `n` answers and take the one with the highest score."""
 
     kind: Literal["best_of"] = "best_of"
     """Kind of the plan."""
-    n: int = Field(ge=1, le=4096)
-    """Answers that are drawn."""
-
-    @property
-    def answers(self) -> int:
-        """Answers that are under way at the same time."""
-        return self.n
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.n}"
 
 
-class MajorityPlan(Config):
+class MajorityPlan(WholeAnswersPlan):
     """Draw `n` answers and take the most frequent final answer (self-consistency; Wang et al., 2022)."""
 
     kind: Literal["majority"] = "majority"
     """Kind of the plan."""
-    n: int = Field(ge=1, le=4096)
-    """Answers that are drawn."""
-
-    @property
-    def answers(self) -> int:
-        """Answers that are under way at the same time."""
-        return self.n
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.n}"
 
 
-class WeightedVotePlan(Config):
+class WeightedVotePlan(WholeAnswersPlan):
     """Draw `n` answers and take the final answer with the largest sum of scores, in its best-scored form."""
 
     kind: Literal["weighted_vote"] = "weighted_vote"
     """Kind of the plan."""
-    n: int = Field(ge=1, le=4096)
-    """Answers that are drawn."""
-
-    @property
-    def answers(self) -> int:
-        """Answers that are under way at the same time."""
-        return self.n
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.n}"

@@ -58,7 +58,7 @@ class StartDistance(SourceWrapper[TokenPolicy]):
     step: int = 0
     """Steps of the run so far."""
     measured: Metrics = field(default_factory=dict[str, float])
-    """Of the latest step."""
+    """The distance at an iteration that measures it; empty at the others."""
 
     def collect(self) -> Episodes:
         self.step += 1
