@@ -145,9 +145,7 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
 
 def measure(kind: str, compute: str, *, quick: bool) -> Row:
     steps, pairs = (5, 1) if quick else (8, 3)
-    # TRL's RewardTrainer cannot group by length: its rows have no `input_ids`.
-    variants = [one for one in VARIANTS[compute] if kind != "reward_pairs" or not one.get("by_length")]
-    tried = {json.dumps(variant): peer_step(kind, variant, 5)["seconds"] for variant in variants}
+    tried = {json.dumps(variant): peer_step(kind, variant, 5)["seconds"] for variant in VARIANTS[compute]}
     best = min(tried, key=lambda name: tried[name])
     print(f"TRL, {kind} {compute}: {tried}", file=sys.stderr, flush=True)
     found = [(in_a_process(kind, compute, steps), peer_step(kind, json.loads(best), steps)) for _ in range(pairs)]

@@ -8,15 +8,17 @@ the denominator.
 The columns must hold every decision of the step: leaving out sequences with advantage 0 would shift the statistics.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
-from numpy.typing import NDArray
 
-Column: TypeAlias = Float[NDArray[np.floating], " N"]
-Floats: TypeAlias = Float64[NDArray[np.float64], " N"]
-Mask: TypeAlias = Bool[NDArray[np.bool_], " N"]
+# Spelt out: from numpy 2.5 on `NDArray` is an alias that jaxtyping cannot read.
+Shape: TypeAlias = tuple[Any, ...]
+Column: TypeAlias = Float[np.ndarray[Shape, np.dtype[np.floating]], " N"]
+Floats: TypeAlias = Float64[np.ndarray[Shape, np.dtype[np.float64]], " N"]
+Mask: TypeAlias = Bool[np.ndarray[Shape, np.dtype[np.bool_]], " N"]
+Chosen: TypeAlias = Int64[np.ndarray[Shape, np.dtype[np.int64]], " chosen"]
 
 
 def clipped_mask(
@@ -98,7 +100,7 @@ def _count(share: float, total: int) -> int:
     return min(total, max(1, int(share * total)))
 
 
-def _mask(total: int, chosen: Int64[NDArray[np.int64], " chosen"]) -> Mask:
+def _mask(total: int, chosen: Chosen) -> Mask:
     mask = np.zeros(total, dtype=np.bool_)
     mask[chosen] = True
     return mask

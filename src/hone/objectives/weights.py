@@ -7,15 +7,15 @@ data, micro-batches, packing and ranks cannot change a gradient.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64
-from numpy.typing import NDArray
 
-PerSequence: TypeAlias = Int64[NDArray[np.int64], " E"]
+# Spelt out: from numpy 2.5 on `NDArray` is an alias that jaxtyping cannot read.
+PerSequence: TypeAlias = Int64[np.ndarray[tuple[Any, ...], np.dtype[np.int64]], " E"]
 """Lengths in decisions, or group numbers."""
-Weights: TypeAlias = Float64[NDArray[np.float64], " E"]
+Weights: TypeAlias = Float64[np.ndarray[tuple[Any, ...], np.dtype[np.float64]], " E"]
 
 WeightingScheme: TypeAlias = Callable[[PerSequence], Weights]
 

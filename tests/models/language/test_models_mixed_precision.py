@@ -92,3 +92,18 @@ def test_activation_checkpointing_changes_no_mixed_gradient() -> None:
 def test_what_cannot_be_computed_is_refused(weights: str, compute: str) -> None:
     with pytest.raises(DataError, match=r"cannot be computed in|not supported"):
         new_model(CONFIG, seed=0, dtype=weights).set_compute_dtype(compute)
+
+
+def test_weights_cast_to_bfloat16_keep_exact_positions():
+    """In bfloat16 the positions from 256 on would be rounded."""
+    cast = new_model(CONFIG, seed=1)
+    frequencies = cast.frequencies.clone()
+    cast.to(torch.bfloat16)
+    assert cast.frequencies.dtype == torch.float32
+    assert torch.equal(cast.frequencies, frequencies)
+    assert cast.compute == torch.bfloat16
+    assert not cast.is_mixed_precision
+    mixed = new_model(CONFIG, seed=1)
+    mixed.set_compute_dtype("bfloat16")
+    mixed.to("cpu")
+    assert mixed.is_mixed_precision

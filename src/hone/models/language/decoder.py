@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,17 @@ class Decoder(nn.Module):
             else LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         )
         self.frequencies = nn.Buffer(rope_frequencies(config.rope, config.head_dim), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch
+        """`to`, `cuda`, `half`: rotary frequencies keep float32, in which positions are exact, and products follow the
+        weights' new dtype."""
+        frequencies, same = self.frequencies, not self.is_mixed_precision
+        super()._apply(fn, recurse)
+        if self.frequencies.itemsize < frequencies.itemsize:
+            self.frequencies = frequencies.to(self.device)
+        if same:
+            self.compute = self.dtype
+        return self
 
     def stored_tensors(self) -> dict[str, Tensor]:
         """Everything that is saved: the parameters, and the biases of the routers' choices, which no gradient moves."""

@@ -1,0 +1,95 @@
+"""Dialogues: what a policy says in a turn, what a world answers, and the protocol between them.
+
+A world is user code: it may be a game, a user simulator or a task with tools. It sees text and parsed calls, never
+tokens; what a policy drew is never decoded and encoded again (`hone.core.conversation` keeps the tokens).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from hone.core.conversation import Message
+from hone.core.generation import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool, as a policy wrote it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    """JSON values by parameter name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSchema:
+    """A tool as chat templates are told about it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments: `{"type": "object", "properties": ..., "required": ...}`."""
+
+    def as_function(self) -> dict[str, Any]:
+        """The form in which chat templates and OpenAI's protocol take a tool."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTurn:
+    """What a policy said in one turn, as a world sees it."""
+
+    text: str
+    """The answer, calls included, up to its stop string."""
+    calls: tuple[ToolCall, ...] = ()
+    fault: str | None = None
+    """Reason why a call in the text could not be parsed; None where all could, or none was made."""
+    finish_reason: FinishReason = "eos"
+    turn: int = 0
+    """0 for the first."""
+    tokens_left: int = 0
+    """Tokens of the context that are left after this turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldTurn:
+    """What a world says before a turn of the policy, or after its last one."""
+
+    messages: Sequence[Message] = ()
+    """Messages of the roles `system`, `user` or `tool`. A world that only begins a dialogue may leave them empty: the
+    prompt is then that of the dataset's row."""
+    reward: float | None = 0.0
+    """Reward of the policy's turn before. None at the end of a dialogue: it has no score."""
+    done: bool = False
+    """The world ended the dialogue (terminated)."""
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers that are averaged over dialogues and logged as `world/NAME`."""
+
+
+class DialogueWorld(Protocol):
+    """One dialogue with a policy; a world of several dialogues makes an instance for each.
+
+    Its answers are to be a function of the row, the seed and what the policy said: a run can then be repeated to the
+    bit. `answer` may be a coroutine function.
+    """
+
+    def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
+        """Begin the dialogue about a row of the dataset. `seed` is derived from the row and the sample."""
+        ...
+
+    def answer(self, said: PolicyTurn) -> WorldTurn:
+        """Answer a turn of the policy."""
+        ...
+
+    def close(self) -> None:
+        """End; called once, also for a dialogue that was cut."""
+        ...
+
+
+class ForkableWorld(DialogueWorld, Protocol):
+    """A world that can be branched in the middle: other actions are tried at one state."""
+
+    def fork(self) -> Self:
+        """An independent copy of the dialogue so far."""
+        ...
