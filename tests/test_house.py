@@ -35,6 +35,7 @@ TORCH_FREE = (
     "core",
     "credit",
     "estimators",
+    "games",
     "native",
     "planner",
     "process",

@@ -1,0 +1,138 @@
+"""Guessing a number: the policy guesses, the world says `<`, `>` or `=`; who halves the rest always wins.
+
+With 15 numbers and 4 turns, or 31 and 5, halving always finds the number, and guesses without listening find it in
+4 of 15 games, or 5 of 31. A dialogue reads `1-15 08 > 11 > 13 > 14 =`: each guess is a number and a space.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from hone.core.dialogue import PolicyTurn, WorldTurn
+from hone.core.errors import DataError
+from hone.core.random import generator
+
+ALPHABET: Final = "0123456789-<>=? "
+"""Characters of the game."""
+END: Final = " "
+"""End of a guess: the stop string of a turn."""
+INATTENTIVE: Final = 0.6
+"""Share of turns in which the player of the demonstrations does not listen."""
+
+
+def prompt_of(numbers: int) -> str:
+    """What a game begins with: `1-15 `."""
+    return f"1-{numbers}{END}"
+
+
+def rows(numbers: int = 15, turns: int = 4) -> list[dict[str, object]]:
+    """One row of a dataset for each secret number."""
+    return [
+        {"id": f"{secret} of {numbers}", "prompt": prompt_of(numbers), "secret": secret, "numbers": numbers,
+         "turns": turns}
+        for secret in range(1, numbers + 1)
+    ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class GuessingGame:
+    """A game about the row's `secret`. Columns `numbers` and `turns` are 15 and 4 where the row has none.
+
+    A win pays 1, and all else 0. A guess that is no number is answered by `?` and is a guess all the same.
+    """
+
+    secret: int = 0
+    turns: int = 4
+    guesses: int = 0
+    unreadable: int = 0
+
+    def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
+        """Begin a game. Raises DataError for a secret that is none of the numbers."""
+        del seed
+        numbers, self.turns = int(columns.get("numbers", 15)), int(columns.get("turns", 4))
+        self.secret, self.guesses, self.unreadable = int(columns["secret"]), 0, 0
+        if not 1 <= self.secret <= numbers:
+            raise DataError(f"secret = {self.secret} is none of the numbers 1 to {numbers}")
+        return WorldTurn()
+
+    def answer(self, said: PolicyTurn) -> WorldTurn:
+        """Compare a guess with the secret; the last one ends the game."""
+        self.guesses += 1
+        guess = read_guess(said.text)
+        self.unreadable += guess is None
+        sign = "?" if guess is None else compare(self.secret, guess)
+        won = sign == "="
+        return WorldTurn(
+            messages=[{"role": "user", "content": sign + END}],
+            reward=float(won),
+            done=won or self.guesses >= self.turns,
+            facts={"guesses": self.guesses, "unreadable": self.unreadable},
+        )
+
+    def close(self) -> None:
+        """End the game; it holds nothing."""
+
+    def fork(self) -> Self:
+        """A copy of the game so far."""
+        return type(self)(self.secret, self.turns, self.guesses, self.unreadable)
+
+
+@dataclass(slots=True)
+class DeafGuessingGame:
+    """The control: the same game, in which every answer but the last is `?`, so that there is nothing to listen to."""
+
+    game: GuessingGame
+
+    def __init__(self) -> None:
+        self.game = GuessingGame()
+
+    def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
+        """Begin a game. Raises DataError as `GuessingGame`."""
+        return self.game.begin(columns, seed)
+
+    def answer(self, said: PolicyTurn) -> WorldTurn:
+        """Pay as the game does, and say nothing."""
+        heard = self.game.answer(said)
+        silence = [{"role": "user", "content": "?" + END}]
+        return WorldTurn(messages=silence, reward=heard.reward, done=heard.done, facts=heard.facts)
+
+    def close(self) -> None:
+        """End the game; it holds nothing."""
+
+
+def read_guess(text: str) -> int | None:
+    """The number of a turn; None for anything but digits and a space."""
+    digits = text.removesuffix(END)
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def compare(secret: int, guess: int) -> str:
+    """Where the secret lies: `<` below the guess, `>` above it, `=`."""
+    return "=" if guess == secret else "<" if secret < guess else ">"
+
+
+def imitation_rows(
+    count: int, *, seed: int, numbers: int = 15, turns: int = 4, inattentive: float = INATTENTIVE
+) -> list[dict[str, object]]:
+    """Turns of `count` games to imitate: prompt and completion of each guess.
+
+    In a share `inattentive` of the turns the player names any number; in the others he halves what is left.
+    """
+    return [row for game in range(count) for row in _game_rows(seed, game, numbers, turns, inattentive)]
+
+
+def _game_rows(seed: int, game: int, numbers: int, turns: int, inattentive: float) -> Sequence[dict[str, object]]:
+    random = generator(seed, "guessing player", game)
+    secret = int(random.integers(1, numbers + 1))
+    text, low, high = prompt_of(numbers), 1, numbers
+    found: list[dict[str, object]] = []
+    for _ in range(turns):
+        deaf = random.random() < inattentive
+        guess = int(random.integers(1, numbers + 1)) if deaf else (low + high) // 2
+        said, sign = f"{guess:02d}{END}", compare(secret, guess)
+        found.append({"prompt": text, "completion": said})
+        if sign == "=":
+            break
+        low, high = (max(low, guess + 1), high) if sign == ">" else (low, min(high, guess - 1))
+        text += said + sign + END
+    return found
