@@ -1,4 +1,4 @@
-"""Demonstrations of `benchmarks/preferences.py`: each module keeps the convention, and a bar judges as it says."""
+"""Demonstrations of `benchmarks/preferences.py` and figures of `benchmarks/dialogues.py`: the convention, and bars."""
 
 import importlib
 from pathlib import Path
@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-NAMES = sorted(path.stem for path in (BENCHMARKS / "demonstrations").glob("*.py") if path.stem != "__init__")
+NAMES = [
+    f"{folder}.{path.stem}"
+    for folder in ("demonstrations", "dialogue_figures")
+    for path in sorted((BENCHMARKS / folder).glob("*.py"))
+    if path.stem != "__init__"
+]
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +24,7 @@ def _on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_demonstration_keeps_the_convention(name: str) -> None:
     from demonstrations import Bar
 
-    module = importlib.import_module(f"demonstrations.{name}")
+    module = importlib.import_module(name)
     assert module.TITLE
     assert len(set(module.SEEDS)) == len(module.SEEDS) >= 3
     assert min(module.SEEDS) >= 100, "seeds below 100 are for finding settings"
@@ -40,11 +45,11 @@ def test_a_bar_is_reached_by_every_seed_or_by_the_mean() -> None:
 
 
 def test_a_row_names_the_worst_seed_and_a_figure_without_bar_decides_nothing() -> None:
-    import preferences
+    import demonstrate
     from demonstrations import Bar
 
     bar = Bar(figure="wins", at_most=0.5)
-    row = preferences.figure_row("DPO", "wins", {100: 0.4, 101: 0.6}, bar, [3.0, 5.0], decides=True)
+    row = demonstrate.figure_row("DPO", "wins", {100: 0.4, 101: 0.6}, bar, [3.0, 5.0], decides=True)
     assert (row.row, row.value, row.met) == ("DPO: wins (worst seed 101: 0.6); 4 CPU s a seed", 0.5, False)
-    told = preferences.figure_row("DPO", "nats", {100: 0.4, 101: 0.6}, None, [3.0, 5.0], decides=True)
+    told = demonstrate.figure_row("DPO", "nats", {100: 0.4, 101: 0.6}, None, [3.0, 5.0], decides=True)
     assert (told.row, told.bar, told.met) == ("DPO: nats", None, None)
