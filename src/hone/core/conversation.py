@@ -124,15 +124,24 @@ def text_after_prompt(
     found: list[tuple[str, tuple[Turn, ...]]] = []
     seen = episodes.transcript
     for place in range(len(episodes)):
-        at = seen.at[episodes.offsets[place] : episodes.offsets[place + 1]]
-        end = int(seen.offsets[place + 1])
-        gaps = np.flatnonzero(np.diff(at) > 1)
-        # Answers and environment tokens alternate: an answer ends before a gap, and the next begins after it.
-        cuts = np.stack([at[gaps] + 1, at[gaps + 1]], axis=1).reshape(-1).tolist()
-        pieces = np.split(seen.tokens[at[0] : end], [cut - int(at[0]) for cut in cuts])
-        turns = tuple(("environment" if n % 2 else "policy", decode(piece)) for n, piece in enumerate(pieces))
-        found.append((turns[0][1], ()) if not cuts else (decode(seen.tokens[at[0] : end]), turns))
+        begin, end = int(seen.offsets[place]), int(seen.offsets[place + 1])
+        at = seen.at[episodes.offsets[place] : episodes.offsets[place + 1]] - begin
+        turns = split_turns(seen.tokens[begin:end], at, decode)
+        several = len(turns) > 1
+        text = decode(seen.tokens[begin + at[0] : end]) if several else turns[0][1]
+        found.append((text, turns if several else ()))
     return found
+
+
+def split_turns(tokens: NDArray[np.int32], at: Ints, decode: Callable[[NDArray[np.int32]], str]) -> tuple[Turn, ...]:
+    """Turns after the prompt of one conversation: `tokens` `[T]`, of which those `at` `[n]` were sampled. What follows
+    the last sampled token is a turn of the environment."""
+    gaps = np.flatnonzero(np.diff(at) > 1)
+    # Answers and environment tokens alternate: an answer ends before a gap, and the next begins after it.
+    cuts = [int(at[0]), *np.stack([at[gaps] + 1, at[gaps + 1]], axis=1).reshape(-1).tolist()]
+    cuts += [int(at[-1]) + 1] * (int(at[-1]) + 1 < len(tokens))
+    pieces = np.split(tokens, cuts)[1:]
+    return tuple(("environment" if n % 2 else "policy", decode(piece)) for n, piece in enumerate(pieces))
 
 
 def _routing(conversations: Sequence[TranscriptBuilder]) -> Routing | None:
