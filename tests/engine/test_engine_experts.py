@@ -84,6 +84,19 @@ def test_a_prefix_hit_brings_the_routes_with_the_keys(model, kind):
     assert equal(again, first)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kept_turn_brings_its_routes(model, kind):
+    busy, asked = engine(model, kind=kind), replace(request(7, length=20, max_tokens=5), keep_s=60.0)
+    (done,) = generate(busy, [asked])
+    text = np.concatenate([asked.prompt, done.tokens, np.array([3, 4], np.int32)])
+    second = replace(asked, prompt=text, turn=1, after=asked.id)
+    (warm,) = generate(busy, [second])
+    assert busy.stats.prefill_tokens == 3
+    (cold,) = generate(engine(model, kind=kind), [second])
+    assert same(warm, cold)
+    assert np.array_equal(warm.routing, cold.routing)
+
+
 def test_a_preempted_request_keeps_the_routes_with_which_its_tokens_were_drawn(model):
     """New weights send tokens elsewhere: those that were drawn before keep the routes of then."""
     other = new_model(CONFIG, seed=0)

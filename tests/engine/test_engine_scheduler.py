@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -90,20 +90,62 @@ class Bookkeeping(RuleBasedStateMachine):
         self.order, self.asked = 0, 0
         self.waiting: dict[tuple[str, int], list[int]] = {}
         self.scoring: dict[int, ScoreRequest] = {}
+        self.said: dict[tuple[str, int], np.ndarray] = {}
+        self.now_s = 0.0
 
-    @rule(prompt=st.sampled_from(PROMPTS), samples=st.integers(1, 4), most=st.integers(1, 12))
-    def submit(self, prompt: np.ndarray, samples: int, most: int) -> None:
+    @rule(
+        prompt=st.sampled_from(PROMPTS),
+        samples=st.integers(1, 4),
+        most=st.integers(1, 12),
+        keep_s=st.sampled_from([0.0, 1.5, 100.0]),
+    )
+    def submit(self, prompt: np.ndarray, samples: int, most: int, keep_s: float) -> None:
+        self.ask(prompt, samples, most, keep_s)
+
+    @precondition(lambda self: self.said)
+    @rule(data=st.data(), samples=st.integers(1, 3), most=st.integers(1, 6), heard=st.integers(1, 5))
+    def next_turn(self, data: st.DataObject, samples: int, most: int, heard: int) -> None:
+        """Go on from an answer, kept or not; now and then with another history than it had."""
+        id_, number = data.draw(st.sampled_from(sorted(self.said)))
+        text = np.append(self.said[id_, number], np.arange(heard) % VOCAB).astype(np.int32)
+        if data.draw(st.integers(0, 4)) == 0:
+            text[data.draw(st.integers(0, len(text) - 1))] = 9
+        if len(text) + most <= LONGEST:
+            self.ask(text, samples, most, 100.0, after=id_, first_sample=number)
+
+    @precondition(lambda self: hasattr(self, "now_s"))
+    @rule()
+    def wait(self) -> None:
+        self.now_s += 1.0
+
+    def ask(
+        self,
+        prompt: np.ndarray,
+        samples: int,
+        most: int,
+        keep_s: float,
+        after: str | None = None,
+        first_sample: int = 0,
+    ) -> None:
         self.asked += 1
-        request = Request(id=str(self.asked), prompt=prompt, samples=samples, sampling=SamplingParams(max_tokens=most))
+        request = Request(
+            id=str(self.asked),
+            prompt=prompt,
+            samples=samples,
+            sampling=SamplingParams(max_tokens=most),
+            first_sample=first_sample,
+            after=after,
+            keep_s=keep_s,
+        )
         members: list[SampleState] = []
-        for number in range(samples):
+        for number in range(first_sample, first_sample + samples):
             stream = CachedUniforms(lambda count, n=number, id_=request.id: uniforms(0, "t", id_, n, count=count))
             members.append(SampleState(self.order + 1 + number, request, number, stream))
             tokens = [token_of(u) for u in stream(most)]
             end = tokens.index(EOS) + 1 if EOS in tokens else most
             self.waiting[request.id, number] = tokens[:end]
         self.scheduler.add(PrefillGroup(self.order, prompt, members))
-        self.order += 1 + samples
+        self.order += 1 + first_sample + samples
 
     @rule(prompt=st.sampled_from(PROMPTS), count=st.integers(1, 12))
     def score(self, prompt: np.ndarray, count: int) -> None:
@@ -126,6 +168,16 @@ class Bookkeeping(RuleBasedStateMachine):
         self.scheduler.cancel(lambda sample: (sample.request.id, sample.number) == one and sample.request.id != "text")
         del self.waiting[one]
 
+    @precondition(lambda self: self.said)
+    @rule(data=st.data())
+    def cancel_a_dialogue(self, data: st.DataObject) -> None:
+        """A request that has ended, or a part of it: what is kept of it goes."""
+        name = data.draw(st.sampled_from(sorted({id_ for id_, _ in self.said})))
+        before = len(self.scheduler.texts.kept)
+        self.scheduler.cancel(lambda sample: sample.request.id == name)
+        assert len(self.scheduler.texts.kept) <= before
+        self.waiting = {one: tokens for one, tokens in self.waiting.items() if one[0] != name}
+
     @precondition(lambda self: self.scheduler.busy)
     @rule(times=st.integers(1, 4))
     def steps(self, times: int) -> None:
@@ -134,7 +186,7 @@ class Bookkeeping(RuleBasedStateMachine):
                 self.step()
 
     def step(self) -> None:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.now_s)
         assert plan is not None, "something waits, and nothing runs"
         assert len(plan.batch.tokens) <= max(self.scheduler.limits.pass_tokens, plan.rows + 16)
         self.memory.copy(plan.copy_sources, plan.copy_targets)
@@ -148,6 +200,7 @@ class Bookkeeping(RuleBasedStateMachine):
             assert len(done.logp) == len(done.version) == len(done.tokens)
             assert (np.diff(done.version) >= 0).all()
             assert done.version[-1] == self.scheduler.version
+            self.said[done.request_id, done.sample_index] = np.append(sample.request.prompt, done.tokens)
         for fill in outcome.scored_groups:
             text = self.scoring.pop(fill.order)
             assert sum(map(len, fill.scored_logp)) == len(text.tokens)
@@ -184,12 +237,52 @@ class Bookkeeping(RuleBasedStateMachine):
             self.step()
         assert not self.waiting
         assert not self.scoring
-        self.scheduler.cache.reset(self.scheduler.version)
+        self.scheduler.texts.reset(self.scheduler.version)
         assert self.scheduler.pool.free == self.scheduler.pool.count
 
 
 TestBookkeeping = Bookkeeping.TestCase
 TestBookkeeping.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    slots=st.integers(1, 5),
+    spare=st.sampled_from([0, 3, 40]),
+    pass_tokens=st.sampled_from([1, 6, 64]),
+    samples=st.integers(1, 4),
+)
+def test_turns_of_dialogues_read_their_own_text_and_leave_no_page(
+    seed: int, slots: int, spare: int, pass_tokens: int, samples: int
+) -> None:
+    """Dialogues of short turns that go on, branch, wait, rewrite their history or end, whatever is published."""
+    rng, machine = np.random.default_rng(seed), Bookkeeping()
+    machine.begin(slots, spare, pass_tokens, 64, longest=False)
+    for number in range(3):
+        machine.ask(PROMPTS[number], samples, int(rng.integers(1, 4)), 3.0)
+    for _ in range(60):
+        event = rng.random()
+        if machine.scheduler.busy and event < 0.6:
+            machine.step()
+        elif event < 0.65:
+            machine.publish(bool(rng.integers(2)))
+        elif event < 0.7:
+            machine.wait()
+        elif event < 0.72 and machine.said:
+            name = list(machine.said)[rng.integers(len(machine.said))][0]
+            machine.scheduler.cancel(lambda sample, name=name: sample.request.id == name)
+            machine.waiting = {one: tokens for one, tokens in machine.waiting.items() if one[0] != name}
+        elif machine.said:
+            id_, number = list(machine.said)[rng.integers(len(machine.said))]
+            text = np.append(machine.said.pop((id_, number)), rng.integers(1, VOCAB, rng.integers(1, 4)))
+            if rng.random() < 0.2:
+                text[rng.integers(len(text))] = 9
+            if len(text) + 3 <= LONGEST:
+                most, branches = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+                machine.ask(text.astype(np.int32), branches, most, 3.0, after=id_, first_sample=number)
+        machine.pages_are_conserved()
+    machine.teardown()
 
 
 def test_every_transition_leads_somewhere_and_nothing_leaves_the_end():

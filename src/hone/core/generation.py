@@ -56,6 +56,12 @@ class Request:
     """Number of its first sample: a request for the next turn of one sample has `samples = 1`."""
     turn: int = 0
     """Turn of the conversation. Draws are keyed by id, sample and turn."""
+    after: str | None = None
+    """Id of the request of the turn before, whose sample `first_sample` this one goes on from: an engine that keeps
+    that turn (`keep_s`) reads the new tokens only. It never changes the result."""
+    keep_s: float = 0.0
+    """Seconds for which an engine keeps what it computed for each of its answers, for a request `after` it; under
+    pressure, and when weights are published, they go earlier. 0: no longer than any text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +197,7 @@ class GenerationSession(Protocol):
         ...
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
-        """Drop these requests (None: all), with completions that were not yet returned."""
+        """Drop these requests (None: all), with completions that were not yet returned and turns that are kept."""
         ...
 
     def reset_stats(self) -> None:

@@ -42,6 +42,8 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
         seen.add(request.id)
         if request.samples < 1:
             faults.add(f"{name}: samples must be at least 1, got {request.samples}")
+        if not (math.isfinite(request.keep_s) and request.keep_s >= 0):
+            faults.add(f"{name}: keep_s must be a finite number of seconds, 0 or more, got {request.keep_s}")
         if not len(prompt):
             faults.add(f"{name}: the prompt is empty; it needs at least one token")
             continue

@@ -191,7 +191,7 @@ class EmbeddedEngine(EngineSession):
         began = self.clock.monotonic_s()
         if not self._opened:
             self._load()
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(began)
         if plan is None:
             raise RuntimeError("nothing can run; after drain(), publish() lets the rest begin")
         if len(plan.copy_sources):

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.engine.limits import FinishRules, PassOutcome, SchedulerCounts, SchedulerLimits
-from hone.engine.pages import PagePool
 from hone.engine.passes import PassPlan, PromptChunk, mixed_batch, no_copies
-from hone.engine.radix import PrefixCache
 from hone.engine.routes import RoutePages
 from hone.engine.samples import PrefillGroup, SampleEvent, SampleState
 from hone.engine.table import RunningBatch, mask_token_ids
+from hone.engine.text_pages import TextPages
 from hone.engine.work import SamplerOutput
 
 _GROUP: Final = 32
@@ -47,9 +46,9 @@ class Scheduler:
     def clear(self) -> None:
         """Drop all requests and caches."""
         limits = self.limits
-        self.pool = PagePool(limits.pages)
-        self.cache = PrefixCache(self.pool, limits.page_tokens)
-        self.cache.reset(self.version)
+        self.texts = TextPages(limits.pages, limits.page_tokens)
+        self.texts.reset(self.version)
+        self.pool = self.texts.pool
         self.routes = RoutePages(limits.pages, limits.page_tokens)
         self.table = RunningBatch(slots=limits.slots, most_pages=limits.most_pages, page_tokens=limits.page_tokens)
         self._waiting: list[tuple[int, int, int, PrefillGroup]] = []
@@ -79,8 +78,10 @@ class Scheduler:
         rank = 0 if fill.tokens_to_score is not None else 1 if fill.resumed else 2
         heapq.heappush(self._waiting, (rank, -expected, fill.order, fill))
 
-    def plan(self) -> PassPlan | None:
-        """The next pass; None when there is nothing to do (now)."""
+    def plan(self, now_s: float = 0.0) -> PassPlan | None:
+        """The next pass; None when there is nothing to do (now). `now_s`: seconds of a clock, for turns that are kept
+        until a time."""
+        self.texts.expire(now_s)
         self._sources: list[int] = []
         self._targets: list[int] = []
         if self._ready:
@@ -119,7 +120,7 @@ class Scheduler:
     def publish(self, version: int, *, keep: bool) -> None:
         """Sample with `version` from here on. Caches are recomputed, except for rows with `keep`."""
         self.version = version
-        self.cache.reset(version)
+        self.texts.reset(version)
         preempted = self.counts.preempted
         for fill in self._holders():
             self._drop_fill(fill)
@@ -139,8 +140,10 @@ class Scheduler:
             for sample, pages in self.table.remove(rows):
                 sample.apply_event(SampleEvent.CANCEL)
                 self.pool.release(pages)
+        self.texts.kept.drop(wanted)
         for fill in self._holders():
-            self._drop_fill(fill)
+            if any(map(wanted, (*fill.ready, *fill.members))):
+                self._drop_fill(fill)
         kept: list[tuple[int, int, int, PrefillGroup]] = []
         for entry in self._waiting:
             fill = entry[3]
@@ -180,7 +183,7 @@ class Scheduler:
         result: list[list[int]] = []
         for _ in range(most - takes_over):
             if rest:
-                page = self._page()
+                page = self.texts.page()
                 if page is None:
                     return result
                 self._sources.append(fill.pages[whole])
@@ -200,7 +203,7 @@ class Scheduler:
         short = self.table.short_of_pages()
         while len(short):
             for row in short.tolist():
-                page = self._page()
+                page = self.texts.page()
                 if page is None:
                     break
                 self.table.add_page(row, page)
@@ -215,15 +218,8 @@ class Scheduler:
         for sample, pages in ended:
             sample.apply_event(SampleEvent.END)
             self.routes.keep(sample, pages)
-            self._remember(sample, pages)
-            self.pool.release(pages)
+            self.texts.end(sample, pages)
         return [sample for sample, _ in ended]
-
-    def _remember(self, sample: SampleState, pages: list[int]) -> None:
-        """Keep the pages for a later turn of the conversation."""
-        if not sample.stale and len(pages) > 1:  # else not one page is whole
-            text = np.concatenate([sample.request.prompt, sample.tokens[:-1]]).astype(np.int32, copy=False)
-            self.cache.insert(self.version, text, pages)
 
     # --------------------------------------------------------------------------------------- prompts
 
@@ -247,18 +243,9 @@ class Scheduler:
 
     def _open(self, fill: PrefillGroup) -> bool:
         """Give `fill` its pages: those that hold its beginning already, and new ones."""
-        size = self.limits.page_tokens
-        known = self.cache.match(self.version, fill.text, most_pages=fill.first_draw // size)
-        need = -(-len(fill.text) // size) - len(known)
         # Running rows will need pages soon: new requests must leave them these, or would be preempted at once.
-        spare = len(self.table) // 4 + 1 if self.has_active else 0
-        while self.pool.free < need + spare and self.cache.evict():
-            pass
-        if self.pool.free < need + spare:
-            self.pool.release(known)
+        if not self.texts.open(fill, spare=len(self.table) // 4 + 1 if self.has_active else 0):
             return False
-        fill.pages = [*known, *(self.pool.take() for _ in range(need))]
-        fill.filled_tokens = len(known) * size
         self.counts.cached_tokens += fill.filled_tokens
         return True
 
@@ -300,7 +287,7 @@ class Scheduler:
             return
         if not chunk.drawing_samples:
             return
-        self.cache.insert(self.version, fill.text, fill.pages)
+        self.texts.cache.insert(self.version, fill.text, fill.pages)
         self._take_first(chunk, drawn, place)
         for sample in chunk.drawing_samples:
             finish = ends.finish_of(sample)
@@ -309,6 +296,7 @@ class Scheduler:
             else:
                 sample.apply_event(SampleEvent.END)
                 self.routes.keep(sample, fill.pages)
+                self.texts.keep_prompt(sample, fill)
                 outcome.finished.append((sample, finish))
         del fill.members[: len(chunk.drawing_samples)]
         if fill.ready:
@@ -339,12 +327,6 @@ class Scheduler:
         fill.pages = []
 
     # ----------------------------------------------------------------------------------------- pages
-
-    def _page(self) -> int | None:
-        """A free page, if need be one that held an old text."""
-        if not self.pool.free and not self.cache.evict():
-            return None
-        return self.pool.take()
 
     def _holders(self) -> list[PrefillGroup]:
         """Texts that hold pages, the latest last."""
@@ -384,17 +366,17 @@ class Scheduler:
         self.counts.preempted += 1
         self.routes.keep(sample, pages)
         if known:
-            self._remember(sample, pages)
+            self.texts.remember(sample, pages)
         self.pool.release(pages)
         text = np.concatenate([sample.request.prompt, sample.tokens]).astype(np.int32, copy=False)
         self.add(PrefillGroup(sample.order, text, [sample], resumed=True))
 
     def count_page_references(self) -> NDArray[np.int32]:
-        """References to each page by rows, texts and the cache, counted anew `[pages]`; for tests."""
+        """References to each page by rows, texts, the cache and kept turns, counted anew `[pages]`; for tests."""
         result = np.zeros(self.limits.pages, np.int32)
         for row in range(len(self.table)):
             np.add.at(result, self.table.pages[row, : self.table.page_count[row]], 1)
         for fill in self._holders():
             np.add.at(result, np.array(fill.pages, np.int64), 1)
-        np.add.at(result, np.array(self.cache.cached_pages(), np.int64), 1)
+        np.add.at(result, np.array([*self.texts.cache.cached_pages(), *self.texts.kept.pages()], np.int64), 1)
         return result

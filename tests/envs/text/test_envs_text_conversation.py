@@ -166,6 +166,20 @@ def test_environment_tokens_are_no_decisions_and_rewards_stand_at_turns(model: D
     assert any(np.diff(seen.at).tolist().count(3) for _ in [0])
 
 
+def test_a_turn_costs_its_new_tokens_and_nothing_is_kept_afterwards(model: Decoder) -> None:
+    engine = engine_of(model, slots=8)
+    episodes = rollout(engine, environment=Echo())
+    turns = 1 + np.array([np.count_nonzero(np.diff(episodes.transcript.at[own]) > 1) for own in rows_of(episodes)])
+    heard = 3 * int((turns - 1).sum())  # the echo, and the answer's last token, which was not read before
+    assert engine.stats.prefill_tokens == heard + 2 * (len(episodes) // 2), "a prompt is read once for two samples"
+    assert turns.max() > 1
+    assert len(engine._scheduler.texts.kept) == 0
+
+
+def rows_of(episodes: Episodes) -> list[slice]:
+    return [slice(*ends) for ends in np.stack([episodes.offsets[:-1], episodes.offsets[1:]], axis=1).tolist()]
+
+
 def test_a_conversation_of_one_turn_is_an_answer(model: Decoder) -> None:
     """An environment that ends at once changes nothing but the rewards that it pays."""
 

@@ -60,9 +60,13 @@ class ConversationLoop:
         *,
         environment: TextEnvironment | None = None,
         context: int = 2**31 - 1,
+        keep_s: float = 60.0,
     ) -> None:
         """`environment`: None ends every conversation after one answer. `context`: most tokens of a conversation; one
-        that has no room for another turn is truncated."""
+        that has no room for another turn is truncated. `keep_s`: seconds for which the session keeps what it computed
+        of a conversation while the environment replies: a turn then costs its new tokens only."""
+        if environment is not None:
+            requests = [replace(one, keep_s=keep_s) for one in requests]
         self.groups = [
             [Conversation(one, sample, TranscriptBuilder(one.prompt)) for sample in range(one.samples)]
             for one in requests
@@ -115,7 +119,12 @@ class ConversationLoop:
             return conversation
         transcript.append_environment(reply.tokens)
         turn = replace(
-            request, prompt=transcript.tokens, samples=1, first_sample=conversation.sample, turn=transcript.turns
+            request,
+            prompt=transcript.tokens,
+            samples=1,
+            first_sample=conversation.sample,
+            turn=transcript.turns,
+            after=request.id,
         )
         self._session.submit([turn])
         return None
@@ -125,4 +134,6 @@ class ConversationLoop:
         place = self._places[ended.request.id]
         self._open[place] -= 1
         self._unfinished -= 1
+        if not self._open[place] and self._environment is not None:
+            self._session.cancel([ended.request.id])  # its last turns need not be kept
         return not self._open[place]

@@ -100,9 +100,10 @@ class StreamingEngine:
         return completion
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
-        """Drop these requests, and report nothing more."""
-        self.engine.observer = None
+        """Drop these requests, and report nothing more of them."""
         self.engine.cancel(request_ids)
+        if not self.engine.has_requests():
+            self.engine.observer = None
 
     def reset_stats(self) -> None:
         self.engine.reset_stats()

@@ -1,0 +1,177 @@
+"""Pages of texts: the free ones, whole pages of known texts, and turns of dialogues that are kept to be gone on from.
+
+When pages are short, known texts go first, the least recently used at once, and then kept turns, the latest first:
+dialogues come back in about the order in which they left. Whoever comes back too late is read anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.engine.pages import PagePool
+from hone.engine.radix import PrefixCache
+from hone.engine.samples import PrefillGroup, SampleState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTurn:
+    """A finished sample, and the pages that hold its text."""
+
+    sample: SampleState
+    text: NDArray[np.int32]
+    """`[n]` tokens in the pages."""
+    pages: list[int]
+    """An unfinished last page is nobody else's, so that the next turn may write behind the text."""
+    until_s: float
+
+
+class KeptTurns:
+    """Turns by request id and sample; each holds one reference to its pages."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._turns: dict[tuple[str, int], KeptTurn] = {}
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def pages(self) -> list[int]:
+        """The pages that it refers to, one as often as it is referred to."""
+        return [page for turn in self._turns.values() for page in turn.pages]
+
+    def keep(self, turn: KeptTurn) -> None:
+        """Keep a turn, in place of an earlier one of the same request and sample. Takes its references over."""
+        self._release(turn.sample.request.id, turn.sample.number)
+        self._turns[turn.sample.request.id, turn.sample.number] = turn
+
+    def take(self, fill: PrefillGroup) -> KeptTurn | None:
+        """Hand out the turn that the text of `fill` goes on from, with its references. One that it does not go on from,
+        because the history was rewritten, is dropped."""
+        key = _turn_before(fill)
+        turn = None if key is None else self._turns.get(key)
+        if key is None or turn is None:
+            return None
+        count = len(turn.text)
+        if count > fill.first_draw or not np.array_equal(fill.text[:count], turn.text):
+            self._release(*key)
+            return None
+        return self._turns.pop(key)
+
+    def evict(self) -> bool:
+        """Drop the turn that was kept last; False without any."""
+        if not self._turns:
+            return False
+        self._release(*next(reversed(self._turns)))
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Drop the turns whose time is over."""
+        if self._turns:
+            self._drop([key for key, turn in self._turns.items() if turn.until_s <= now_s])
+
+    def drop(self, wanted: Callable[[SampleState], bool]) -> None:
+        """Drop the turns of the samples that are `wanted`."""
+        self._drop([key for key, turn in self._turns.items() if wanted(turn.sample)])
+
+    def reset(self) -> None:
+        """Drop all turns."""
+        self._drop(list(self._turns))
+
+    def _drop(self, keys: list[tuple[str, int]]) -> None:
+        for key in keys:
+            self._release(*key)
+
+    def _release(self, request_id: str, number: int) -> None:
+        turn = self._turns.pop((request_id, number), None)
+        if turn is not None:
+            self._pool.release(turn.pages)
+
+
+class TextPages:
+    """The pool of pages, and what is known of texts that nobody reads or writes now."""
+
+    def __init__(self, pages: int, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._version = 0
+        self._now_s = 0.0
+        self.pool = PagePool(pages)
+        self.cache = PrefixCache(self.pool, page_tokens)
+        self.kept = KeptTurns(self.pool)
+
+    def reset(self, version: int) -> None:
+        """Forget everything: from now on texts are read by `version`."""
+        self._version = version
+        self.cache.reset(version)
+        self.kept.reset()
+
+    def expire(self, now_s: float) -> None:
+        """Drop turns whose time is over; turns that end from now on are kept from `now_s` on."""
+        self._now_s = now_s
+        self.kept.expire(now_s)
+
+    def page(self) -> int | None:
+        """A free page, if need be one that held an old text or a kept turn."""
+        return self.pool.take() if self._make_room(1) else None
+
+    def open(self, fill: PrefillGroup, *, spare: int) -> bool:
+        """Give `fill` its pages: those that hold its beginning already, and new ones. False, and nothing is taken, if
+        fewer than `spare` would be left."""
+        turn = self.kept.take(fill)
+        if turn is None:
+            known = self.cache.match(self._version, fill.text, most_pages=fill.first_draw // self._page_tokens)
+            count = len(known) * self._page_tokens
+        else:
+            known, count = turn.pages, len(turn.text)
+        need = -(-len(fill.text) // self._page_tokens) - len(known)
+        if not self._make_room(need + spare):
+            if turn is None:
+                self.pool.release(known)
+            else:
+                self.kept.keep(turn)
+            return False
+        fill.pages = [*known, *(self.pool.take() for _ in range(need))]
+        fill.filled_tokens = count
+        return True
+
+    def end(self, sample: SampleState, pages: list[int]) -> None:
+        """Take over the pages of a sample that ended: they are kept for the next turn, or remembered as far as they
+        are whole."""
+        self.remember(sample, pages)
+        if sample.request.keep_s and not sample.stale:
+            self.kept.keep(KeptTurn(sample, _read_text(sample), pages, self._now_s + sample.request.keep_s))
+        else:
+            self.pool.release(pages)
+
+    def keep_prompt(self, sample: SampleState, fill: PrefillGroup) -> None:
+        """Keep the prompt of a sample that ended with its first token, as far as no other sample writes behind it."""
+        if not sample.request.keep_s:
+            return
+        alone = len(fill.members) == 1 and not fill.ready
+        whole = len(fill.text) // self._page_tokens
+        pages = fill.pages if alone else fill.pages[:whole]
+        text = fill.text if alone else fill.text[: whole * self._page_tokens]
+        self.pool.share(pages)
+        self.kept.keep(KeptTurn(sample, text, list(pages), self._now_s + sample.request.keep_s))
+
+    def remember(self, sample: SampleState, pages: list[int]) -> None:
+        """Keep whole pages for any text that begins like this sample's."""
+        if not sample.stale and len(pages) > 1:  # else not one page is whole
+            self.cache.insert(self._version, _read_text(sample), pages)
+
+    def _make_room(self, count: int) -> bool:
+        while self.pool.free < count:
+            if not self.cache.evict() and not self.kept.evict():
+                return False
+        return True
+
+
+def _turn_before(fill: PrefillGroup) -> tuple[str, int] | None:
+    request = fill.members[0].request
+    return None if request.after is None else (request.after, request.first_sample)
+
+
+def _read_text(sample: SampleState) -> NDArray[np.int32]:
+    """`[n]` prompt and answer up to the token before the last, which nobody has read."""
+    return np.concatenate([sample.request.prompt, sample.tokens[:-1]]).astype(np.int32, copy=False)
