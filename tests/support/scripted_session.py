@@ -3,7 +3,7 @@
 Texts are words of one character each. Draws are keyed as an engine keys them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +47,9 @@ class ScriptedSession:
         order = permutation(self.order, "order", len(self.calls), count=len(self.queue)).tolist()
         self.queue = [self.queue[place] for place in order]
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
         for place in reversed(range(len(self.queue))):
             if request_ids is None or self.queue[place][0].id in request_ids:
                 return self._draw(*self.queue.pop(place))

@@ -6,10 +6,19 @@ tokens; what a policy drew is never decoded and encoded again (`hone.core.conver
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self
 
 from hone.core.conversation import Message
+from hone.core.episodes import ScoreStatus
 from hone.core.generation import FinishReason
+
+StopReason = Literal["done", "turns", "context", "max_tokens", "invalid_calls", "deadline", "world_died"]
+"""Reason why a dialogue ended. `done`: the world ended it, or a turn without a call where there is no world
+(terminated). `turns`, `context`, `max_tokens`, `invalid_calls`: a limit (truncated, with the rewards so far).
+`deadline`, `world_died`: its world failed (no score)."""
+STOP_REASONS: Final[tuple[StopReason, ...]] = (
+    "done", "turns", "context", "max_tokens", "invalid_calls", "deadline", "world_died",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,19 @@ class WorldTurn:
     """The world ended the dialogue (terminated)."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers that are averaged over dialogues and logged as `world/NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialogueOutcome:
+    """Result of a dialogue that ended, for its score."""
+
+    stop: StopReason
+    rewards: tuple[float, ...] = ()
+    """The world's reward of each turn, 0 for turns that it did not answer; empty without a world."""
+    status: ScoreStatus = ScoreStatus.SCORED
+    """SCORED, unless the world failed or gave no score."""
+    reason: str = ""
+    """Why it has no score."""
 
 
 class DialogueWorld(Protocol):

@@ -122,6 +122,9 @@ class Episodes:
     when missing."""
     id: Annotated[Ints | None, Column("episode", np.int64, optional=True)] = None
     """`[E]` stable identity of the episode, the same for all its pieces."""
+    part: Annotated[Ints | None, Column("episode", np.int64, optional=True)] = None
+    """`[E]` number of the row in its dialogue, where a chat template's rewriting of the history cuts dialogues into
+    several rows of one `id`: a dialogue is one sample, with one score, whatever the number of its rows."""
     time: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
     """`[N]` seconds at which each action was taken."""
     ref_logp: Annotated[NDArray[np.float32] | None, Column("decision", np.float32, optional=True)] = None

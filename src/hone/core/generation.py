@@ -192,8 +192,11 @@ class GenerationSession(Protocol):
         """
         ...
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
-        """Wait for the next completion of these requests (None: of any); None when none of them is left."""
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """Wait for the next completion of these requests (None: of any); None when none of them is left, or once `wake`
+        is true. An engine asks it between passes, so that a caller with other work (a world that answered) gets on."""
         ...
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import Message, TranscriptBuilder
+from hone.core.dialogue import DialogueOutcome
 from hone.core.state import State
 
 
@@ -28,6 +29,8 @@ class ScorerInput:
     """Name of the prompt in messages."""
     steps: int | None = None
     """Steps of the answer, where these are scored instead of turns."""
+    dialogue: DialogueOutcome | None = None
+    """Result of a dialogue, as its world gave it; None for answers to prompts."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:

@@ -7,7 +7,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
@@ -55,13 +55,18 @@ class EngineSession(ABC):
             self._in_flight.update(names)
             self._queue(requests, round)
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
-        """Run until one of these requests (None: any) has a completion; None when none of them is left.
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """Run until one of these requests (None: any) has a completion; None when none of them is left, or once `wake`
+        is true, which is asked before each pass.
 
         Raises RuntimeError while the engine is paused, DivergedError when the model's logits are not finite or the
         weights are not the trainer's, ServerError when a server refuses, cannot be understood or stays away.
         """
         while (completion := self._take_done(request_ids)) is None and self.has_requests(request_ids):
+            if wake is not None and wake():
+                return None
             self._raise_if_paused()
             self._step()
         return completion

@@ -10,8 +10,8 @@ from typing import Literal, cast
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError
+from hone.process.wire import decode
 from hone.rewards.scores import RewardResult, result_from_value
-from hone.rewards.wire import decode
 
 _JOB_S = 0.25
 """Seconds of work that one job should hold, by how long samples took so far."""

@@ -15,7 +15,7 @@ from hone.core.errors import DataError, UserCodeError
 from hone.process.child import ChildLostError, RestartingChild
 from hone.process.parent import connect_to_parent
 from hone.process.user_files import check_reference, describe_error, load_reference, user_traceback
-from hone.rewards.wire import decode, encode
+from hone.process.wire import decode, encode
 
 _KIND = "solution function"
 

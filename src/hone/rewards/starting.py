@@ -6,10 +6,10 @@ from typing import TypeAlias, cast
 
 from hone.core.clock import Clock
 from hone.process.child import ChildLostError, ChildProcess, LineParser
+from hone.process.wire import encode
 from hone.rewards.config import RewardsConfig
 from hone.rewards.faults import reward_fault
 from hone.rewards.jobs import FunctionSignature, parse_message, parse_signature
-from hone.rewards.wire import encode
 
 Worker: TypeAlias = ChildProcess[bytes]
 

@@ -18,6 +18,7 @@ from hone.core.errors import UserCodeError
 from hone.process.confine import Confinement, confine
 from hone.process.parent import ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
+from hone.process.wire import decode
 from hone.rewards.functions import (
     LoadedFunction,
     OptionalScore,
@@ -27,7 +28,6 @@ from hone.rewards.functions import (
     load_function,
     sample_score,
 )
-from hone.rewards.wire import decode
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError
 from hone.core.judging import DatasetRow
 from hone.process.child import ChildLostError
+from hone.process.wire import encode
 from hone.rewards.config import RewardsConfig, unique_names
 from hone.rewards.faults import reward_fault
 from hone.rewards.functions import check_reference
@@ -39,7 +40,6 @@ from hone.rewards.jobs import (
 from hone.rewards.references import ReferenceRule, missing_columns, missing_rows
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result
 from hone.rewards.starting import Worker, protect_folders, start_worker
-from hone.rewards.wire import encode
 
 _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""

@@ -95,9 +95,14 @@ class Searching:
         self._ask(searches, round)
         self._waves.append(_Wave(searches, round))
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
-        """Search until one of these requests (None: any) has an answer; None when none of them is left."""
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """Search until one of these requests (None: any) has an answer; None when none of them is left, or once `wake`
+        is true."""
         while (found := self._take(request_ids)) is None:
+            if wake is not None and wake():
+                return None
             wave = next((wave for wave in self._waves if _concerns(wave, request_ids)), None)
             if wave is None:
                 return None

@@ -48,6 +48,10 @@ class Echo:
     turns: int = TURNS
     late: list[tuple[Future, EnvironmentReply]] = field(default_factory=list)
 
+    def begin(self, conversation: Conversation) -> None: ...
+
+    def end(self, conversation: Conversation) -> None: ...
+
     def reply(self, conversation: Conversation) -> Future[EnvironmentReply]:
         transcript = conversation.transcript
         last = transcript.answers[-1].tokens[-1:]

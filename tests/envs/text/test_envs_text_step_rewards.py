@@ -1,6 +1,6 @@
 """Scores of steps: where steps end, in tokens of any length, and what a reward is paid for."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,7 +46,9 @@ class OneAnswer:
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
         self.waiting.extend(requests)
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
         if not self.waiting:
             return None
         said = np.array(self.tokens, np.int32)

@@ -1,6 +1,6 @@
 """The text world with a scripted engine and judge: which prompts are asked, and how answers become columns."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,7 +82,9 @@ class Scripted:
                 )
             )
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
         return self.waiting.pop(0) if self.waiting else None
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Two answers to a prompt with a nudge between them: tokens, scores of both, room, and how an evaluation tells it."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ class TwoLetters:
         self.asked.extend(requests)
         self.waiting += [(one, one.first_sample + k) for one in requests for k in range(one.samples)]
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
         if not self.waiting:
             return None
         request, sample = self.waiting.pop(0)

@@ -19,6 +19,14 @@ class NudgeEnvironment:
     tokens: Callable[[Conversation], NDArray[np.int32]]
     """Conversation of one answer -> all tokens between it and the next one."""
 
+    def begin(self, conversation: Conversation) -> None:
+        """None: the prompts are the requests' own."""
+        del conversation
+
+    def end(self, conversation: Conversation) -> None:
+        """Nothing was opened for it."""
+        del conversation
+
     def reply(self, conversation: Conversation) -> "Future[EnvironmentReply]":
         ready: Future[EnvironmentReply] = Future()
         if conversation.transcript.turns > 1:

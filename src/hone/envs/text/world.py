@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.conversation import ConversationColumns, build_columns
+from hone.core.conversation import ConversationColumns, TranscriptBuilder, build_columns
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
+from hone.core.errors import UserCodeError
 from hone.core.generation import GenerationSession, Request, SamplingParams
 from hone.core.judging import ScoreBatch, Scorer, ScorerInput
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
-from hone.envs.text.conversation import Conversation, ConversationLoop, TextEnvironment
+from hone.envs.text.conversation import Conversation, ConversationLoop, SlotUse, TextEnvironment
 from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.step_rewards import count_steps, step_ends
 
@@ -55,6 +56,10 @@ class TextWorld:
     """Replies to answers; None: one answer is the whole conversation."""
     context: int = 2**31 - 1
     """Most tokens of a conversation."""
+    slots: int = 2**31 - 1
+    """Answers that the session writes at the same time."""
+    forks: bool = False
+    """Conversations may have several rows: episodes have `id` and `part`."""
     step_end: str = ""
     """Text that ends a step of an answer, where steps have scores; for conversations of one answer."""
     prompts_asked: int = 0
@@ -64,7 +69,9 @@ class TextWorld:
         chosen = [self.prompts[row] for row in self._rows()]
         requests = self._requests(chosen)
         session.reset_stats()
-        loop = ConversationLoop(session, requests, self.decode, environment=self.environment, context=self.context)
+        loop = ConversationLoop(
+            session, requests, self.decode, environment=self.environment, context=self.context, slots=self.slots
+        )
         tickets: list[object] = [None] * len(requests)
         for place in loop.finished_groups():
             prompt = chosen[place % len(chosen)]
@@ -72,11 +79,13 @@ class TextWorld:
         scores = self.scorer.gather(tickets)
         first = self.prompts_asked
         self.prompts_asked += len(chosen)
+        self.slot_use = loop.slot_use
         return _episodes(
             [one for group in loop.groups[: len(chosen)] for one in group],
             group=np.repeat(np.arange(first, first + len(chosen)), self.samples),
             scores=scores,
             step_ends=self._step_ends if self.step_end else None,
+            ids=first * self.samples + np.arange(len(chosen) * self.samples) if self.forks else None,
         )
 
     def _step_ends(self, conversation: Conversation, steps: int) -> Ints:
@@ -107,6 +116,8 @@ class TextWorld:
         return rows
 
     def __post_init__(self) -> None:
+        self.slot_use = SlotUse()
+        """Use of the session's slots by the latest rollout."""
         self._cached_epoch = -1
         self._cached_order = np.zeros(0, dtype=np.int64)
 
@@ -134,19 +145,26 @@ class TextWorld:
 
 
 def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation], step_end: str) -> list[ScorerInput]:
-    texts = [next(one for one in reversed(each.messages) if one["role"] == "assistant")["content"] for each in group]
+    texts = [_last_answer(one) for one in group]
     return [
         ScorerInput(
-            prompt=prompt.content,
-            text=str(text),
+            prompt=prompt.content if one.opening is None else one.opening,
+            text=text,
             columns=prompt.columns,
             messages=tuple(one.messages),
             transcript=one.transcript,
             id=prompt.id,
-            steps=count_steps(str(text), step_end) if step_end else None,
+            steps=count_steps(text, step_end) if step_end else None,
+            dialogue=one.outcome,
         )
         for text, one in zip(texts, group, strict=True)
     ]
+
+
+def _last_answer(conversation: Conversation) -> str:
+    """Text of the last answer; empty for a conversation that ended before the first."""
+    said = (one["content"] for one in reversed(conversation.messages) if one["role"] == "assistant")
+    return str(next(said, ""))
 
 
 def _episodes(
@@ -155,10 +173,21 @@ def _episodes(
     group: NDArray[np.int64],
     scores: ScoreBatch,
     step_ends: Callable[[Conversation, int], Ints] | None,
+    ids: NDArray[np.int64] | None,
 ) -> Episodes:
-    """Conversations and their scores as episodes. Scores beyond the conversations are the groups' greedy baselines."""
+    """Conversations and their scores as episodes. Scores beyond the conversations are the groups' greedy baselines.
+
+    A conversation that ended before its first answer has no episode. With `ids` `[conversations]` one of several rows
+    is as many pieces of one id; only the last of them has ended.
+    """
     count = len(conversations)
-    columns = build_columns([one.transcript for one in conversations])
+    answered = [place for place in range(count) if conversations[place].turns]
+    rows = [conversations[place].rows for place in answered]
+    columns = build_columns([row for own in _require_answers(rows, conversations) for row in own])
+    pieces = np.array([len(own) for own in rows], np.int64)
+    of = np.repeat(np.array(answered, np.int64), pieces)
+    last = np.zeros(len(of), np.bool_)
+    last[np.cumsum(pieces) - 1] = True
     greedy = np.where(scores.status[count:] == ScoreStatus.SCORED, scores.score[count:], np.nan)
     return Episodes(
         offsets=columns.offsets,
@@ -166,15 +195,37 @@ def _episodes(
         chosen=columns.chosen,
         logp=columns.logp,
         version=columns.version,
-        reward=_rewards(conversations, columns, scores, step_ends),
-        group=group,
-        terminated=~columns.truncated,
-        truncated=columns.truncated,
-        score=scores.score[:count] + [sum(one.rewards) for one in conversations],
-        status=scores.status[:count],
-        components=np.stack([values[:count] for values in scores.functions.values()], axis=1),
-        baseline=np.repeat(greedy, count // len(greedy)) if len(greedy) else None,
+        reward=_rewards(conversations, _by_conversation(columns, answered, pieces, count), scores, step_ends),
+        group=group[of],
+        terminated=~columns.truncated & last,
+        truncated=columns.truncated & last,
+        score=(scores.score[:count] + [sum(one.rewards) for one in conversations])[of],
+        status=scores.status[:count][of],
+        components=np.stack([values[:count][of] for values in scores.functions.values()], axis=1),
+        baseline=np.repeat(greedy, count // len(greedy))[of] if len(greedy) else None,
+        id=None if ids is None else ids[of],
+        part=None if ids is None else ranges(np.zeros_like(pieces), pieces),
     )
+
+
+def _require_answers(
+    rows: list[list[TranscriptBuilder]], conversations: Sequence[Conversation]
+) -> list[list[TranscriptBuilder]]:
+    """The rows of all conversations with an answer. Raises UserCodeError where there is none."""
+    if not rows:
+        reasons = dict.fromkeys(one.outcome.reason for one in conversations if one.outcome is not None)
+        raise UserCodeError(f"none of {len(conversations)} dialogues could begin", *list(reasons)[:3])
+    return rows
+
+
+def _by_conversation(
+    columns: ConversationColumns, answered: Sequence[int], pieces: NDArray[np.int64], count: int
+) -> ConversationColumns:
+    """The columns with offsets of whole conversations; those that were not answered are empty."""
+    per = np.zeros(count, np.int64)
+    per[np.array(answered, np.int64)] = pieces
+    edges = offsets_of(per)
+    return replace(columns, offsets=columns.offsets[edges], turn_offsets=columns.turn_offsets[edges])
 
 
 def _rewards(
@@ -186,8 +237,8 @@ def _rewards(
     """`[N]`: scores of turns or steps and the environment's rewards at the last decision of each, else the score at the
     last one."""
     count, reward = len(conversations), np.zeros(columns.offsets[-1], dtype=np.float32)
-    paid = scores.status[:count] == ScoreStatus.SCORED
-    reward[columns.offsets[1:] - 1] = np.where(paid, scores.score[:count], 0.0)
+    paid = (scores.status[:count] == ScoreStatus.SCORED) & (np.diff(columns.offsets) > 0)
+    reward[columns.offsets[1:][paid] - 1] = scores.score[:count][paid]
     for place in np.flatnonzero(paid).tolist():
         turns, extra = scores.turn_scores.get(place), conversations[place].rewards
         ends = columns.turn_ends[columns.turn_offsets[place] : columns.turn_offsets[place + 1]]

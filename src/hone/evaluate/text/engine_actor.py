@@ -1,6 +1,6 @@
 """Generation with a token policy: prompts, and the engine as an actor."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -36,8 +36,10 @@ class EngineActor:
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
         self.engine.submit(requests, round=round)
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
-        return self.engine.next_completion(request_ids)
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        return self.engine.next_completion(request_ids, wake=wake)
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
         self.engine.cancel(request_ids)

@@ -12,6 +12,7 @@ from hone.core.judging import DatasetRow, ScorerInput
 from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
 from hone.evaluate.text.judges.member import judge_member
 from hone.evaluate.text.reward_models import ModelLoader, RewardModelMember
+from hone.process.wire import pack
 from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer
 from hone.rewards.jobs import RewardBatch, parse_results
@@ -19,7 +20,6 @@ from hone.rewards.judges.config import RewardJudge
 from hone.rewards.score_watch import ScoreWatch
 from hone.rewards.scorer import FunctionMember, MeasuredMember, RewardMember, RewardScorer, reward_batch
 from hone.rewards.scores import RewardResult, failed_result
-from hone.rewards.wire import pack
 from hone.rewards.workers import RewardWorkerPool
 
 

@@ -3,7 +3,7 @@
 Its answers are text only, so their tokens are bytes; their log-probabilities are NaN and must not enter a loss.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -57,8 +57,11 @@ class ServerGenerator:
         ]
         self._answers.append((frozenset(one.id for one in requests), self.client.generate(questions)))
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
-        """The next answer of the earliest questions that are left."""
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """The next answer of the earliest questions that are left. A server is waited for whatever `wake` says."""
+        del wake
         for entry in [one for one in self._answers if request_ids is None or any(id_ in request_ids for id_ in one[0])]:
             for completion in entry[1]:
                 self.token_counts[completion.request_id] = completion.completion_tokens

@@ -86,10 +86,12 @@ class StreamingEngine:
                 self._texts[request.id, sample] = number, IncrementalDetokenizer(self.decode)
         self.engine.observer = self._observe
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
         """The engine's next completion, reported as ended."""
         try:
-            completion = self.engine.next_completion(request_ids)
+            completion = self.engine.next_completion(request_ids, wake=wake)
         finally:
             if not self.engine.has_requests():
                 self.engine.observer = None

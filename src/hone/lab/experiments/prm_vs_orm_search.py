@@ -6,7 +6,7 @@ the one of outcomes one for the whole answer. A beam of width 1 with branch B co
 """
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -66,8 +66,10 @@ class TableSession:
         del round
         self.queue.extend((one, one.first_sample + place) for one in requests for place in range(one.samples))
 
-    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
-        del request_ids
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        del request_ids, wake
         return self._draw(*self.queue.popleft()) if self.queue else None
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:

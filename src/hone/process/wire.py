@@ -1,4 +1,4 @@
-"""Messages between trainer and worker: one JSON object on a line.
+"""Messages between this process and a child: one JSON object on a line.
 
 JSON has no tuples, sets, bytes, dates, or keys that are not text; they are tagged, so that a function sees a column
 exactly as the dataset holds it. Nothing here can run code, unlike pickle.
@@ -59,7 +59,7 @@ def _pack_rare(value: object) -> object:
     array: Any = value
     if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         return pack(array.tolist())
-    raise TypeError(f"a value of type {type(value).__name__} cannot be handed to a reward function")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be handed to a process")
 
 
 def unpack(value: object) -> object:
