@@ -14,8 +14,9 @@ from hone.core.errors import DataError
 from hone.envs.text.dataset import Example, ExampleDataset, build_examples
 from hone.envs.text.scored_rows import ScoredAnswer
 
-AnswerKind: TypeAlias = Literal["preference", "unpaired", "outcome", "stepwise", "imitation"]
-"""Pairs; answers labelled 1 or 0; answers with any score; answers with labelled steps; good answers to imitate."""
+AnswerKind: TypeAlias = Literal["preference", "unpaired", "outcome", "stepwise", "imitation", "experience"]
+"""Pairs; answers labelled 1 or 0; answers with any score; answers with labelled steps; good answers to imitate; all
+answers, each once, whatever their score."""
 PairRule: TypeAlias = Literal["best_worst", "all"]
 """Pairs of a prompt's answers: the best with the worst, or every two with different scores."""
 
@@ -41,6 +42,7 @@ def select_answers(
         "outcome": lambda example: _relabelled(example, float),
         "stepwise": _with_steps,
         "imitation": lambda example: _to_imitate(example, min_score, max_per_prompt),
+        "experience": lambda example: _to_learn_from(example, max_per_prompt),
     }
     chosen = [one for example in scored for one in choose[kind](example)]
     notes = [f"{collected.source}: {missing} of {total} answers have no score and are left out"] if missing else []
@@ -61,6 +63,7 @@ _WANTED: dict[AnswerKind, str] = {
     "outcome": "scored answers",
     "stepwise": "answers with labelled steps",
     "imitation": "answers to imitate",
+    "experience": "different answers",
 }
 _LACKING: dict[AnswerKind, str] = {
     "preference": "one score for all answers: no pair",
@@ -68,6 +71,7 @@ _LACKING: dict[AnswerKind, str] = {
     "outcome": "no scored answer",
     "stepwise": "no labelled step",
     "imitation": "no right answer: unsolved",
+    "experience": "no scored answer",
 }
 
 
@@ -119,5 +123,14 @@ def _to_imitate(example: Example, min_score: float, most: int | None) -> Iterato
     right = [
         one for one in example.answers if one.score >= min_score and one.tokens is not None and not one.tokens.truncated
     ]
-    distinct = {one.tokens.tokens.tobytes(): one for one in reversed(right) if one.tokens is not None}
-    yield from _numbered(example, [(one,) for one in list(distinct.values())[::-1]][:most])
+    yield from _numbered(example, [(one,) for one in _distinct(right)][:most])
+
+
+def _to_learn_from(example: Example, most: int | None) -> Iterator[Example]:
+    yield from _numbered(example, [(one,) for one in _distinct(example.answers)][:most])
+
+
+def _distinct(answers: Sequence[ScoredAnswer]) -> list[ScoredAnswer]:
+    """Answers that were collected as tokens, each once, in their order."""
+    distinct = {one.tokens.tokens.tobytes(): one for one in reversed(answers) if one.tokens is not None}
+    return list(distinct.values())[::-1]

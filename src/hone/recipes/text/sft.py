@@ -4,20 +4,30 @@ Only the completion is learned: prompts are seen, never imitated. Rows are packe
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
 from hone.envs.text.collection import is_collection
 from hone.envs.text.dataset import ExampleDataset
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
+from hone.train.text.experience import (
+    RelabelConfig,
+    TokenWeights,
+    check_experience,
+    check_relabel,
+    experience_episodes,
+    function_table,
+)
 from hone.train.text.imitation import token_nll
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
@@ -33,6 +43,11 @@ class SftConfig(LanguageRunConfig):
     """Prompts with completions, or collected answers; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
     """Function that makes the completions from the task's columns."""
+    learn: TokenWeights = TokenWeights()
+    """Weights of the tokens of collected dialogues, by who said them."""
+    relabel: Annotated[RelabelConfig | None, BeforeValidator(function_table)] = None
+    """Hindsight: a function that gives collected dialogues the questions that they answered, as a table or by its name
+    alone, `"file.py:goal_of"`."""
     batch: int = Field(default=64, ge=1)
     """Examples per step."""
     learner: LearnerConfig
@@ -42,7 +57,13 @@ class SftConfig(LanguageRunConfig):
     def _parts_fit(self) -> "SftConfig":
         require_master_weights(self.learner, self.model.weights)
         require_whole_minibatches(self.learner, self.batch, "batch")
+        check_experience(self.task, self.learn, self.relabel)
         return self
+
+    @property
+    def learns_experience(self) -> bool:
+        """True if other tokens than those of right answers are learnt."""
+        return self.learn != TokenWeights() or self.relabel is not None
 
 
 def build(config: SftConfig, inputs: TextInputs[Episodes]) -> TrainingJob[TokenPolicy]:
@@ -72,16 +93,32 @@ def open_run(config: SftConfig) -> OpenedRun:
     inputs = TextInputs(
         config=config,
         read=lambda held_out: _examples(config, held_out),
-        lay_out=lambda examples, tokenizer, context: imitation_episodes(
-            examples, config.task, tokenizer, context=context
-        ),
+        lay_out=lambda examples, tokenizer, context: _lay_out(config, examples, tokenizer, context),
+        more_checks={"relabel": lambda: _relabel_warnings(config)},
     )
     return opened_text_run(inputs, build)
 
 
+def _lay_out(
+    config: SftConfig, examples: ExampleDataset, tokenizer: Tokenizer, context: int
+) -> tuple[Episodes, list[str]]:
+    if config.learns_experience and examples.vocabulary is not None:
+        return experience_episodes(
+            examples, config.task, tokenizer, context=context, learn=config.learn, relabel=config.relabel
+        )
+    return imitation_episodes(examples, config.task, tokenizer, context=context)
+
+
+def _relabel_warnings(config: SftConfig) -> Sequence[str]:
+    """None; raises ConfigError where the function's file is not there."""
+    if config.relabel is not None:
+        check_relabel(config.relabel.use)
+    return []
+
+
 def _examples(config: SftConfig, held_out: Sequence[ExampleDataset]) -> ExampleDataset:
     if is_collection(config.task.source):
-        return read_answers(config.task, "imitation")
+        return read_answers(config.task, "experience" if config.learns_experience else "imitation")
     return solved_examples(config.task, config.solution, apart_from=held_out)
 
 

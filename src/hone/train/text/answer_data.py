@@ -35,6 +35,7 @@ _FILE_KINDS: Final[Mapping[AnswerKind, DatasetKind]] = {
     "outcome": "unpaired",
     "stepwise": "stepwise",
     "imitation": "prompt-completion",
+    "experience": "prompt-completion",
 }
 
 
