@@ -1,6 +1,7 @@
 """Models, passes and answers that the tests of the compiled runner share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,3 +112,8 @@ def texts(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]
 LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_positions=64)
 LINEAR = RopeConfig(kind="linear", factor=2.0)
 YARN = RopeConfig(theta=500.0, kind="yarn", factor=4.0, original_max_positions=16)
+
+
+def with_top(draws: SamplerInput, counts: Sequence[int]) -> SamplerInput:
+    """The same draws, with the likeliest tokens of each."""
+    return replace(draws, top_logprobs=np.asarray(counts, np.int32))

@@ -178,6 +178,13 @@ class Bookkeeping(RuleBasedStateMachine):
         assert len(self.scheduler.texts.kept) <= before
         self.waiting = {one: tokens for one, tokens in self.waiting.items() if one[0] != name}
 
+    @precondition(lambda self: self.scoring)
+    @rule(data=st.data())
+    def cancel_score(self, data: st.DataObject) -> None:
+        order = data.draw(st.sampled_from(sorted(self.scoring)))
+        self.scheduler.cancel(lambda sample: sample.order == order)
+        del self.scoring[order]
+
     @precondition(lambda self: self.scheduler.busy)
     @rule(times=st.integers(1, 4))
     def steps(self, times: int) -> None:

@@ -34,6 +34,8 @@ class SamplingParams:
     greedy: bool = False
     stop: tuple[str, ...] = ()
     """The token that completes a stop string is the last one kept."""
+    top_logprobs: int = 0
+    """Record the log-probabilities of this many likeliest tokens at each position; 0: none. No draw depends on it."""
 
     @property
     def truncates(self) -> bool:
@@ -62,6 +64,24 @@ class Request:
     keep_s: float = 0.0
     """Seconds for which an engine keeps what it computed for each of its answers, for a request `after` it; under
     pressure, and when weights are published, they go earlier. 0: no longer than any text."""
+    draw_id: str = ""
+    """Key of the draws in place of `id`: two requests in progress with one key get the same answers. Empty: `id`."""
+
+    @property
+    def draw_key(self) -> tuple[int | str, ...]:
+        """Key of its draws within a round; the first turn is keyed by the id alone."""
+        name = self.draw_id or self.id
+        return (name, "turn", self.turn) if self.turn else (name,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LikeliestTokens:
+    """The k likeliest next tokens at n positions, the likeliest first; of equally likely ones the smaller id first."""
+
+    tokens: NDArray[np.int32]
+    """`[n, k]`."""
+    logp: NDArray[np.float32]
+    """`[n, k]` nats, of the whole policy softmax(logits / temperature)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +111,8 @@ class Completion:
     """`[P + n - 1, L, k]` experts that the P tokens of the prompt and those of the answer went to (the last one was not
     read); of a token that was read again, those with which its successor was drawn. None: a dense model, or a server
     that does not say."""
+    likeliest: LikeliestTokens | None = None
+    """`[n, k]` with `sampling.top_logprobs = k`."""
 
     def text(self, decode: Callable[[NDArray[np.int32]], str]) -> str:
         """The answer as a person reads it, up to the end of its stop string."""
@@ -107,7 +129,7 @@ class ScoreRequest:
     tokens: NDArray[np.int32]
     """`[n]`, at least one token."""
     sampling: SamplingParams
-    """Its temperature and truncation; the rest has no effect."""
+    """Its temperature, truncation and `top_logprobs`; the rest has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +140,8 @@ class ScoreResult:
     """`[n]` nats, of the whole policy."""
     sampled_logp: NDArray[np.float32]
     """`[n]` nats, of the truncated distribution; -inf for a token that truncation removed."""
+    likeliest: LikeliestTokens | None = None
+    """`[n, k]` with `sampling.top_logprobs = k`."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,6 +21,8 @@ def check_sampling(sampling: SamplingParams) -> None:
         faults.add(f"sampling.top_p must be in (0, 1], got {sampling.top_p}")
     if not 0 <= sampling.min_p <= 1:
         faults.add(f"sampling.min_p must be in [0, 1], got {sampling.min_p}")
+    if sampling.top_logprobs < 0:
+        faults.add(f"sampling.top_logprobs must be 0 (none) or more, got {sampling.top_logprobs}")
     if "" in sampling.stop:
         faults.add("sampling.stop contains an empty string, which would end every completion at once")
     faults.raise_if_any()

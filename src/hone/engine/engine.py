@@ -7,6 +7,7 @@ and a runner's results do not depend on the batch.
 
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Final
 
@@ -67,7 +68,7 @@ class EmbeddedEngine(EngineSession):
         self._refused = ""
         """Reason for rejecting the last published weights, if any."""
         self._door = threading.Lock()
-        """Taken before the lock by `publish` and `pause`: a thread that runs passes takes the lock again and again."""
+        """Taken before the lock: a thread that runs passes takes the lock again and again."""
         super().__init__(threading.RLock(), slots=limits.slots, pages=limits.pages)
 
     @property
@@ -88,26 +89,50 @@ class EmbeddedEngine(EngineSession):
 
         Raises DataError naming every text that cannot be run.
         """
+        orders = self.submit_scores(texts)
+        while any(order not in self._scored for order in orders):
+            self._raise_if_paused()
+            self.step()
+        return [self._scored.pop(order).scores() for order in orders]
+
+    def submit_scores(self, texts: Sequence[ScoreRequest]) -> list[int]:
+        """Queue texts to be scored; returns a number for each, by which `poll_scores` finds its result.
+
+        Raises DataError naming every text that cannot be run.
+        """
         check_score_requests(texts, context=self._limits.sequence_tokens, vocab=self._text.vocab)
         orders: list[int] = []
-        with self._lock:
+        with self._entering():
             for place, text in enumerate(texts):
                 order = self._take_order(1)
                 request = Request(id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling)
                 self._scheduler.add(scoring_group(order, text, request))
                 orders.append(order)
-        while any(order not in self._scored for order in orders):
-            self._raise_if_paused()
-            self._step()
-        both = [np.concatenate(self._scored.pop(order).scored_logp) for order in orders]
-        return [
-            ScoreResult(logp=np.ascontiguousarray(one[:, 0]), sampled_logp=np.ascontiguousarray(one[:, 1]))
-            for one in both
-        ]
+        return orders
+
+    def poll_scores(self, orders: Collection[int]) -> dict[int, ScoreResult]:
+        """Take the results of these texts that are finished already, without running a pass."""
+        with self._entering():
+            return {order: self._scored.pop(order).scores() for order in orders if order in self._scored}
+
+    def cancel_scores(self, orders: Collection[int]) -> None:
+        """Drop these texts: queued, running, or finished and not taken."""
+        with self._entering():
+            self._scheduler.cancel(lambda sample: sample.order in orders)
+            for order in orders:
+                self._scored.pop(order, None)
+
+    @property
+    def held_pages(self) -> int:
+        """Pages of the KV cache that requests in progress hold, beside those of the prefix cache."""
+        with self._entering():
+            return self._scheduler.held_pages
+
+    def _entering(self) -> AbstractContextManager[object]:
+        return _Entrance(self._door, self._lock)
 
     def _drop(self, request_ids: Collection[str] | None) -> None:
         self._scheduler.cancel(lambda sample: request_ids is None or sample.request.id in request_ids)
-        self._scheduler.counts.reset()
 
     # ---------------------------------------------------------------------------------------- weights
 
@@ -161,7 +186,7 @@ class EmbeddedEngine(EngineSession):
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
         most = max((request.sampling.max_tokens for request in requests), default=0)
-        keys = [(number, *_draw_key(request)) for request in requests]
+        keys = [(number, *request.draw_key) for request in requests]
         samples = [range(request.first_sample, request.first_sample + request.samples) for request in requests]
         known = iter(self._streams.prefetch(list(zip(keys, samples, strict=True)), count=most))
         for request, ids, places in zip(requests, keys, samples, strict=True):
@@ -174,13 +199,19 @@ class EmbeddedEngine(EngineSession):
             ]
             self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
 
-    def _step(self) -> None:
-        """Run a pass when no weights are being published; results go to `_done` and `_scored`."""
-        with self._door:
+    def step(self) -> None:
+        """Run a pass, if there is work and the engine is not paused; `poll` and `poll_scores` find what it finished.
+
+        Raises as `next_completion` does.
+        """
+        with self._door:  # whoever waits for the lock goes first
             pass
         with self._lock:
             if not self._paused:
                 self._pass()
+
+    def _step(self) -> None:
+        self.step()
 
     def _pass(self) -> None:
         self._raise_if_paused()
@@ -265,6 +296,15 @@ class EmbeddedEngine(EngineSession):
         return self._order - count
 
 
-def _draw_key(request: Request) -> tuple[int | str, ...]:
-    """Key of a request's draws within its round; the first turn is keyed by the id alone."""
-    return (request.id, "turn", request.turn) if request.turn else (request.id,)
+class _Entrance(AbstractContextManager[None]):
+    """A lock that is taken behind a door: a thread that runs passes and takes the lock again and again waits there."""
+
+    def __init__(self, door: threading.Lock, lock: AbstractContextManager[bool]) -> None:
+        self._door, self._lock = door, lock
+
+    def __enter__(self) -> None:
+        with self._door:
+            self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hone.engine.passes import PassPlan
-from hone.engine.table import RunningBatch
+from hone.engine.samples import LikeliestRow, SampleState
+from hone.engine.table import RunningBatch, likeliest_row
 from hone.engine.work import SamplerOutput
 
 
@@ -22,25 +23,35 @@ class DrawnToken:
     """Index of the token in its answer, from 0. A preempted answer may sample its last token again: the latest
     counts."""
     token: int
+    logp: float
+    """Nats, of the whole policy."""
+    likeliest: LikeliestRow | None = None
+    """Ids and log-probabilities of the likeliest tokens there, where the request asks for them."""
 
 
 TokenObserver: TypeAlias = Callable[[Sequence[DrawnToken]], None]
-"""Called in every pass with its tokens, before completions that end with them are returned."""
+"""Called in every pass with its tokens, before completions that end with them are returned. It must not call the
+engine."""
 
 
 def drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
     """Tokens sampled in the pass of `plan`, before `table` records them, without scored tokens."""
-    rows = plan.rows
-    places = [
-        *zip(table.samples[:rows], table.drawn_tokens[:rows].tolist(), drawn.token[:rows].tolist(), strict=True),
+    owners: list[tuple[SampleState, int, int]] = [
+        *zip(table.samples[: plan.rows], table.drawn_tokens[: plan.rows].tolist(), range(plan.rows), strict=True),
     ]
+    draw = plan.rows
     for chunk in plan.chunks:
-        tokens = drawn.token[rows : rows + len(chunk.drawing_samples)].tolist()
-        places += [
-            (sample, len(sample.tokens), token) for sample, token in zip(chunk.drawing_samples, tokens, strict=True)
-        ]
-        rows += chunk.draws
+        owners += [(sample, len(sample.tokens), draw + at) for at, sample in enumerate(chunk.drawing_samples)]
+        draw += chunk.draws
+    tokens, logp = drawn.token.tolist(), drawn.logp.tolist()
     return [
-        DrawnToken(request_id=sample.request.id, sample_index=sample.number, position=place, token=token)
-        for sample, place, token in places
+        DrawnToken(
+            request_id=sample.request.id,
+            sample_index=sample.number,
+            position=place,
+            token=tokens[draw],
+            logp=logp[draw],
+            likeliest=likeliest_row(drawn, draw, top) if (top := sample.request.sampling.top_logprobs) else None,
+        )
+        for sample, place, draw in owners
     ]

@@ -6,9 +6,9 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.engine.samples import PrefillGroup, SampleState
-from hone.engine.table import RunningBatch
-from hone.engine.work import DRAW, ForwardBatch, SamplerInput
+from hone.engine.samples import PrefillGroup, SampleEvent, SampleState
+from hone.engine.table import RunningBatch, likeliest_row, mask_token_ids
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -35,6 +35,28 @@ class PromptChunk:
     def draws(self) -> int:
         """Number of sampled or scored tokens."""
         return len(self.drawing_samples) if self.group.tokens_to_score is None else max(0, self.stop - self.first_draw)
+
+    def append_first(self, drawn: SamplerOutput, place: int, version: int) -> None:
+        """Append the token sampled after the prompt to each of its samples; `place`: the first of their logits."""
+        until = place + self.draws
+        tokens = drawn.token[place:until].copy()
+        logp = np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]])
+        sampling = self.drawing_samples[0].request.sampling
+        bits = drawn.sampling_mask_bits if sampling.truncates else None
+        for at, sample in enumerate(self.drawing_samples):
+            sample.stale = False
+            kept = None if bits is None else mask_token_ids(bits[place + at])
+            sample.append_token(tokens[at : at + 1], logp[:, at : at + 1], kept, version)
+            if sampling.top_logprobs:
+                sample.likeliest.append(likeliest_row(drawn, place + at, sampling.top_logprobs))
+            sample.apply_event(SampleEvent.FILLED)
+
+    def append_scores(self, drawn: SamplerOutput, place: int) -> None:
+        """Record the log-probabilities of its scored tokens."""
+        until = place + self.draws
+        self.group.scored_logp.append(np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]], axis=1))
+        if top := self.group.members[0].request.sampling.top_logprobs:
+            self.group.likeliest += [likeliest_row(drawn, row, top) for row in range(place, until)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +127,15 @@ def _draws(rows: SamplerInput, tokens: int, chunks: list[PromptChunk]) -> Sample
         top_p=_with(rows.top_p, [one.top_p for one in asked], counts),
         min_p=_with(rows.min_p, [one.min_p for one in asked], counts),
         greedy=_with(rows.greedy, [one.greedy for one in asked], counts),
+        top_logprobs=_top_logprobs(rows, [one.top_logprobs for one in asked], counts),
     )
+
+
+def _top_logprobs(rows: SamplerInput, values: list[float], counts: list[int]) -> NDArray[np.int32] | None:
+    if rows.top_logprobs is None and not any(values):
+        return None
+    own = np.zeros(len(rows.token_index), np.int32) if rows.top_logprobs is None else rows.top_logprobs
+    return _with(own, values, counts)
 
 
 def _with(rows: NDArray[_Number], values: list[float], counts: list[int]) -> NDArray[_Number]:

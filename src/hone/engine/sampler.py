@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.engine.work import DRAW, SamplerInput, SamplerOutput
@@ -63,12 +64,27 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     at = tokens[:, None]
     sampled = drawn_from.gather(1, at)[:, 0]
     certain = torch.where(tokens == best, 0.0, -torch.inf).to(sampled.dtype)
+    top_tokens, top_logp = (None, None) if draws.top_logprobs is None else rank_likeliest(logp, draws.top_logprobs)
     return SamplerOutput(
         token=tokens.cpu().numpy().astype(np.int32),
         logp=logp.gather(1, at)[:, 0].float().cpu().numpy(),
         sampled_logp=torch.where(greedy, certain, sampled).float().cpu().numpy(),
         sampling_mask_bits=kept,
+        top_tokens=top_tokens,
+        top_logp=top_logp,
     )
+
+
+def rank_likeliest(logp: Tensor, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The likeliest tokens of each row of `logp` `[n, vocab]`, and their log-probabilities `[n, K]`: as many as its
+    count in `counts` `[n]`, at most the vocabulary. Ties from the smaller id."""
+    most = min(int(counts.max(initial=0)), logp.shape[1])
+    tokens, values = np.zeros((len(logp), most), np.int32), np.zeros((len(logp), most), np.float32)
+    asked = np.flatnonzero(counts)
+    ranked, order = logp[torch.from_numpy(asked).to(logp.device)].sort(dim=-1, descending=True, stable=True)
+    tokens[asked] = order[:, :most].cpu().numpy()
+    values[asked] = ranked[:, :most].float().cpu().numpy()
+    return tokens, values
 
 
 def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:

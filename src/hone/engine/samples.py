@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Completion, FinishReason, Request, ScoreRequest
+from hone.core.generation import Completion, FinishReason, LikeliestTokens, Request, ScoreRequest, ScoreResult
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.routing import Routing
 
@@ -57,6 +57,9 @@ TRANSITIONS: Final[dict[tuple[SamplePhase, SampleEvent], SamplePhase]] = {
 }
 """Everything that can happen to a sample; nothing else does."""
 
+LikeliestRow: TypeAlias = tuple[NDArray[np.int32], NDArray[np.float32]]
+"""Ids `[k]` and log-probabilities `[k]` of the likeliest tokens at one position."""
+
 UniformStream = Callable[[int], NDArray[np.float64]]
 """The first `count` uniform numbers of a sample; number k is for its token k."""
 
@@ -104,6 +107,8 @@ class SampleState:
     """(first token, version that draws from there on)."""
     stale: bool = False
     """True if a part of its KV cache is of older weights."""
+    likeliest: list[LikeliestRow] = field(default_factory=list[LikeliestRow])
+    """Likeliest tokens at each draw, where they are asked for."""
     routing: Routing | None = None
     """`[m, L, k]` experts of its first m tokens, prompt included, as far as they were taken from pages."""
 
@@ -142,6 +147,7 @@ class SampleState:
             self.logp[:, :count],
             self.sampling_mask[:count],
         )
+        self.likeliest = self.likeliest[:count]
         self.versions = [mark for mark in self.versions if mark[0] < count]
 
     def completion(self, finish: FinishReason, behind: int) -> Completion:
@@ -161,7 +167,15 @@ class SampleState:
             trailing_characters=behind,
             turn=self.request.turn,
             routing=self.routing,
+            likeliest=likeliest_tokens(self.likeliest),
         )
+
+
+def likeliest_tokens(rows: list[LikeliestRow]) -> LikeliestTokens | None:
+    """The rows of one answer or text together; None where there are none."""
+    if not rows:
+        return None
+    return LikeliestTokens(tokens=np.stack([tokens for tokens, _ in rows]), logp=np.stack([logp for _, logp in rows]))
 
 
 def _rows(kept: list[NDArray[np.int32]]) -> RaggedArray:
@@ -182,6 +196,8 @@ class PrefillGroup:
     """`[n]` tokens to be scored, the first after `text[L - n]`; None: draw after the last token."""
     scored_logp: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     """Log-probabilities `[k, 2]` of the tokens scored so far."""
+    likeliest: list[LikeliestRow] = field(default_factory=list[LikeliestRow])
+    """Likeliest tokens at each token scored so far, where they are asked for."""
     ready: list[SampleState] = field(default_factory=list[SampleState])
     """Samples whose token was sampled, waiting for a row."""
     pages: list[int] = field(default_factory=list[int])
@@ -194,6 +210,19 @@ class PrefillGroup:
     def first_draw(self) -> int:
         """The first token after which a draw is wanted."""
         return len(self.text) - (1 if self.tokens_to_score is None else len(self.tokens_to_score))
+
+    def cancel(self, wanted: Callable[[SampleState], bool]) -> None:
+        """End its samples that are `wanted`."""
+        for sample in filter(wanted, (*self.members, *self.ready)):
+            sample.apply_event(SampleEvent.CANCEL)
+        self.members = [sample for sample in self.members if sample.phase is not SamplePhase.ENDED]
+        self.ready = [sample for sample in self.ready if sample.phase is not SamplePhase.ENDED]
+
+    def scores(self) -> ScoreResult:
+        """The log-probabilities of a text that was scored."""
+        both = np.concatenate(self.scored_logp)
+        logp, sampled = np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
+        return ScoreResult(logp=logp, sampled_logp=sampled, likeliest=likeliest_tokens(self.likeliest))
 
 
 def scoring_group(order: int, text: ScoreRequest, request: Request) -> PrefillGroup:

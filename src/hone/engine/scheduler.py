@@ -18,7 +18,7 @@ from hone.engine.limits import FinishRules, PassOutcome, SchedulerCounts, Schedu
 from hone.engine.passes import PassPlan, PromptChunk, mixed_batch, no_copies
 from hone.engine.routes import RoutePages
 from hone.engine.samples import PrefillGroup, SampleEvent, SampleState
-from hone.engine.table import RunningBatch, mask_token_ids
+from hone.engine.table import RunningBatch
 from hone.engine.text_pages import TextPages
 from hone.engine.work import SamplerOutput
 
@@ -135,24 +135,20 @@ class Scheduler:
         self.counts.preempted = preempted
 
     def cancel(self, wanted: Callable[[SampleState], bool]) -> None:
-        """End the samples that are `wanted`, wherever they are; they are never handed out."""
+        """End the samples that are `wanted`, wherever they are; they are never handed out. The others go on."""
         if rows := [row for row, sample in enumerate(self.table.samples) if wanted(sample)]:
             for sample, pages in self.table.remove(rows):
                 sample.apply_event(SampleEvent.CANCEL)
                 self.pool.release(pages)
         self.texts.kept.drop(wanted)
-        for fill in self._holders():
-            if any(map(wanted, (*fill.ready, *fill.members))):
-                self._drop_fill(fill)
-        kept: list[tuple[int, int, int, PrefillGroup]] = []
-        for entry in self._waiting:
-            fill = entry[3]
-            for sample in filter(wanted, fill.members):
-                sample.apply_event(SampleEvent.CANCEL)
-            fill.members = [sample for sample in fill.members if not wanted(sample)]
-            if fill.members:
-                kept.append(entry)
-        self._waiting = kept
+        for fill in (*self._holders(), *(entry[3] for entry in self._waiting)):
+            fill.cancel(wanted)
+            if not (fill.members or fill.ready):
+                self.pool.release(fill.pages)
+                fill.pages = []
+        self._fills = [fill for fill in self._fills if fill.members]
+        self._ready = deque(fill for fill in self._ready if fill.ready)
+        self._waiting = [entry for entry in self._waiting if entry[3].members]
         heapq.heapify(self._waiting)
 
     # ------------------------------------------------------------------------------------------ rows
@@ -277,8 +273,7 @@ class Scheduler:
         fill = chunk.group
         fill.filled_tokens = chunk.stop
         if fill.tokens_to_score is not None:
-            until = place + chunk.draws
-            fill.scored_logp.append(np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]], axis=1))
+            chunk.append_scores(drawn, place)
             self.counts.scored_tokens += chunk.draws
             if fill.filled_tokens == len(fill.text):
                 fill.members.pop().apply_event(SampleEvent.END)
@@ -288,7 +283,8 @@ class Scheduler:
         if not chunk.drawing_samples:
             return
         self.texts.cache.insert(self.version, fill.text, fill.pages)
-        self._take_first(chunk, drawn, place)
+        self.counts.drawn_tokens += chunk.draws
+        chunk.append_first(drawn, place, self.version)
         for sample in chunk.drawing_samples:
             finish = ends.finish_of(sample)
             if finish is None:
@@ -307,19 +303,6 @@ class Scheduler:
             self._fills.remove(fill)
         else:
             self._close(fill)
-
-    def _take_first(self, chunk: PromptChunk, drawn: SamplerOutput, place: int) -> None:
-        """Tokens sampled after a prompt, from logit `place` of the pass on, one for each of its samples."""
-        until = place + chunk.draws
-        self.counts.drawn_tokens += chunk.draws
-        tokens = drawn.token[place:until].copy()
-        logp = np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]])
-        bits = drawn.sampling_mask_bits if chunk.drawing_samples[0].request.sampling.truncates else None
-        for at, sample in enumerate(chunk.drawing_samples):
-            sample.stale = False
-            kept = None if bits is None else mask_token_ids(bits[place + at])
-            sample.append_token(tokens[at : at + 1], logp[:, at : at + 1], kept, self.version)
-            sample.apply_event(SampleEvent.FILLED)
 
     def _close(self, fill: PrefillGroup) -> None:
         self._fills.remove(fill)
@@ -354,7 +337,8 @@ class Scheduler:
             sample.apply_event(SampleEvent.PREEMPT)
         self.counts.preempted += len(fill.members)
         self.pool.release(fill.pages)
-        fill.pages, fill.filled_tokens, fill.scored_logp, fill.resumed = [], 0, [], True
+        fill.pages, fill.filled_tokens, fill.resumed = [], 0, True
+        fill.scored_logp, fill.likeliest = [], []
         self._fills = [other for other in self._fills if other is not fill]
         self._ready = deque(other for other in self._ready if other is not fill)
         self.add(fill)
@@ -371,12 +355,18 @@ class Scheduler:
         text = np.concatenate([sample.request.prompt, sample.tokens]).astype(np.int32, copy=False)
         self.add(PrefillGroup(sample.order, text, [sample], resumed=True))
 
-    def count_page_references(self) -> NDArray[np.int32]:
-        """References to each page by rows, texts, the cache and kept turns, counted anew `[pages]`; for tests."""
+    @property
+    def held_pages(self) -> int:
+        """Pages that requests hold; the prefix cache's are not counted, unless a request reads them too."""
+        return int(np.count_nonzero(self.count_page_references(cached=False)))
+
+    def count_page_references(self, *, cached: bool = True) -> NDArray[np.int32]:
+        """References to each page `[pages]` by rows and texts, and (`cached`) by the cache and kept turns."""
         result = np.zeros(self.limits.pages, np.int32)
         for row in range(len(self.table)):
             np.add.at(result, self.table.pages[row, : self.table.page_count[row]], 1)
         for fill in self._holders():
             np.add.at(result, np.array(fill.pages, np.int64), 1)
-        np.add.at(result, np.array([*self.texts.cache.cached_pages(), *self.texts.kept.pages()], np.int64), 1)
+        if cached:
+            np.add.at(result, np.array([*self.texts.cache.cached_pages(), *self.texts.kept.pages()], np.int64), 1)
         return result

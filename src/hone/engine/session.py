@@ -49,7 +49,7 @@ class EngineSession(ABC):
         """
         self._check(requests)
         names = [(one.id, one.first_sample + place) for one in requests for place in range(one.samples)]
-        with self._lock:
+        with self._entering():
             if taken := sorted({id_ for id_, sample in names if (id_, sample) in self._in_flight}):
                 raise DataError(*(f"request {id_!r} is being written already; give it another id" for id_ in taken))
             self._in_flight.update(names)
@@ -84,14 +84,22 @@ class EngineSession(ABC):
 
     def has_requests(self, request_ids: Collection[str] | None = None) -> bool:
         """Return whether some of these requests (None: any) have completions that were not taken."""
-        with self._lock:
+        with self._entering():
             return any(request_ids is None or id_ in request_ids for id_, _ in self._in_flight)
 
+    def poll(self, request_ids: Collection[str] | None = None) -> Completion | None:
+        """Take a completion of these requests (None: of any) that is finished already, without running a pass."""
+        return self._take_done(request_ids)
+
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
-        """Drop these requests (None: all): queued, running, or finished and not taken."""
-        with self._lock:
+        """Drop these requests (None: all): queued, running, or finished and not taken. The others go on."""
+        with self._entering():
             self._drop(request_ids)
             self._forget(request_ids)
+
+    def _entering(self) -> AbstractContextManager[object]:
+        """The lock around the session's state."""
+        return self._lock
 
     def _raise_if_paused(self) -> None:
         if self._paused:
@@ -106,7 +114,7 @@ class EngineSession(ABC):
             self._done = deque(one for one in self._done if one.request_id not in request_ids)
 
     def _take_done(self, request_ids: Collection[str] | None) -> Completion | None:
-        with self._lock:
+        with self._entering():
             for place, one in enumerate(self._done):
                 if request_ids is None or one.request_id in request_ids:
                     del self._done[place]

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.engine.samples import SampleState
+from hone.engine.samples import LikeliestRow, SampleState
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 _WIDTH: Final = 64
@@ -20,11 +20,11 @@ class RunningBatch:
         self._page_tokens = page_tokens
         self.slots = slots
         # Columns of one kind are in one array, so that a row is written and moved in few operations.
-        self._ints = np.zeros((4, slots), np.int32)
+        self._ints = np.zeros((5, slots), np.int32)
         self._longs = np.zeros((3, slots), np.int64)
         self._reals = np.ones((3, slots), np.float32)
         self._flags = np.zeros((4, slots), np.bool_)
-        self.last_token, self.position, self.page_count, self._top_k = self._ints
+        self.last_token, self.position, self.page_count, self._top_k, self._top_logprobs = self._ints
         """`token`: drawn last, and not in the pages yet; `position`: where it goes."""
         self.drawn_tokens, self.max_tokens, self.order = self._longs
         self._temperature, self._top_p, self._min_p = self._reals
@@ -49,7 +49,7 @@ class RunningBatch:
         for row, sample in enumerate(samples, start=first):
             self._logp[:, row, :count] = sample.logp
         self.last_token[rows] = self._tokens[rows, count - 1]
-        self._ints[1:, rows] = _column(np.int32, text_tokens, len(pages[0]), sampling.top_k)
+        self._ints[1:, rows] = _column(np.int32, text_tokens, len(pages[0]), sampling.top_k, sampling.top_logprobs)
         self._longs[:2, rows] = _column(np.int64, count, sampling.max_tokens)
         self.order[rows] = [sample.order for sample in samples]
         self._reals[:, rows] = _column(np.float32, sampling.temperature, sampling.top_p, sampling.min_p)
@@ -95,7 +95,7 @@ class RunningBatch:
     def forward_batch(self) -> ForwardBatch:
         """One token for every row; arrays that stay valid until the table changes."""
         n = len(self.samples)
-        rows = self._rows[:n]
+        rows, top = self._rows[:n], self._top_logprobs[:n]
         return ForwardBatch(
             tokens=self.last_token[:n],
             positions=self.position[:n],
@@ -110,6 +110,7 @@ class RunningBatch:
                 top_p=self._top_p[:n],
                 min_p=self._min_p[:n],
                 greedy=self._greedy[:n],
+                top_logprobs=top if top.any() else None,
             ),
         )
 
@@ -128,6 +129,9 @@ class RunningBatch:
         if drawn.sampling_mask_bits is not None:
             for row in np.flatnonzero(self.truncates[:n]).tolist():
                 self.samples[row].sampling_mask.append(mask_token_ids(drawn.sampling_mask_bits[row]))
+        if drawn.top_tokens is not None:
+            for row in np.flatnonzero(self._top_logprobs[:n]).tolist():
+                self.samples[row].likeliest.append(likeliest_row(drawn, row, int(self._top_logprobs[row])))
         if n and int(self.drawn_tokens[:n].max()) >= self._width:
             self._widen(2 * self._width)
 
@@ -160,6 +164,12 @@ class RunningBatch:
 def _column(kind: type[np.generic], *values: float) -> NDArray[np.generic]:
     """`[k, 1]`: one value for all rows of each of k columns."""
     return np.array(values, kind)[:, None]
+
+
+def likeliest_row(drawn: SamplerOutput, row: int, count: int) -> LikeliestRow:
+    """The `count` likeliest tokens that a pass reported for one of its draws; fewer where the vocabulary ends."""
+    assert drawn.top_tokens is not None and drawn.top_logp is not None
+    return drawn.top_tokens[row, :count].copy(), drawn.top_logp[row, :count].copy()
 
 
 def mask_token_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:

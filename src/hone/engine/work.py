@@ -37,6 +37,8 @@ class SamplerInput:
     """`[R]` min-p, 0: off. After top-p: tokens at least this share of the most likely one's probability."""
     greedy: NDArray[np.bool_]
     """`[R]` the likeliest token instead of a draw; its `sampled_logp` is 0."""
+    top_logprobs: NDArray[np.int32] | None = None
+    """`[R]` how many of the likeliest tokens are reported; None: none in this pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,11 @@ class SamplerOutput:
     """`[R, ceil(vocab / 8)]` bits, little-endian: the tokens that were left; None where no draw truncates."""
     routing: Routing | None = None
     """`[T, L, k]` experts that the pass's T tokens went to; None for a dense model."""
+    top_tokens: NDArray[np.int32] | None = None
+    """`[R, K]` the likeliest tokens, K the largest of `SamplerInput.top_logprobs`; a row that asked for fewer, or for
+    more than there are, has undefined ones behind them. Ties from the smaller id. None where no row asked."""
+    top_logp: NDArray[np.float32] | None = None
+    """`[R, K]` nats, of the whole policy; of a drawn token it equals `logp` to the bit."""
 
 
 class ModelRunner(Protocol):

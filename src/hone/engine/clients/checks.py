@@ -11,6 +11,8 @@ def check_sampling_supported(samplings: Iterable[SamplingParams], abilities: Ser
     """Raise ConfigError with every setting under which the server could not report the policy's log-probabilities."""
     faults = ErrorCollector(ConfigError)
     for sampling in dict.fromkeys(samplings):
+        if sampling.top_logprobs:
+            faults.add(f"{abilities.server}: hone's clients ask for no top_logprobs, got {sampling.top_logprobs}")
         if sampling.truncates:
             faults.add(
                 f"{abilities.server} does not support top_k = {sampling.top_k}, top_p = {sampling.top_p}, min_p = "

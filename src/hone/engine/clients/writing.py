@@ -38,13 +38,14 @@ class PartialCompletion:
 
     def next_request(self, seed: int, eos: tuple[int, ...]) -> GenerateRequest:
         """Request for the rest of the answer."""
-        drawn, turn = len(self.tokens), (("turn", self.request.turn) if self.request.turn else ())
+        name, *turn = self.request.draw_key
+        drawn = len(self.tokens)
         return GenerateRequest(
             name=self.name,
             prefix=np.concatenate([self.request.prompt, self.tokens]).astype(np.int32),
             max_tokens=self.request.sampling.max_tokens - drawn,
             sampling=self.request.sampling,
-            seed=key(seed, "sample", self.round, self.request.id, self.number, drawn, *turn) % MOST_SEED,
+            seed=key(seed, "sample", self.round, name, self.number, drawn, *turn) % MOST_SEED,
             eos=eos,
         )
 

@@ -45,10 +45,10 @@ class NativeTensor(ctypes.Structure):
 
 class _NativePass(ctypes.Structure):
     _fields_ = [
-        *((name, _Int) for name in ("tokens_count", "sequences", "most_pages", "draws")),
+        *((name, _Int) for name in ("tokens_count", "sequences", "most_pages", "draws", "top_width")),
         *((name, _At) for name in ("tokens", "positions", "sequence", "pages", "at", "given", "uniform")),
-        *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy")),
-        *((name, _At) for name in ("token", "logp", "sampled_logp", "kept", "routing")),
+        *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy", "top_logprobs")),
+        *((name, _At) for name in ("token", "logp", "sampled_logp", "kept", "top_token", "top_logp", "routing")),
     ]
 
 
@@ -205,10 +205,33 @@ class NativeEngine:
         )
         pointers: list[int | None] = [array.__array_interface__["data"][0] for array in held]
         pages = work.pages.shape
-        pointers += [None if array is None else array.ctypes.data for array in (kept, routes)]
-        question = _NativePass(tokens, pages[0], pages[1], count, *pointers)
+        asked, width = self._top_logprobs(draws.top_logprobs, count)
+        top_tokens = None if asked is None else np.zeros((count, width), np.int32)
+        top_logp = None if asked is None else np.zeros((count, width), np.float32)
+        optional = (asked, kept, top_tokens, top_logp, routes)
+        behind = [None if array is None else array.ctypes.data for array in optional]
+        question = _NativePass(
+            tokens, pages[0], pages[1], count, width, *pointers[:-3], behind[0], *pointers[-3:], *behind[1:]
+        )
         self._check(self._run(self._engine, ctypes.byref(question)))
-        return SamplerOutput(token=token, logp=logp, sampled_logp=sampled, sampling_mask_bits=kept, routing=routes)
+        return SamplerOutput(
+            token=token,
+            logp=logp,
+            sampled_logp=sampled,
+            sampling_mask_bits=kept,
+            routing=routes,
+            top_tokens=top_tokens,
+            top_logp=top_logp,
+        )
+
+    def _top_logprobs(self, asked: NDArray[np.int32] | None, count: int) -> tuple[NDArray[np.int32] | None, int]:
+        """How many likeliest tokens each draw reports, at most the vocabulary, and the largest of these numbers."""
+        if asked is None:
+            return None, 0
+        if asked.size != count:
+            raise ValueError(f"top_logprobs has {asked.size} elements where the pass has {count}")
+        least = np.minimum(asked, self._vocab).astype(np.int32)
+        return least, int(least.max(initial=0))
 
     def _check(self, status: int) -> None:
         if status == 0:

@@ -47,6 +47,7 @@ enum {
 // engine/work.py: Pass, Draws and Drawn.
 struct HonePass {
   int32_t tokens_count, sequences, most_pages, draws;
+  int32_t top_width;  // columns of top_token and top_logp
   const int32_t *tokens, *positions, *sequence, *pages;
   const int32_t *at, *given;
   const double* uniform;
@@ -54,9 +55,12 @@ struct HonePass {
   const int32_t* top_k;
   const float *top_p, *min_p;
   const uint8_t* greedy;
+  const int32_t* top_logprobs;  // [draws] likeliest tokens to report, at most top_width; null: none
   int32_t* token;
   float *logp, *sampled_logp;
   uint8_t* kept;  // [draws, ceil(vocab_used / 8)], or null: nothing truncates
+  int32_t* top_token;  // [draws, top_width]
+  float* top_logp;
   void* routing;  // [tokens_count, layers, per_token] uint8, uint16 for more than 255 experts; null for a dense model
 };
 

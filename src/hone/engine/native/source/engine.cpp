@@ -95,6 +95,9 @@ std::string fault_in_draws(const Engine& e, const HonePass& pass) {
       return where + "temperature " + std::to_string(pass.temperature[r]) + ", must be > 0";
     if (!(pass.uniform[r] >= 0 && pass.uniform[r] < 1))
       return where + "uniform " + std::to_string(pass.uniform[r]) + ", must be in [0, 1)";
+    const int top = pass.top_logprobs ? pass.top_logprobs[r] : 0;
+    if (top < 0 || top > pass.top_width || top > e.dims.shape.vocab_used)
+      return where + number(top) + " likeliest tokens, of " + number(pass.top_width) + " that have a place";
   }
   return "";
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "engine.h"
 
@@ -31,14 +32,19 @@ struct Cut {
 
 int bin_of(const Row& row, int id) { return int(std::min((row.top - row.scaled[id]) * BINS_PER_NAT, float(BINS - 1))); }
 
+// The order of tokens: the likeliest first, of equally likely ones the smaller id.
+struct Likelier {
+  const float* scaled;
+  bool operator()(int a, int b) const { return scaled[a] != scaled[b] ? scaled[a] > scaled[b] : a < b; }
+};
+
 // Tokens of a bin that `within` keeps, the likeliest first.
 const std::vector<int32_t>& ranked(const Row& row, int bin, const Cut& within, DrawScratch& scratch) {
   std::vector<int32_t>& found = scratch.candidates;
   found.clear();
   for (int id = 0; id < row.vocab; ++id)
     if (bin_of(row, id) == bin && within.keeps(row.scaled[id], id)) found.push_back(id);
-  std::sort(found.begin(), found.end(),
-            [&](int a, int b) { return row.scaled[a] != row.scaled[b] ? row.scaled[a] > row.scaled[b] : a < b; });
+  std::sort(found.begin(), found.end(), Likelier{row.scaled});
   return found;
 }
 
@@ -102,6 +108,18 @@ int draw_token(const float* weight, int vocab, const std::vector<double>& cumula
   return last;  // the block's sum was rounded up beyond that of its members
 }
 
+// The likeliest tokens of the whole policy, with their log-probabilities.
+void report_likeliest(const Row& row, double total, int count, int32_t* token, float* logp, DrawScratch& scratch) {
+  std::vector<int32_t>& ids = scratch.candidates;
+  ids.resize(size_t(row.vocab));
+  std::iota(ids.begin(), ids.end(), 0);
+  std::partial_sort(ids.begin(), ids.begin() + count, ids.end(), Likelier{row.scaled});
+  for (int place = 0; place < count; ++place) {
+    token[place] = ids[place];
+    logp[place] = float(double(row.scaled[ids[place]]) - double(row.top) - std::log(total));
+  }
+}
+
 }  // namespace
 
 void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch) {
@@ -116,6 +134,10 @@ void sample(const Engine& e, const float* logits, int draw, DrawScratch& scratch
     return;
   }
   const double total = accumulate(weight, vocab, scratch.cumulative);
+  if (const int top = pass.top_logprobs ? pass.top_logprobs[draw] : 0) {
+    const int64_t at = int64_t(draw) * pass.top_width;
+    report_likeliest(row, total, top, pass.top_token + at, pass.top_logp + at, scratch);
+  }
   const bool likeliest = pass.greedy[draw];  // such a draw leaves nothing out
   Cut cut;
   if (!likeliest) cut = top_p_cut(row, pass.top_p[draw], top_k_cut(row, pass.top_k[draw], scratch), scratch);
