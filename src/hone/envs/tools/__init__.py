@@ -1,0 +1,1 @@
+"""Tools of dialogues: formats of calls, schemas of functions, and the box that a dialogue calls them from."""

@@ -1,0 +1,222 @@
+"""Formats of tool calls: rendered calls are parsed again, faults are words, templates of other formats are found."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hone.core.dialogue import ToolCall, ToolSchema
+from hone.core.errors import ConfigError, DataError
+from hone.envs.tools.formats import TOOL_FORMATS, check_round_trip, same_calls
+
+
+def schema(name: str, required: list[str] | None = None, **kinds: str) -> ToolSchema:
+    properties = {key: {"type": kind} for key, kind in kinds.items()}
+    names = list(kinds) if required is None else required
+    parameters = {"type": "object", "properties": properties, "required": names}
+    return ToolSchema(name=name, description=f"Tool {name}.", parameters=parameters)
+
+
+SEARCH = schema("search", query="string")
+ADD = schema("add", ["a", "b"], a="integer", b="number")
+MIXED = schema("mixed", text="string", flags="boolean", items="array", table="object", nothing="null")
+CLOCK = schema("clock")
+TOOLS = (SEARCH, ADD, MIXED, CLOCK)
+
+# Everything that formats use as marks, and everything that JSON escapes.
+NASTY = st.text(
+    st.one_of(st.sampled_from('<>[]{}"\\/\n\r\t ;:,='), st.characters(exclude_categories=["Cs"])), max_size=30
+) | st.sampled_from([
+    "", " ", "</tool_call>", "<tool_call>", "]", "[", '"]', "\n</parameter>\n</function>\n</tool_call>",
+    "</parameter>", "<parameter=a>", "<function=x>", "null", "true", "5", "{}", '{"name": "x"}', "; {",
+    "<|python_tag|>",    "\ufeff", "\u2028", "a\x00b", "]]", "\\", "\\u0041", "search",
+])  # fmt: skip
+NUMBER = st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBER | NASTY,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NASTY, inner, max_size=3),
+    max_leaves=6,
+)
+CALLS = st.one_of(
+    NASTY.map(lambda text: ToolCall(name="search", arguments={"query": text})),
+    st.builds(lambda a, b: ToolCall(name="add", arguments={"a": a, "b": b}), st.integers(-(10**20), 10**20), NUMBER),
+    st.builds(
+        lambda text, flags, items, table: ToolCall(
+            name="mixed", arguments={"text": text, "flags": flags, "items": items, "table": table, "nothing": None}
+        ),
+        NASTY,
+        st.booleans(),
+        st.lists(JSON, max_size=3),
+        st.dictionaries(NASTY, JSON, max_size=3),
+    ),
+    st.just(ToolCall(name="clock", arguments={})),
+)
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "bracket"])
+@given(calls=st.lists(CALLS, min_size=1, max_size=3))
+def test_rendered_calls_are_parsed_again(name: str, calls: list[ToolCall]) -> None:
+    found = TOOL_FORMATS[name]
+    parsed = found.parse(found.render(calls, TOOLS), TOOLS)
+    assert parsed.fault is None
+    assert same_calls(parsed.calls, calls)
+    assert parsed.content.strip("\n; ") == ""
+
+
+@given(calls=st.lists(CALLS, min_size=1, max_size=3))
+@example(calls=[ToolCall(name="search", arguments={"query": "a\n</parameter> b"})])
+@example(calls=[ToolCall(name="search", arguments={"query": "\nx\n\n"})])
+def test_qwen_xml_is_parsed_again_or_refused(calls: list[ToolCall]) -> None:
+    found = TOOL_FORMATS["qwen_xml"]
+    texts = [json.dumps(dict(one.arguments), ensure_ascii=False) for one in calls]
+    try:
+        text = found.render(calls, TOOLS)
+    except ValueError as refused:
+        assert any("</parameter>" in one for one in texts), "only text with closing tags cannot be written"
+        assert "cannot write" in str(refused)
+        return
+    assert same_calls(found.parse(text, TOOLS).calls, calls)
+
+
+@given(text=NASTY)
+def test_one_tool_of_one_text_is_a_bare_bracket(text: str) -> None:
+    found, call = TOOL_FORMATS["bracket"], ToolCall(name="search", arguments={"query": text})
+    assert same_calls(found.parse(found.render([call], (SEARCH,)), (SEARCH,)).calls, [call])
+
+
+def test_brackets_are_short() -> None:
+    found = TOOL_FORMATS["bracket"]
+    assert found.render([ToolCall(name="search", arguments={"query": "34+58"})], (SEARCH,)) == "[34+58]"
+    assert found.render([ToolCall(name="search", arguments={"query": "34+58"})], TOOLS) == "[search 34+58]"
+    assert found.render([ToolCall(name="add", arguments={"a": 1, "b": 2})], TOOLS) == '[add {"a": 1, "b": 2}]'
+    assert found.render([ToolCall(name="clock", arguments={})], TOOLS) == "[clock]"
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@given(
+    text=st.lists(NASTY | st.sampled_from(["<tool_call>", "<function=add>", '{"name": "add"', "[add "])).map("".join)
+)
+def test_any_text_is_parsed_without_an_exception(name: str, text: str) -> None:
+    parsed = TOOL_FORMATS[name].parse(text, TOOLS)
+    assert parsed.fault is None or not parsed.calls
+    assert parsed.fault is None or parsed.fault.endswith("No tool was called.")
+
+
+HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+FAULTS = [
+    ("hermes", HERMES.format("serch", '{"query": "x"}'), "unknown tool 'serch'; did you mean search?"),
+    ("hermes", HERMES.format("search", '{"query": 5}'), "search: query is '5', not of type string"),
+    ("hermes", HERMES.format("search", '{"query": "x", "limit": 5}'), "search has no parameter 'limit'; known: query"),
+    ("hermes", HERMES.format("add", "{}"), "add needs a, b"),
+    ("hermes", HERMES.format("add", '{"a": 1, "b": "2"}'), "add: b is \"'2'\", not of type number"),
+    ("hermes", HERMES.format("add", '{"a": true, "b": 2}'), "add: a is 'True', not of type integer"),
+    ("hermes", HERMES.format("add", '{"a": 1, "b": NaN}'), "invalid JSON: Out of range float"),
+    ("hermes", HERMES.format("add", '{"a": 1, "a": 2, "b": 3}'), "invalid JSON: arguments: key 'a' occurs more"),
+    ("hermes", HERMES.format("add", '"1, 2"'), "the arguments of add are \"'1, 2'\", not an object"),
+    ("hermes", "<tool_call>{'name': 'add'}</tool_call>", "invalid JSON: Expecting property name"),
+    ("hermes", "<tool_call>[]</tool_call>", 'a call is an object {"name": ..., "arguments": {...}}'),
+    ("hermes", '<tool_call>{"name": "clock"} and', "</tool_call> is missing"),
+    ("hermes", '<tool_call>{"name": "clock", "parameters": {}}</tool_call>', "unknown key 'parameters' in a call"),
+    ("hermes", "<tool_call>" + "[" * 100_000, "invalid JSON"),
+    ("llama3_json", '{"name": "clock"} is the call', "text after a call"),
+    ("llama3_json", '{"name": "add", "parameters": {"a": 1', "invalid JSON"),
+    ("llama3_json", '{"name": "clock", "arguments": {}}', "unknown key 'arguments' in a call"),
+    ("qwen_xml", "<tool_call><function=add><parameter=a>x</parameter></function></tool_call>", "parameter 'a' is 'x'"),
+    ("qwen_xml", "<tool_call>add(1, 2)</tool_call>", "<function=NAME> is missing"),
+    ("qwen_xml", "<tool_call><function=add><parameter=a>1</function></tool_call>", "</function> is missing"),
+    (
+        "qwen_xml",
+        "<tool_call><function=search><parameter=query>x</parameter><parameter=query>y</parameter></function></tool_call>",
+        "parameter 'query' of search stands there twice",
+    ),
+    ("bracket", "[34+58]", "unknown tool '34+58'"),
+    ("bracket", "[]", "a bracket begins with the name of a tool"),
+    ("bracket", "[add 1 2]", "the arguments of add are '1', not an object"),
+    ("bracket", '[search "a" b]', "] is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "words"), FAULTS)
+def test_faults_are_words_for_the_model(name: str, text: str, words: str) -> None:
+    parsed = TOOL_FORMATS[name].parse(text, TOOLS)
+    assert parsed.calls == ()
+    assert parsed.fault is not None
+    assert words in parsed.fault
+    assert len(parsed.fault) < 500
+
+
+def test_all_faults_of_an_answer_are_told_and_no_call_is_made() -> None:
+    good, bad = HERMES.format("clock", "{}"), HERMES.format("clok", "{}")
+    parsed = TOOL_FORMATS["hermes"].parse(good + bad + HERMES.format("add", '{"a": 1}'), TOOLS)
+    assert parsed.calls == ()
+    assert parsed.fault is not None
+    assert "clok" in parsed.fault
+    assert "add needs b" in parsed.fault
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("hermes", "I look.\n" + HERMES.format("clock", "{}") + " ok", "I look.\n ok"),
+        ("hermes", 'I look. <tool_call>{"name": "clock"}', "I look. "),
+        ("llama3_json", '<|python_tag|>{"name": "clock", "parameters": {}}', "<|python_tag|>"),
+        ("qwen_xml", "Hm. <tool_call>\n<function=clock>\n</function>\n</tool_call>", "Hm. "),
+        ("bracket", "It is [clock", "It is "),
+    ],
+)
+def test_text_around_calls_stays(name: str, text: str, content: str) -> None:
+    parsed = TOOL_FORMATS[name].parse(text, TOOLS)
+    assert [one.name for one in parsed.calls] == ["clock"]
+    assert parsed.content == content
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_an_answer_without_calls_is_its_text(name: str) -> None:
+    parsed = TOOL_FORMATS[name].parse('The answer is {"x": 4}.', TOOLS)
+    assert (parsed.content, parsed.calls, parsed.fault) == ('The answer is {"x": 4}.', (), None)
+
+
+def test_qwen_xml_reads_what_python_templates_write() -> None:
+    text = (
+        "<tool_call><function=mixed><parameter=text>5</parameter><parameter=flags>True</parameter>"
+        "<parameter=items>[1]</parameter><parameter=table>{}</parameter><parameter=nothing>None</parameter>"
+        "</function></tool_call>"
+    )
+    parsed = TOOL_FORMATS["qwen_xml"].parse(text, TOOLS)
+    assert parsed.fault is None
+    assert dict(parsed.calls[0].arguments) == {"text": "5", "flags": True, "items": [1], "table": {}, "nothing": None}
+
+
+def template(style: str):
+    """A chat template in one format; `plain` writes no calls, `strict` refuses them."""
+
+    def render(messages, /, *, add_generation_prompt: bool) -> str:
+        text = ""
+        for one in messages:
+            calls = [
+                ToolCall(name=call["function"]["name"], arguments=call["function"]["arguments"])
+                for call in one.get("tool_calls", ())
+            ]
+            if calls and style == "strict":
+                raise DataError("no calls here")
+            written = TOOL_FORMATS[style].render(calls, TOOLS) if style in TOOL_FORMATS and calls else ""
+            text += f"<|im_start|>{one['role']}\n{one['content']}{written}<|im_end|>\n"
+        return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+
+    return render
+
+
+@pytest.mark.parametrize("style", ["hermes", "llama3_json", "qwen_xml", "bracket", "plain", "strict"])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_template_of_another_format_is_refused(style: str, name: str) -> None:
+    if style in (name, "plain", "strict"):
+        check_round_trip(TOOL_FORMATS[name], TOOLS, template(style))
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_round_trip(TOOL_FORMATS[name], TOOLS, template(style))
+    message = str(refused.value)
+    assert f"task.tools.format = '{name}'" in message
+    assert "The template writes" in message
+    assert "the format writes" in message
+    assert f"Formats that read it: {style}" in message
