@@ -1,0 +1,1 @@
+"""Serving: completions of a policy over HTTP, and agents that are trained by its address."""

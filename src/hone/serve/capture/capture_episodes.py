@@ -1,0 +1,141 @@
+"""Columns of captured sessions: rows of drawn tokens, with the score and status of their session."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.conversation import TranscriptBuilder, build_columns
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.errors import LostResourceError
+from hone.core.judging import Scorer, ScorerInput
+from hone.serve.capture.capture_step import CapturedSession, CaptureStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedEpisodes:
+    """Episodes of a step, and what is told about its sessions."""
+
+    episodes: Episodes
+    groups: int
+    metrics: Metrics
+    notes: tuple[str, ...]
+
+
+def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: int) -> CapturedEpisodes:
+    """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
+
+    Groups are numbered from `first_group` on. Raises LostResourceError if no session has an answer.
+    """
+    sessions = step.ordered()
+    rows = {one.id: one.tree.rows(without=one.without_roles) for one in sessions}
+    heard = [one for one in sessions if rows[one.id]]
+    if not heard:
+        reasons = sorted({one.failure or "no request" for one in sessions})[:3]
+        raise LostResourceError(f"none of {len(sessions)} sessions asked the policy anything: {'; '.join(reasons)}")
+    score, status = _scores(heard, rows, scorer)
+    names = list(dict.fromkeys(one.group for one in heard))
+    numbers = {name: first_group + place for place, name in enumerate(names)}
+    counts = np.array([len(rows[one.id]) for one in heard])
+    owner = np.repeat(np.arange(len(heard)), counts)
+    episodes = _columns(
+        [row for one in heard for row in rows[one.id]],
+        group=np.array([numbers[one.group] for one in heard], np.int64)[owner],
+        score=score[owner],
+        status=status[owner],
+        part=np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner],
+    )
+    return CapturedEpisodes(
+        episodes=episodes, groups=len(names), metrics=_metrics(sessions, rows), notes=tuple(_notes(sessions))
+    )
+
+
+def _scores(
+    sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]], scorer: Scorer | None
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """`[S]` scores and statuses: as reported, or by reward functions where a report has no score and no error."""
+    reported = [None if one.report is None else one.report.score for one in sessions]
+    score = np.array([np.nan if value is None else value for value in reported], np.float64)
+    status = np.array([one.status for one in sessions], np.uint8)
+    score[status != ScoreStatus.SCORED] = np.nan
+    asked = np.flatnonzero(status == ScoreStatus.UNSCORABLE)
+    if scorer is not None and len(asked):
+        inputs = [_scorer_input(sessions[place], rows[sessions[place].id]) for place in asked]
+        judged = scorer.gather([scorer.submit([one]) for one in inputs])
+        score[asked], status[asked] = judged.score, judged.status
+    return score, status
+
+
+def _scorer_input(session: CapturedSession, rows: Sequence[TranscriptBuilder]) -> ScorerInput:
+    """The session as reward functions see it: its last answer, to its first request."""
+    answers = session.tree.answers
+    last, first = answers[-1], answers[0]
+    return ScorerInput(
+        prompt=list(first.history[:-1]),
+        text=str(last.history[-1]["content"]),
+        columns={} if session.planned is None else session.planned.columns,
+        messages=last.history[len(first.history) - 1 :],
+        transcript=rows[-1],
+        id=session.id,
+    )
+
+
+def _columns(
+    rows: Sequence[TranscriptBuilder],
+    *,
+    group: NDArray[np.int64],
+    score: NDArray[np.float64],
+    status: NDArray[np.uint8],
+    part: NDArray[np.int64],
+) -> Episodes:
+    columns = build_columns(rows)
+    reward = np.zeros(columns.offsets[-1], np.float32)
+    reward[columns.offsets[1:] - 1] = np.where(status == ScoreStatus.SCORED, score, 0.0)
+    del part
+    return Episodes(
+        offsets=columns.offsets,
+        seen=columns.transcript,
+        chosen=columns.chosen,
+        logp=columns.logp,
+        version=columns.version,
+        reward=reward,
+        group=group,
+        terminated=~columns.truncated,
+        truncated=columns.truncated,
+        score=score,
+        status=status,
+    )
+
+
+def _metrics(sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]]) -> Metrics:
+    count = len(sessions)
+    facts: dict[str, list[float]] = {}
+    for one in sessions:
+        for name, value in ({} if one.report is None else one.report.facts).items():
+            facts.setdefault(name, []).append(value)
+    return {
+        "capture/requests": sum(one.requests for one in sessions) / count,
+        "capture/rows": sum(map(len, rows.values())) / count,
+        "capture/rewritten": sum(one.tree.rewritten for one in sessions) / count,
+        "capture/abandoned": sum(one.abandoned for one in sessions) / count,
+        "capture/silent": sum(not rows[one.id] for one in sessions) / count,
+        **{f"world/{name}": float(np.mean(values)) for name, values in sorted(facts.items())},
+    }
+
+
+def _notes(sessions: Sequence[CapturedSession]) -> list[str]:
+    """One note on sessions that failed, with the reasons; one on sessions that fell silent."""
+    failed = [one for one in sessions if one.failure]
+    silent = [one for one in sessions if one.timed_out]
+    notes: list[str] = []
+    if failed:
+        reasons = "; ".join(sorted({one.failure for one in failed})[:3])
+        notes.append(f"{len(failed)} of {len(sessions)} sessions failed and have no score: {reasons}")
+    if silent:
+        names = ", ".join(repr(one.id) for one in silent[:3])
+        notes.append(
+            f"{len(silent)} of {len(sessions)} sessions neither asked nor reported in time and have no score: {names}"
+        )
+    return notes
