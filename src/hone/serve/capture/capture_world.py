@@ -147,7 +147,7 @@ class CaptureWorld:
             for event in self.desk.take(0.0 if self._in_flight else _TICK_S):
                 self._take(engine, step, event)
             if self._in_flight:
-                completion = engine.next_completion(self._in_flight)
+                completion = engine.next_completion(self._in_flight, wake=self.desk.has_events)
                 if completion is not None:
                     self._deliver(completion)
             self._expire(step)
