@@ -244,6 +244,7 @@ REFUTED: dict[str, Sequence[Case]] = {
             "copied": {0: 0.9, 1: 0.9, 2: 0.9, 16: 0.9},
         }
     ],
+    "retokenised-turns": [{"share": {0.7: 0.2, 1.0: 0.02, 1.3: 0.3}, "dialogue": 0.1, "lost": 0.0}],
     "routes-that-flip": [
         {
             "mixture": RoundingGaps(
