@@ -69,9 +69,18 @@ def test_a_secret_beyond_the_numbers_is_refused() -> None:
 
 
 def test_rows_of_the_game_hold_each_secret_once() -> None:
-    found = guess.rows(31, 5)
+    found = guess.secret_rows(31, 5)
     assert [row["secret"] for row in found] == list(range(1, 32))
     assert len({row["id"] for row in found}) == 31
+
+
+def test_worlds_bring_their_rows() -> None:
+    assert len(guess.GuessingGame.rows(1000, seed=3)) == 15
+    few = guess.GuessingGame.rows(6, seed=3)
+    assert few == guess.DeafGuessingGame.rows(6, seed=3) != guess.GuessingGame.rows(6, seed=4)
+    assert len({row["id"] for row in few}) == 6
+    assert calculator.CalculatorWorld.rows(9, seed=1) == calculator.sum_rows(9, seed=1)
+    assert len(calculator.CalculatorWorld.rows(10**6, seed=1)) == 8100
 
 
 def early_wins(rows: list[dict[str, object]], prompt: str, turns: int = 4) -> float:
@@ -120,18 +129,18 @@ def test_an_answer_that_was_cut_off_pays_nothing() -> None:
 
 
 def test_sums_are_distinct_and_answered() -> None:
-    rows = calculator.rows(500, seed=3)
+    rows = calculator.sum_rows(500, seed=3)
     assert len({row["prompt"] for row in rows}) == 500
     for row in rows[:50]:
         first, second = map(int, str(row["prompt"])[:-1].split("+"))
         assert int(str(row["answer"])) == first + second
         assert 10 <= min(first, second) <= max(first, second) < 100
     with pytest.raises(ValueError, match="there are 81"):
-        calculator.rows(82, seed=3, digits=1)
+        calculator.sum_rows(82, seed=3, digits=1)
 
 
 def test_three_in_ten_demonstrations_call_and_half_of_these_with_a_wrong_operand() -> None:
-    rows = calculator.rows(2000, seed=0)
+    rows = calculator.sum_rows(2000, seed=0)
     turns = calculator.imitation_rows(rows, seed=0)
     calls = [row for row in turns if str(row["completion"]).endswith("]")]
     copied = [str(row["prompt"])[:-1] == str(row["completion"])[1:-1] for row in calls]
@@ -144,14 +153,14 @@ def test_three_in_ten_demonstrations_call_and_half_of_these_with_a_wrong_operand
 
 def test_delays_are_drawn_by_dialogue_and_turn_and_change_no_answer() -> None:
     slept: list[float] = []
-    slow, quick = delayed.DelayedWorld(guess.GuessingGame(), sleep=slept.append), guess.GuessingGame()
+    slow, quick = delayed.DelayedWorld(sleep=slept.append), guess.GuessingGame()
     for world in (slow, quick):
         world.begin({"secret": 4}, seed=17)
     for turn, text in enumerate(("08 ", "04 ")):
         assert slow.answer(said(text, turn)) == quick.answer(said(text, turn))
-    assert slept == [delayed.delay_s(17, 0), delayed.delay_s(17, 1)]
+    assert slept == [delayed.delay_s(17, 0, 0.2), delayed.delay_s(17, 1, 0.2)]
     assert len(set(slept)) == 2
-    draws = [delayed.delay_s(seed, 0) for seed in range(200)]
+    draws = [delayed.delay_s(seed, 0, 0.2) for seed in range(200)]
     assert 0 <= min(draws) < 0.02
     assert 0.18 < max(draws) < 0.2
 

@@ -21,7 +21,7 @@ CALLING, WRONG_OPERAND = 0.3, 0.5
 _CALL: Final = re.compile(r"\[([0-9]{1,9})([+-])([0-9]{1,9})\]$")
 
 
-def rows(count: int, *, seed: int, digits: int = 2) -> list[dict[str, object]]:
+def sum_rows(count: int, *, seed: int, digits: int = 2) -> list[dict[str, object]]:
     """Sums of two numbers of `digits` digits, all different: prompt and answer. Raises ValueError if there are too few.
 
     Rows of another seed may repeat a sum: make all rows with one seed, and split them.
@@ -69,6 +69,11 @@ class CalculatorWorld:
     def fork(self) -> Self:
         """A copy of the dialogue so far."""
         return type(self)(self.right, self.calls, self.unreadable)
+
+    @staticmethod
+    def rows(size: int, seed: int) -> list[dict[str, object]]:
+        """Sums of two numbers of two digits, `size` of them, or all 8,100."""
+        return sum_rows(min(size, 8100), seed=seed)
 
     def _facts(self) -> dict[str, float]:
         return {"calls": self.calls, "unreadable_calls": self.unreadable}

@@ -25,7 +25,7 @@ def prompt_of(numbers: int) -> str:
     return f"1-{numbers}{END}"
 
 
-def rows(numbers: int = 15, turns: int = 4) -> list[dict[str, object]]:
+def secret_rows(numbers: int = 15, turns: int = 4) -> list[dict[str, object]]:
     """One row of a dataset for each secret number."""
     return [
         {"id": f"{secret} of {numbers}", "prompt": prompt_of(numbers), "secret": secret, "numbers": numbers,
@@ -76,6 +76,11 @@ class GuessingGame:
         """A copy of the game so far."""
         return type(self)(self.secret, self.turns, self.guesses, self.unreadable)
 
+    @staticmethod
+    def rows(size: int, seed: int) -> list[dict[str, object]]:
+        """Games of 15 numbers and 4 turns: one for each secret, or `size` of them."""
+        return _some(size, seed)
+
 
 @dataclass(slots=True)
 class DeafGuessingGame:
@@ -99,6 +104,11 @@ class DeafGuessingGame:
     def close(self) -> None:
         """End the game; it holds nothing."""
 
+    @staticmethod
+    def rows(size: int, seed: int) -> list[dict[str, object]]:
+        """The games of `GuessingGame`."""
+        return _some(size, seed)
+
 
 def read_guess(text: str) -> int | None:
     """The number of a turn; None for anything but digits and a space."""
@@ -119,6 +129,13 @@ def imitation_rows(
     In a share `inattentive` of the turns the player names any number; in the others he halves what is left.
     """
     return [row for game in range(count) for row in _game_rows(seed, game, numbers, turns, inattentive)]
+
+
+def _some(size: int, seed: int) -> list[dict[str, object]]:
+    """`size` games of 15 numbers by the seed, in the order of their secrets; all where there are no more."""
+    every = secret_rows()
+    drawn = generator(seed, "guessing games").permutation(len(every))[:size]
+    return [every[place] for place in sorted(drawn.tolist())]
 
 
 def _game_rows(seed: int, game: int, numbers: int, turns: int, inattentive: float) -> Sequence[dict[str, object]]:
