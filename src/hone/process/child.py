@@ -82,12 +82,18 @@ class ChildProcess(Generic[Reply]):
         clock: Clock,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        inherit: bool = True,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`variables` are added to the environment. Once `abandoned` is true (nobody waits any more), `receive` raises
-        at the next tick."""
+        """`variables` are added to this process's environment, or to an empty one without `inherit`. Once `abandoned`
+        is true (nobody waits any more), `receive` raises at the next tick."""
         self._command = (module, *arguments)
-        self._variables = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ, **(variables or {})}
+        self._variables = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+            **(os.environ if inherit else {}),
+            **(variables or {}),
+        }
         self._parser = parser
         self._clock = clock
         self._abandoned = abandoned

@@ -1,7 +1,7 @@
 """Messages between this process and a child: one JSON object on a line.
 
-JSON has no tuples, sets, bytes, dates, or keys that are not text; they are tagged, so that a function sees a column
-exactly as the dataset holds it. Nothing here can run code, unlike pickle.
+JSON has no tuples, sets, bytes, dates, or keys that are not text; they are tagged, so that a value arrives as
+it was sent. Nothing here can run code, unlike pickle.
 """
 
 import base64
@@ -50,8 +50,9 @@ def _pack_rare(value: object) -> object:
     for kind, name in ((datetime.datetime, "datetime"), (datetime.date, "date")):
         if isinstance(value, kind):
             return {_TAG: name, "of": value.isoformat()}
-    if isinstance(value, decimal.Decimal):
-        return {_TAG: "decimal", "of": str(value)}
+    for kind, name in ((decimal.Decimal, "decimal"), (complex, "complex")):
+        if isinstance(value, kind):
+            return {_TAG: name, "of": str(value)}
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -83,6 +84,8 @@ def _untag(tag: str, of: object) -> object:
     text = str(of)
     if tag == "bytes":
         return base64.b64decode(text)
+    if tag == "complex":
+        return complex(text)
     if tag == "datetime":
         return datetime.datetime.fromisoformat(text)
     return datetime.date.fromisoformat(text) if tag == "date" else decimal.Decimal(text)

@@ -4,7 +4,7 @@ Belongs here: reward functions (the user's and the built-in ones), the workers t
 Does not: environments that ask for rewards (`envs`), advantages (`credit`). The trainer imports no user code.
 
 `config` names rewards, `scorer` adds them up, `workers` runs functions (`jobs` cuts batches, `worker` is the child
-process, `wire` holds the messages, `functions` loads and calls), `scores` holds results, `budget` stops a run in which
+process, `functions` loads and calls), `scores` holds results, `budget` stops a run in which
 too many are missing. Reward models and servers are wired in `evaluate/text/reward_members.py`.
 `exact_match`, `math_answer` and `reasoning_gym` are built in; only workers import them.
 """

@@ -1,8 +1,8 @@
 """Texts from a user's function: the columns of an example -> the completion to imitate, or another text about the row.
 
 The function `f(prompt, **columns) -> str` runs in a process of its own with a deadline; nothing of it is imported here.
-The child is this module as a command: it reads one line (tagged as in `wire.py`, so that tuples and dates keep their
-types) and writes one.
+The child is this module as a command: it reads one line (tagged as in `process.wire`, so that tuples and dates keep
+their types) and writes one.
 """
 
 import inspect

@@ -1,0 +1,164 @@
+"""System calls of Linux for confined processes: namespaces, mounts, capabilities, controls of a process.
+
+Belongs here: one function for each call, without a decision on which to use. `confine` decides for reward functions,
+which may do all but harm the run; `hone.sandbox` for code that nobody should trust.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE, CAP_SYS_ADMIN = 2, 6, 7, 19, 21
+_CAPABILITY_VERSION = 0x20080522
+_MOUNT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 4096: 1 << 21}
+"""Flags of Linux's `statvfs` (no setuid, devices, programs or access times; relative access times) -> those of
+`mount`: a mount that is made read-only must keep its others."""
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+
+def try_in_child(attempt: Callable[[], None]) -> str:
+    """Run `attempt` in a child; empty, or why it failed."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            attempt()
+        except BaseException as error:  # noqa: BLE001 - the parent decides
+            os.write(writer, (str(error) or type(error).__name__).encode()[:400])
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        reason = answer.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    return reason or ("" if status == 0 else f"the attempt ended with status {status}")
+
+
+def enter_namespaces(flags: int, maps: Mapping[str, str]) -> None:
+    """Enter a new user namespace and those of `flags`; `maps` are its `uid_map` and `gid_map`. Raises OSError.
+
+    The maps of a privileged process (`may_map_users`) are written from outside, those of another may map only itself.
+    """
+    privileged = may_map_users()
+    reader, writer = os.pipe()
+    process, helper = os.getpid(), os.fork()
+    if helper == 0:
+        os.close(writer)
+        os._exit(_write_maps(process, maps, privileged=privileged) if os.read(reader, 1) else 0)
+    os.close(reader)
+    try:
+        check(libc().unshare(CLONE_NEWUSER | flags), "unshare")
+        os.write(writer, b"1")
+    finally:
+        os.close(writer)
+        _, status = os.waitpid(helper, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise OSError(code, f"mapping users: {os.strerror(code)}")
+
+
+def _write_maps(process: int, maps: Mapping[str, str], *, privileged: bool) -> int:
+    """Write the user and group maps of a process that entered a namespace; the number of an error, or 0."""
+    try:
+        if not privileged:
+            Path(f"/proc/{process}/setgroups").write_text("deny", encoding="ascii")
+        for name, lines in maps.items():
+            Path(f"/proc/{process}/{name}").write_text(lines, encoding="ascii")
+    except OSError as error:
+        return error.errno or 1
+    return 0
+
+
+def same_users() -> dict[str, str]:
+    """Maps of a user namespace with the same users and groups: all for a privileged process, else only its own."""
+    if may_map_users():
+        return {name: _same_ids(f"/proc/self/{name}") for name in ("uid_map", "gid_map")}
+    return {name: f"{own} {own} 1" for name, own in (("uid_map", os.geteuid()), ("gid_map", os.getegid()))}
+
+
+def may_map_users() -> bool:
+    """True if this process may map any users of its namespace into a new one, and become any of them."""
+    capabilities = effective_capabilities()
+    return bool(capabilities >> CAP_SETUID & 1 and capabilities >> CAP_SETGID & 1)
+
+
+def _same_ids(path: str) -> str:
+    """The identity map of all ids that a process knows."""
+    rows = [line.split() for line in Path(path).read_text(encoding="ascii").splitlines()]
+    return "\n".join(f"{inside} {inside} {count}" for inside, _, count in rows)
+
+
+def mount_read_only(path: str) -> None:
+    """Mount a folder over itself, read-only. Raises OSError."""
+    bind_read_only(path, path)
+
+
+def bind_read_only(source: str, path: str) -> None:
+    """Mount `source` at `path`, read-only. Raises OSError."""
+    mount(source, path, "", MS_BIND | MS_REC)
+    flags = os.statvfs(path).f_flag
+    kept = sum(bit for stat, bit in _MOUNT_FLAGS.items() if flags & stat)
+    mount("", path, "", MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
+
+
+def mount(source: str, path: str, kind: str, flags: int, options: str = "") -> None:
+    """`mount(2)`; an empty text is a null pointer. Raises OSError."""
+    texts = [os.fsencode(text) or None for text in (source, path, kind, options)]
+    check(libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]), f"mount on {path}")
+
+
+def unmount(path: str) -> None:
+    """Take a mount away, also while it is in use. Raises OSError."""
+    check(libc().umount2(os.fsencode(path), MNT_DETACH), f"unmount {path}")
+
+
+def change_root(path: str) -> None:
+    """Make a mounted folder the root of this mount namespace; nothing of the old one stays. Raises OSError."""
+    os.chdir(path)
+    here = ctypes.c_char_p(b".")
+    number = _PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(f"no number of pivot_root for {os.uname().machine}")
+    check(libc().syscall(ctypes.c_long(number), here, here), "pivot_root")
+    unmount(".")
+    os.chdir("/")
+
+
+def effective_capabilities() -> int:
+    """Capabilities of this process, a bit each."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+
+
+def set_capabilities(mask: int) -> None:
+    """Keep only these capabilities. Raises OSError."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable
+    check(libc().capset(header, data), "capset")
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process."""
+    libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def syscall(number: int, first: object, *rest: int) -> int:
+    """Result of a system call; negative for an error."""
+    return int(libc().syscall(ctypes.c_long(number), first, *(ctypes.c_long(value) for value in rest)))
+
+
+def libc() -> ctypes.CDLL:
+    """The C library."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    """Raise the OSError of a call that failed."""
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")

@@ -1,0 +1,202 @@
+"""The process that starts a program, watches its limits, and answers the caller: one for each call.
+
+It holds no code of the program, and cannot be reached by it. Limits of time and output are kept here, while reading.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, cast
+
+from hone.process.parent import ParentChannel
+from hone.sandbox import program
+from hone.sandbox.frames import read_frame
+from hone.sandbox.jail import ProgramLimits
+from hone.sandbox.rungs import ConfinementRung
+
+_TICK_S = 0.02
+_READ_BYTES = 1 << 16
+
+
+class WatchedProcess:
+    """A running program: its descriptors, the bytes that it wrote, and the time that it took."""
+
+    def __init__(self, pid: int, streams: Mapping[str, int], limits: ProgramLimits) -> None:
+        self.pid, self._limits = pid, limits
+        self.written = {name: bytearray() for name in streams}
+        self._names = {descriptor: name for name, descriptor in streams.items()}
+        self._end = os.pidfd_open(pid)
+        self._clock = ~pid << 3 | 2  # the kernel's clock of a process's processor time
+        self.status: int | None = None
+        self._cpu_end_s = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to count time."""
+        self.began_s, self._cpu_before_s = time.monotonic(), self.cpu_s()
+
+    def cpu_s(self) -> float:
+        """Processor time so far, in the end that of its children too."""
+        return time.clock_gettime(self._clock) if self.status is None else self._cpu_end_s
+
+    def wait(self) -> str:
+        """Wait a moment for bytes or the end. The verdict of a limit that was passed, else empty."""
+        poll = select.poll()
+        for descriptor in (self._end, *self._names):
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(1000 * self._patience_s())}
+        if self._end in ready:
+            self._reap()
+            self._drain()
+        else:
+            for descriptor in ready:
+                self._read(descriptor)
+        return self._passed_limit()
+
+    def kill(self) -> None:
+        """Kill it and its session, if it has not ended."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+
+    def _reap(self) -> None:
+        _, self.status, used = os.wait4(self.pid, 0)
+        self._cpu_end_s = used.ru_utime + used.ru_stime
+
+    def _patience_s(self) -> float:
+        left = self._limits.wall_s - (time.monotonic() - self.began_s)
+        return max(0.0, min(left, _TICK_S)) if left < 1 or self.cpu_s() > 0.5 * self._limits.cpu_s else 10 * _TICK_S
+
+    def _passed_limit(self) -> str:
+        if sum(map(len, self.written.values())) > 2 * self._limits.output_bytes or self._too_much_printed():
+            return "output"
+        if self.status is not None:
+            return ""
+        slow = time.monotonic() - self.began_s > self._limits.wall_s
+        return "timeout" if slow or self.cpu_s() - self._cpu_before_s > self._limits.cpu_s else ""
+
+    def _too_much_printed(self) -> bool:
+        return sum(len(self.written.get(name, b"")) for name in ("stdout", "stderr")) > self._limits.output_bytes
+
+    def _drain(self) -> None:
+        """Read what is there; a descendant may hold the pipe open, so its end is not awaited."""
+        for descriptor in list(self._names):
+            os.set_blocking(descriptor, False)
+            with contextlib.suppress(BlockingIOError):
+                while descriptor in self._names and not self._too_much_printed():
+                    self._read(descriptor)
+
+    def _read(self, descriptor: int) -> None:
+        data = os.read(descriptor, _READ_BYTES)
+        self.written[self._names[descriptor]] += data
+        if not data:
+            del self._names[descriptor]
+
+
+def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits, folder: str) -> NoReturn:
+    """Read a request, run it, answer, end."""
+    request = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
+    _write_files(cast("dict[str, str]", request["files"]), rung, folder)
+    reply = run_program(request, rung, limits, folder)
+    with contextlib.suppress(BrokenPipeError):
+        channel.reply(json.dumps(reply).encode() + b"\n")
+    os._exit(0)
+
+
+def run_program(
+    request: Mapping[str, object], rung: ConfinementRung, limits: ProgramLimits, folder: str
+) -> dict[str, object]:
+    """Run one program to its end, and tell what it did."""
+    stdin = _stdin(str(request["stdin"]))
+    pipes = [os.pipe() for _ in range(3)]
+    code = str(request["code"])
+    writers = [stdin, *(writer for _, writer in pipes)]
+    pid = program.start_program(lambda: rung.confine(folder), writers, folder, lambda: _run(code))
+    for descriptor in writers:
+        os.close(descriptor)
+    readers = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in pipes), strict=True))
+    watched = WatchedProcess(pid, readers, limits)
+    verdict = ""
+    while watched.status is None and not verdict:
+        verdict = watched.wait()
+    seconds, cpu_s = time.monotonic() - watched.began_s, watched.cpu_s()
+    watched.kill()
+    return {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
+
+
+def _run(code: str) -> None:
+    program.run_text(code)
+
+
+def outcome(watched: WatchedProcess, verdict: str, limits: ProgramLimits) -> dict[str, object]:
+    """The verdict on a program that ended or was killed, with what it wrote."""
+    printed = {name: _text(watched.written[name][: limits.output_bytes]) for name in ("stdout", "stderr")}
+    report = _report(watched.written["report"])
+    if verdict == "timeout":
+        seconds = f"{limits.wall_s:g} s, or {limits.cpu_s:g} s of processor time"
+        return {**printed, "verdict": "timeout", "error": f"killed after {seconds}"}
+    if verdict == "output":
+        return {**printed, "verdict": "output", "error": f"killed after {limits.output_bytes} bytes of output"}
+    signalled = watched.status is not None and os.WIFSIGNALED(watched.status)
+    if signalled and watched.cpu_s() > limits.cpu_s:  # the kernel was quicker
+        return {**printed, "verdict": "timeout", "error": f"killed after {limits.cpu_s:g} s of processor time"}
+    return {**printed, **_ended(report, watched.status or 0, printed["stderr"])}
+
+
+def _ended(report: Mapping[str, object] | None, status: int, stderr: str) -> dict[str, object]:
+    """The verdict on a program that came to an end of its own."""
+    code = os.waitstatus_to_exitcode(status)
+    if code == program.UNCONFINED_EXIT and report is None:
+        return {"verdict": "refused", "error": f"the program could not be confined: {stderr}"}
+    if code == program.MEMORY_EXIT and report is None:
+        return {"verdict": "memory", "error": "MemoryError"}
+    if code < 0:
+        return {"verdict": "killed", "error": f"killed by {signal.Signals(-code).name}"}
+    if report is None:
+        return {"verdict": "error", "error": f"the process ended with code {code} before the program did"}
+    kept = {key: report[key] for key in ("value", "shown") if key in report}
+    if "error" in report:
+        return {"verdict": "memory" if report.get("memory") else "error", "error": str(report["error"]), **kept}
+    return {"verdict": "ok", "error": "", **kept}
+
+
+def _report(data: bytearray) -> dict[str, object] | None:
+    """The first line that a program reported, if it is one."""
+    line, end, _ = bytes(data).partition(b"\n")
+    try:
+        message = json.loads(line) if end else None
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, object]", message) if isinstance(message, dict) else None
+
+
+def _text(data: Sequence[int]) -> str:
+    return bytes(data).decode(errors="replace")
+
+
+def _stdin(text: str) -> int:
+    """Standard input of a program: a file in memory."""
+    descriptor = os.memfd_create("stdin")
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(text.encode(errors="replace"))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _write_files(files: Mapping[str, str], rung: ConfinementRung, folder: str) -> None:
+    """Write the files of a call into its folder; the caller has checked their names."""
+    for name, text in files.items():
+        path = Path(folder, name)
+        for missing in reversed([parent for parent in path.parents if not parent.exists()]):
+            missing.mkdir()
+            rung.own(str(missing))
+        path.write_text(text, encoding="utf-8")
+        rung.own(str(path))

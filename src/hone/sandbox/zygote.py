@@ -1,0 +1,82 @@
+"""The warm process that programs are forked from: `python -m hone.sandbox.zygote`, started by `process.child`.
+
+It has imported what programs import, and has entered a rung of confinement. For each request it forks a supervisor,
+which reads the request; its own memory never holds one, so a program finds nothing of an earlier call, and nothing of
+the tests that it will face. When the supervisor has answered, everything that the program left is killed and deleted.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import sys
+from typing import cast
+
+from hone.process.linux import PR_SET_DUMPABLE, prctl
+from hone.process.parent import ParentChannel, connect_to_parent
+from hone.sandbox.frames import read_frame
+from hone.sandbox.jail import ProgramLimits, library_paths
+from hone.sandbox.rungs import ConfinementRung, choose_rung
+from hone.sandbox.supervisor import supervise
+
+
+def main() -> None:
+    """Entry point: one line with limits in, one with the rung out; then one answer for each request."""
+    channel = connect_to_parent()
+    hello = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
+    values = cast("dict[str, object]", hello["limits"])
+    limits = ProgramLimits(**{**values, "readable": tuple(cast("list[str]", values["readable"]))})  # pyright: ignore[reportArgumentType]
+    missing = _import_libraries(cast("list[str]", hello["libraries"]))
+    prctl(PR_SET_DUMPABLE, 0)  # no program may look into this process
+    rung, reasons = choose_rung(limits, str(hello["rung"]), unsafe=bool(hello["unsafe"]))
+    name = "" if rung is None else rung.name
+    _reply(channel, {"rung": name, "reasons": reasons, "missing": missing})
+    if rung is not None:
+        _serve(channel, rung, limits)
+
+
+def _import_libraries(names: list[str]) -> list[str]:
+    """Import libraries, so that programs need not; those that are not there."""
+    sys.path[:] = [path for path in sys.path if path.startswith(library_paths())]
+    missing: list[str] = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    gc.collect()
+    gc.freeze()  # the collector of a program leaves shared memory alone
+    return missing
+
+
+def _serve(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits) -> None:
+    while select.select([channel.request_fd], [], []) and _request_waits(channel.request_fd):
+        folder = rung.open_folder()
+        supervisor = os.fork()
+        if supervisor == 0:
+            supervise(channel, rung, limits, folder)
+        _, status = os.waitpid(supervisor, 0)
+        if status:
+            _reply(
+                channel, {"verdict": "refused", "error": f"the supervisor of the program ended with status {status}"}
+            )
+        rung.clean_up(folder)
+
+
+def _request_waits(descriptor: int) -> bool:
+    """True if a request is there; False if the channel is closed. Reads nothing of it."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    events = poll.poll(0)
+    return bool(events) and bool(events[0][1] & select.POLLIN)
+
+
+def _reply(channel: ParentChannel, message: dict[str, object]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        channel.reply(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
