@@ -12,6 +12,9 @@ import pytest
 
 from hone.core.judging import ScorerInput
 from hone.core.state import State, substate
+from hone.envs.text.collection import FOLDER, CollectedAnswer, collection_bytes
+from hone.models.language.tokenizers import character_tokenizer
+from hone.models.language.vocabulary import vocabulary_hash
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scores import RewardScores, combine_results, result_from_value
@@ -34,6 +37,7 @@ ALGORITHM: dict[str, dict[str, Any]] = {
     "pkpo": {"k": 2},
     "self_correction": {"correction": {"nudge": "e", "first_stage_steps": 1}},
     "on_policy_distillation": {"teacher": "teacher"},
+    "warm_grpo": {"warm": {"source": "warm", "share": 0.5}},
 }
 """What a recipe cannot do without."""
 FULL = {"kl": 0.05, "entropy": 0.01, "kl_in_reward": {"kind": "fixed", "weight": 0.05}}
@@ -90,8 +94,28 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions in `folder`, which becomes the working folder; scores without processes."""
     rows = [{"prompt": a, "answer": b} for a, b in ("ab", "bc", "cd", "de")]
     (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_collection(folder / "warm")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(open_text, "reward_scorer", judge_here)
+
+
+def write_collection(folder: Path) -> None:
+    """A right letter that nobody drew, and a wrong one that was drawn, for each question: what `warm_grpo` mixes in."""
+    tokenizer = character_tokenizer(["abcde"])
+    rows: list[CollectedAnswer] = []
+    for group, (question, right) in enumerate(("ab", "bc", "cd", "de")):
+        for sample, (letter, logp) in enumerate([(right, float("nan")), ("a", -1.5)]):
+            tokens = [*tokenizer.encode(question), *tokenizer.encode(letter), tokenizer.eos_id]
+            rows.append(
+                CollectedAnswer(
+                    id=question, prompt=json.dumps(question), columns=json.dumps({"answer": right}), group=group,
+                    sample=sample, completion=letter, tokens=tokens, at=[1, 2], logp=[logp] * 2, version=[0, 0],
+                    score=float(letter == right), status="scored", rewards={}, truncated=False, labels=None, steps=None,
+                )
+            )  # fmt: skip
+    (folder / FOLDER).mkdir(parents=True)
+    content = collection_bytes(rows, vocabulary=vocabulary_hash(tokenizer))
+    (folder / FOLDER / "step_00000001.parquet").write_bytes(content)
 
 
 def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dict[str, Any]:

@@ -102,7 +102,8 @@ class Episodes:
     reward: Annotated[NDArray[np.float32], Column("decision", np.float32)]
     """`[N]` reward after each action; 0 where the score of the episode is missing."""
     group: Annotated[Ints, Column("episode", np.int64)]
-    """`[E]` episodes of one group answer the same question (same prompt, same start)."""
+    """`[E]` episodes of one group answer the same question (same prompt, same start). Numbers below 0: episodes of a
+    log, or of earlier steps, that stand beside those of the step."""
     terminated: Annotated[NDArray[np.bool_], Column("episode", np.bool_)]
     """`[E]` the environment ended the episode: no bootstrapping."""
     truncated: Annotated[NDArray[np.bool_], Column("episode", np.bool_)]

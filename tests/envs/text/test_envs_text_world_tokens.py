@@ -1,5 +1,7 @@
 """The environment's tokens as decisions: the mirror of imitation, with any number of turns, tails and weights."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,15 +101,9 @@ def test_means_are_over_each_dialogue(pieces: list[tuple[list[int], list[list[in
 
 def test_wrong_answers_are_not_imitated_but_their_consequences_are() -> None:
     whole = dialogues([([1], [[2], [3]]), ([4], [[5], [6]])])
-    judged = with_learned_tokens(
-        Episodes(**{**_columns(whole), "reward": np.array([1.0, 0.0], np.float32)}), said=1.0, world=0.5
-    )
+    judged = with_learned_tokens(replace(whole, reward=np.array([1.0, 0.0], np.float32)), said=1.0, world=0.5)
     assert judged.chosen.tolist() == [2, 3, 6]
     assert judged.reward.tolist() == [1.0, 0.5, 0.5]
-
-
-def _columns(episodes: Episodes) -> dict[str, object]:
-    return {"offsets": episodes.offsets, "seen": episodes.seen, **episodes.columns()}
 
 
 def decode(tokens: np.ndarray) -> str:

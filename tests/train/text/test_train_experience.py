@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from hone.core.credit import Credits, Metrics
 from hone.core.dialogue import PolicyTurn
+from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.random import generator
 from hone.envs.text.collection import FOLDER, CollectedAnswer, collection_bytes
@@ -111,20 +114,16 @@ def test_a_conversations_last_question_is_rewritten(tmp_path: Path) -> None:
     begun, said = tokenizer.apply_chat(messages), tokenizer.encode("a.")
     tail = tokenizer.continue_chat(messages, [{"role": "user", "content": "07\n"}], answer=said)
     row = opened_doors(door_questions(0, seed=1)[:1], tokenizer)[0]
-    changed = {
-        "prompt": json.dumps(messages), "tokens": [*begun, *said, *tail], "score": 0.0,
-        "at": list(range(len(begun), len(begun) + 2)), "columns": "{}",
-    }  # fmt: skip
+    changed = replace(
+        row, prompt=json.dumps(messages), tokens=[*begun, *said, *tail], score=0.0, columns="{}",
+        at=list(range(len(begun), len(begun) + 2)),
+    )  # fmt: skip
     (tmp_path / "goal.py").write_text('def goal_of(turns):\n    return f"01>{turns[0][1][0]}"\n', encoding="utf-8")
-    source = collected(tmp_path / "run", [CollectedAnswer(**{**_fields(row), **changed})], tokenizer)
+    source = collected(tmp_path / "run", [changed], tokenizer)
     episodes, _ = laid_out(source, tokenizer, relabel=RelabelConfig(use=f"{tmp_path}/goal.py:goal_of"))
     asked = tokenizer.apply_chat([messages[0], {"role": "user", "content": "01>a"}])
     assert episodes.transcript.tokens.tolist() == [*asked, *said, *tail]
     assert episodes.chosen.tolist() == said.tolist()
-
-
-def _fields(row: CollectedAnswer) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 FAULTS = """
@@ -165,7 +164,7 @@ def test_dialogues_with_nothing_to_learn_are_refused(tmp_path: Path, tokenizer: 
     wrong = collected(tmp_path / "wrong", rows, tokenizer)
     with pytest.raises(DataError, match=r"none of \d+ dialogues has a score of at least .* = 0.5"):
         laid_out(wrong, tokenizer)
-    silent = [CollectedAnswer(**{**_fields(row), "tokens": list(row.tokens)[:-3]}) for row in rows]
+    silent = [replace(row, tokens=list(row.tokens)[:-3]) for row in rows]
     with pytest.raises(DataError, match="the environment says nothing after the policy's first turn"):
         laid_out(collected(tmp_path / "silent", silent, tokenizer), tokenizer, said=0.0, world=1.0)
 
@@ -201,6 +200,10 @@ def test_a_run_learns_its_hindsight(source: str) -> None:
     entry = load_recipe("sft")
     job = entry.build(entry.config.model_validate(tables(source, steps=60, relabel="hone.games.doors:goal_of")))
     losses: list[float] = []
-    train(job.recipe, steps=60, callback=lambda _s, _e, _c, metrics: losses.append(metrics["policy/loss"]))
+
+    def told(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        losses.append(metrics["policy/loss"])
+
+    train(job.recipe, steps=60, callback=told)
     assert losses[-1] < 0.7 * losses[0]
     assert any("dialogues answer the question" in note for note in job.warnings)

@@ -75,6 +75,10 @@ class TextRunConfig(LanguageRunConfig):
         """Raise DataError for folders of further networks that do not go with the policy's tokens, or read fewer than
         the `longest` prompt and answer have."""
 
+    def more_checks(self) -> Mapping[str, Callable[[], Sequence[str]]]:
+        """Further checks before a model is loaded, by name, which return warnings or raise HoneError."""
+        return {}
+
     def second_answer(self) -> SecondAnswer | None:
         """Nudge after which each prompt is answered again; None: once only."""
         return None
@@ -178,6 +182,17 @@ class GroupRunConfig(TextGradientRunConfig):
     """Config shared by the recipes that compare the answers to one question, by gradient."""
 
     requires = (require_groups,)
+
+
+@dataclass
+class NotesOnce:
+    """Notes for the user that are given out once."""
+
+    notes: list[str]
+
+    def __call__(self) -> list[str]:
+        given, self.notes = self.notes, []
+        return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from hone.train.loop import Recipe, Source
 from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
+from hone.train.sources.mixed import of_live_groups
 from hone.train.sources.wrapper import WithState
 from hone.train.text.balance import missing_routes
 from hone.train.text.judge_questions import judge_questions
@@ -52,7 +53,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = chosen.credit(episodes, values)
-        metrics = {**answer_metrics(episodes), **reward_metrics(config.rewards.names, episodes)}
+        own = of_live_groups(episodes)
+        metrics = {**answer_metrics(own), **reward_metrics(config.rewards.names, own)}
         return replace(credits, metrics={**credits.metrics, **metrics})
 
     def close() -> None:
@@ -126,6 +128,7 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
         other_policies=config.other_policies(),
         second_answer=config.second_answer(),
         check_folders=config.check_folders,
+        more_checks=config.more_checks(),
     )
     return opened_text_run(inputs, text_job)
 
