@@ -182,6 +182,9 @@ def test_a_history_that_is_no_continuation_is_a_further_row(model: Decoder) -> N
         metrics = at.world.metrics()
     assert len(episodes) == 3
     assert set(episodes.group.tolist()) == {0}
+    assert episodes.part is not None
+    assert episodes.part.tolist() == [0, 1, 2]
+    assert episodes.terminated[:2].tolist() == [False, False]
     assert episodes.score.tolist() == [1.0] * 3
     assert (metrics["capture/requests"], metrics["capture/rows"]) == (4, 3)
 

@@ -11,6 +11,7 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
 from hone.core.judging import Scorer, ScorerInput
+from hone.core.ragged import ranges
 from hone.serve.capture.capture_step import CapturedSession, CaptureStep
 
 
@@ -24,10 +25,11 @@ class CapturedEpisodes:
     notes: tuple[str, ...]
 
 
-def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: int) -> CapturedEpisodes:
+def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: int, first_id: int) -> CapturedEpisodes:
     """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
 
-    Groups are numbered from `first_group` on. Raises LostResourceError if no session has an answer.
+    Groups are numbered from `first_group` on, sessions from `first_id` on. Raises LostResourceError if no session has
+    an answer.
     """
     sessions = step.ordered()
     rows = {one.id: one.tree.rows(without=one.without_roles) for one in sessions}
@@ -38,14 +40,12 @@ def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: 
     score, status = _scores(heard, rows, scorer)
     names = list(dict.fromkeys(one.group for one in heard))
     numbers = {name: first_group + place for place, name in enumerate(names)}
-    counts = np.array([len(rows[one.id]) for one in heard])
-    owner = np.repeat(np.arange(len(heard)), counts)
     episodes = _columns(
-        [row for one in heard for row in rows[one.id]],
-        group=np.array([numbers[one.group] for one in heard], np.int64)[owner],
-        score=score[owner],
-        status=status[owner],
-        part=np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner],
+        [rows[one.id] for one in heard],
+        group=np.array([numbers[one.group] for one in heard], np.int64),
+        score=score,
+        status=status,
+        first_id=first_id,
     )
     return CapturedEpisodes(
         episodes=episodes, groups=len(names), metrics=_metrics(sessions, rows), notes=tuple(_notes(sessions))
@@ -83,17 +83,22 @@ def _scorer_input(session: CapturedSession, rows: Sequence[TranscriptBuilder]) -
 
 
 def _columns(
-    rows: Sequence[TranscriptBuilder],
+    rows: Sequence[Sequence[TranscriptBuilder]],
     *,
     group: NDArray[np.int64],
     score: NDArray[np.float64],
     status: NDArray[np.uint8],
-    part: NDArray[np.int64],
+    first_id: int,
 ) -> Episodes:
-    columns = build_columns(rows)
+    """Columns of the rows of each of S sessions; `group`, `score` and `status` are `[S]`."""
+    columns = build_columns([row for session in rows for row in session])
+    counts = np.array([len(session) for session in rows], np.int64)
+    owner, part = np.repeat(np.arange(len(rows)), counts), ranges(np.zeros_like(counts), counts)
+    last = part == counts[owner] - 1
     reward = np.zeros(columns.offsets[-1], np.float32)
-    reward[columns.offsets[1:] - 1] = np.where(status == ScoreStatus.SCORED, score, 0.0)
-    del part
+    paid = last & (status[owner] == ScoreStatus.SCORED)
+    reward[columns.offsets[1:][paid] - 1] = score[owner][paid]
+    several = bool((counts > 1).any())
     return Episodes(
         offsets=columns.offsets,
         seen=columns.transcript,
@@ -101,11 +106,13 @@ def _columns(
         logp=columns.logp,
         version=columns.version,
         reward=reward,
-        group=group,
-        terminated=~columns.truncated,
-        truncated=columns.truncated,
-        score=score,
-        status=status,
+        group=group[owner],
+        terminated=last & ~columns.truncated,
+        truncated=last & columns.truncated,
+        score=score[owner],
+        status=status[owner],
+        id=first_id + owner if several else None,
+        part=part if several else None,
     )
 
 

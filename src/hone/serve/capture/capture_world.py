@@ -98,8 +98,9 @@ class CaptureWorld:
             for one in self._in_flight.values():
                 refuse(one.asked, RefusedRequestError(503, "step_ended", "the step ended before this answer"))
             self._in_flight.clear()
+        first = self.steps * self.limits.sessions
         self.steps += 1
-        found = captured_episodes(step, self.scorer, first_group=self._groups)
+        found = captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
         self._groups += found.groups
         self._metrics = found.metrics
         self._notes += found.notes

@@ -1,0 +1,1 @@
+"""Environments of other libraries, as worlds of dialogues and as drivers of agents."""

@@ -1,0 +1,90 @@
+"""The driver of verifiers' environments, with a stand-in for the package; tests/peers runs it with the package."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hone.core.agent_session import PlannedSession, SessionReport
+from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
+from hone.envs.adapters.verifiers import VerifiersDriver
+
+STAND_IN = Path(__file__).with_name("verifiers_stand_in")
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """An interpreter that has the stand-in."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec env PYTHONPATH={STAND_IN} {sys.executable} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def driver(python: str, tmp_path: Path) -> Iterator[VerifiersDriver]:
+    made = VerifiersDriver(name="sums", python=python, folder=tmp_path, opening_s=30)
+    yield made
+    made.close()
+
+
+def test_tasks_are_rows_of_a_dataset(driver: VerifiersDriver) -> None:
+    rows = driver.examples().rows
+    assert [row.prompt for row in rows] == [
+        [{"role": "user", "content": "1+1="}],
+        [{"role": "system", "content": "2"}, {"role": "user", "content": "1+2="}],
+    ]
+    assert [row.columns["task"] for row in rows] == [0, 1]
+
+
+def test_failures_of_sessions_are_reports_and_the_others_go_on(python: str, tmp_path: Path) -> None:
+    config = {"taskset": {"prompts": ["raises", "fails"]}}
+    driver = VerifiersDriver(name="sums", python=python, folder=tmp_path, config=config)
+    reports: dict[str, SessionReport] = {}
+    done = threading.Event()
+
+    def report(one: SessionReport) -> None:
+        reports[one.session] = one
+        if len(reports) == 2:
+            done.set()
+
+    planned = [PlannedSession(id=f"s{task}", group="0", columns={"task": task}, seed=0) for task in (0, 1)]
+    try:
+        driver.begin(planned, "http://127.0.0.1:9/{}".format, report)
+        assert done.wait(20)
+        driver.check()
+    finally:
+        driver.close()
+    assert reports["s0"].error == "RuntimeError: a harness broke"
+    assert reports["s1"].error == "EnvError: no luck"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "kind"),
+    [
+        ("broken", "verifiers:broken cannot be opened: ValueError: its data is gone", UserCodeError),
+        ("dies", "verifiers:dies cannot be opened: it ended with code 9", UserCodeError),
+    ],
+)
+def test_environments_that_cannot_be_opened_say_why(
+    python: str, tmp_path: Path, name: str, words: str, kind: type[HoneError]
+) -> None:
+    with pytest.raises(kind, match=words):
+        VerifiersDriver(name=name, python=python, folder=tmp_path).examples()
+
+
+def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{sys.executable} has no package verifiers; .* task\.python"):
+        VerifiersDriver(name="sums", folder=tmp_path).examples()
+
+
+def test_a_process_that_was_killed_stops_the_run(driver: VerifiersDriver) -> None:
+    driver.examples()
+    assert driver._program is not None and driver._program._process is not None
+    os.kill(driver._program._process.pid, 9)
+    driver._program._process.wait()
+    with pytest.raises(LostResourceError, match="the process of the environment is gone: it ended with code -9"):
+        driver.check()
