@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import openai
@@ -18,6 +18,7 @@ from hone.core.clock import SystemClock
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
 from hone.core.generation import SamplingParams, ScoreRequest
+from hone.core.judging import ScorerInput
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits
@@ -58,6 +59,32 @@ def engine_of(model: Decoder) -> EmbeddedEngine:
 
 
 @dataclass
+class ReportedScores:
+    """Scores as sessions reported them; implements `Scorer` and `ScoreBatch`."""
+
+    score: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    status: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    functions: dict[str, np.ndarray] = field(default_factory=dict)
+    turn_scores: dict[int, list[float]] = field(default_factory=dict)
+
+    def submit(self, answers: list[ScorerInput]) -> ScorerInput:
+        return answers[0]
+
+    def gather(self, tickets: list[ScorerInput]) -> "ReportedScores":
+        outcomes = [one.dialogue for one in tickets]
+        score = np.array([sum(one.rewards) if one.rewards else np.nan for one in outcomes])
+        status = [one.status if one.status or one.rewards else ScoreStatus.UNSCORABLE for one in outcomes]
+        assert all(len(one.dialogue.rewards) in (0, one.turns) for one in tickets)
+        return ReportedScores(score, np.array(status, np.uint8), {"world": score})
+
+    def state(self) -> dict[str, object]:
+        return {}
+
+    def restore(self, state: object) -> None:
+        pass
+
+
+@dataclass
 class Address:
     """A world that answers at an address, and the means to call it."""
 
@@ -88,7 +115,7 @@ def served(sessions: int, *, deadline_s: float = 20.0, patience_s: float = 20.0)
     limits = CaptureLimits(sessions=sessions, context=128, deadline_s=deadline_s, patience_s=patience_s)
     sampling = SamplingParams(max_tokens=6)
     world = CaptureWorld(
-        desk=desk, tokenizer=TOKENIZER, sampling=sampling, limits=limits, clock=clock, address=url
+        desk=desk, tokenizer=TOKENIZER, sampling=sampling, limits=limits, clock=clock, address=url, scorer=ReportedScores()
     )  # fmt: skip
     try:
         yield Address(world, url)

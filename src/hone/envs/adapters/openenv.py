@@ -168,9 +168,9 @@ def _refusal(error: "OpenEnvServerError", address: str, opened: int, sessions: i
     if error.most_sessions is None:
         return str(error)
     return (
-        f"the OpenEnv server at {address} allows {error.most_sessions} sessions at the same time (max_sessions), {opened} "
-        f"were free, and this run holds up to {sessions}: start it with max_concurrent_envs = {sessions}, or set "
-        "rollout.max_concurrent to half of what it allows"
+        f"the OpenEnv server at {address} allows {error.most_sessions} sessions at the same time (max_sessions), "
+        f"{opened} were free, and this run holds up to {sessions}: start it with max_concurrent_envs = {sessions}, or "
+        "set rollout.max_concurrent to half of what it allows"
     )
 
 

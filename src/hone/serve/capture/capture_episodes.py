@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from hone.core.conversation import TranscriptBuilder, build_columns
 from hone.core.credit import Metrics
+from hone.core.dialogue import DialogueOutcome
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
-from hone.core.judging import Scorer, ScorerInput
+from hone.core.judging import ScoreBatch, Scorer, ScorerInput
 from hone.core.ragged import ranges
 from hone.serve.capture.capture_step import CapturedSession, CaptureStep
 
@@ -25,7 +26,7 @@ class CapturedEpisodes:
     notes: tuple[str, ...]
 
 
-def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: int, first_id: int) -> CapturedEpisodes:
+def captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> CapturedEpisodes:
     """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
 
     Groups are numbered from `first_group` on, sessions from `first_id` on. Raises LostResourceError if no session has
@@ -37,14 +38,13 @@ def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: 
     if not heard:
         reasons = sorted({one.failure or "no request" for one in sessions})[:3]
         raise LostResourceError(f"none of {len(sessions)} sessions asked the policy anything: {'; '.join(reasons)}")
-    score, status = _scores(heard, rows, scorer)
+    scores = scorer.gather([scorer.submit([_scorer_input(one, rows[one.id])]) for one in heard])
     names = list(dict.fromkeys(one.group for one in heard))
     numbers = {name: first_group + place for place, name in enumerate(names)}
     episodes = _columns(
         [rows[one.id] for one in heard],
         group=np.array([numbers[one.group] for one in heard], np.int64),
-        score=score,
-        status=status,
+        scores=scores,
         first_id=first_id,
     )
     return CapturedEpisodes(
@@ -52,33 +52,27 @@ def captured_episodes(step: CaptureStep, scorer: Scorer | None, *, first_group: 
     )
 
 
-def _scores(
-    sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]], scorer: Scorer | None
-) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """`[S]` scores and statuses: as reported, or by reward functions where a report has no score and no error."""
-    reported = [None if one.report is None else one.report.score for one in sessions]
-    score = np.array([np.nan if value is None else value for value in reported], np.float64)
-    status = np.array([one.status for one in sessions], np.uint8)
-    score[status != ScoreStatus.SCORED] = np.nan
-    asked = np.flatnonzero(status == ScoreStatus.UNSCORABLE)
-    if scorer is not None and len(asked):
-        inputs = [_scorer_input(sessions[place], rows[sessions[place].id]) for place in asked]
-        judged = scorer.gather([scorer.submit([one]) for one in inputs])
-        score[asked], status[asked] = judged.score, judged.status
-    return score, status
-
-
 def _scorer_input(session: CapturedSession, rows: Sequence[TranscriptBuilder]) -> ScorerInput:
-    """The session as reward functions see it: its last answer, to its first request."""
+    """The session as rewards see it: the way to its last answer, with what was reported as its world's reward."""
     answers = session.tree.answers
-    last, first = answers[-1], answers[0]
+    last = answers[-1]
+    opening = next(place for place, one in enumerate(last.history) if one["role"] == "assistant")
+    said = last.history[opening:]
+    turns = sum(one["role"] == "assistant" for one in said)
+    score = None if session.report is None else session.report.score
     return ScorerInput(
-        prompt=list(first.history[:-1]),
+        prompt=list(last.history[:opening]),
         text=str(last.history[-1]["content"]),
         columns={} if session.planned is None else session.planned.columns,
-        messages=last.history[len(first.history) - 1 :],
+        messages=said,
         transcript=rows[-1],
         id=session.id,
+        dialogue=DialogueOutcome(
+            stop=session.stop,
+            rewards=() if score is None else (*[0.0] * (turns - 1), score),
+            status=session.status,
+            reason=session.failure,
+        ),
     )
 
 
@@ -86,18 +80,17 @@ def _columns(
     rows: Sequence[Sequence[TranscriptBuilder]],
     *,
     group: NDArray[np.int64],
-    score: NDArray[np.float64],
-    status: NDArray[np.uint8],
+    scores: ScoreBatch,
     first_id: int,
 ) -> Episodes:
-    """Columns of the rows of each of S sessions; `group`, `score` and `status` are `[S]`."""
+    """Columns of the rows of each of S sessions; `group` and `scores` are `[S]`."""
     columns = build_columns([row for session in rows for row in session])
     counts = np.array([len(session) for session in rows], np.int64)
     owner, part = np.repeat(np.arange(len(rows)), counts), ranges(np.zeros_like(counts), counts)
     last = part == counts[owner] - 1
     reward = np.zeros(columns.offsets[-1], np.float32)
-    paid = last & (status[owner] == ScoreStatus.SCORED)
-    reward[columns.offsets[1:][paid] - 1] = score[owner][paid]
+    paid = last & (scores.status[owner] == ScoreStatus.SCORED)
+    reward[columns.offsets[1:][paid] - 1] = scores.score[owner][paid]
     several = bool((counts > 1).any())
     return Episodes(
         offsets=columns.offsets,
@@ -109,8 +102,9 @@ def _columns(
         group=group[owner],
         terminated=last & ~columns.truncated,
         truncated=last & columns.truncated,
-        score=score[owner],
-        status=status[owner],
+        score=scores.score[owner],
+        status=scores.status[owner],
+        components=np.stack([values[owner] for values in scores.functions.values()], axis=1),
         id=first_id + owner if several else None,
         part=part if several else None,
     )
@@ -134,7 +128,7 @@ def _metrics(sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[Tr
 
 def _notes(sessions: Sequence[CapturedSession]) -> list[str]:
     """One note on sessions that failed, with the reasons; one on sessions that fell silent."""
-    failed = [one for one in sessions if one.failure]
+    failed = [one for one in sessions if one.failure and not one.timed_out]
     silent = [one for one in sessions if one.timed_out]
     notes: list[str] = []
     if failed:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hone.core.agent_session import PlannedSession, SessionReport
+from hone.core.dialogue import StopReason
 from hone.core.episodes import ScoreStatus
 from hone.serve.capture.dialogue_tree import DialogueTree
 
@@ -43,8 +44,15 @@ class CapturedSession:
 
     @property
     def failure(self) -> str:
-        """What the report names as failed; empty where nothing is."""
+        """Why it has no score; empty where nothing failed."""
+        if self.timed_out:
+            return "the agent neither asked nor reported in time"
         return "" if self.report is None else self.report.error
+
+    @property
+    def stop(self) -> StopReason:
+        """Reason of its end."""
+        return "deadline" if self.timed_out else "world_died" if self.failure else "done"
 
     @property
     def without_roles(self) -> frozenset[str]:
@@ -53,13 +61,10 @@ class CapturedSession:
 
     @property
     def status(self) -> ScoreStatus:
-        """Status of its score, before reward functions are asked."""
+        """SCORED, unless it failed."""
         if self.timed_out:
             return ScoreStatus.TIMEOUT
-        assert self.report is not None, "a session that has not ended has no status"
-        if self.report.error:
-            return ScoreStatus.ERROR
-        return ScoreStatus.UNSCORABLE if self.report.score is None else ScoreStatus.SCORED
+        return ScoreStatus.ERROR if self.failure else ScoreStatus.SCORED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

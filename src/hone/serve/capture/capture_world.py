@@ -69,9 +69,9 @@ class CaptureWorld:
     clock: Clock
     address: str
     """Address that agents call, without a path."""
+    scorer: Scorer
+    """Gives a session its score: what was reported, and reward functions."""
     plan: SessionPlan | None = None
-    scorer: Scorer | None = None
-    """Scores sessions that were reported without a score."""
     driver: SessionDriver | None = None
     """Holds the planned sessions; None: agents come of themselves."""
     steps: int = 0
@@ -124,15 +124,14 @@ class CaptureWorld:
             "steps": self.steps,
             "groups": self._groups,
             "asked": 0 if self.plan is None else self.plan.asked,
-            "judge": {} if self.scorer is None else self.scorer.state(),
+            "judge": self.scorer.state(),
         }
 
     def restore(self, state: State) -> None:
         self.steps, self._groups = integer(state, "steps"), integer(state, "groups")
         if self.plan is not None:
             self.plan.asked = integer(state, "asked")
-        if self.scorer is not None:
-            self.scorer.restore(substate(state, "judge"))
+        self.scorer.restore(substate(state, "judge"))
 
     def _report(self, report: SessionReport) -> None:
         self.desk.put(ReportedSession(report))
