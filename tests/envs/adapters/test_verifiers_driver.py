@@ -77,12 +77,12 @@ def test_environments_that_cannot_be_opened_say_why(
 
 
 def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"{sys.executable} has no package verifiers; .* task\.python"):
+    with pytest.raises(ConfigError, match=rf"{sys.executable} has no package verifiers; .* task\.agents\.python"):
         VerifiersDriver(name="sums", folder=tmp_path).examples()
 
 
 def test_a_process_that_was_killed_stops_the_run(driver: VerifiersDriver) -> None:
-    driver.examples()
+    driver.begin([], str, lambda _: None)
     assert driver._program is not None and driver._program._process is not None
     os.kill(driver._program._process.pid, 9)
     driver._program._process.wait()

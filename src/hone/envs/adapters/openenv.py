@@ -6,7 +6,6 @@ An observation becomes a user's message, and the policy's text an action. What a
 import json
 import threading
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -18,7 +17,6 @@ from hone.core.errors import ConfigError, ResourceError
 
 PREFIX: Final = "openenv:"
 WORLD: Final = "hone.envs.adapters.openenv:OpenEnvWorld"
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _WAIT_S: Final = 60.0
 _ATTEMPTS: Final = 40
 _AGAIN_S: Final = 0.1
@@ -197,8 +195,3 @@ def text_action(schema: Json, address: str) -> str:
         f"task.world.options.action: an action of {address} has the fields {', '.join(sorted(own)) or 'none'}; name "
         'the one that takes the policy\'s text, or "json" where the policy writes the whole action'
     )
-
-
-def is_loopback(address: str) -> bool:
-    """True for an address of this machine."""
-    return (urllib.parse.urlsplit(address).hostname or "") in _LOOPBACK

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from hone.core.agent_session import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
+from hone.envs.text.agent_sessions import VERIFIERS
 from hone.envs.text.dataset import Example, ExampleDataset, build_examples
 from hone.process.foreign_program import ForeignProgram
 
-PREFIX: Final = "verifiers:"
 _PROGRAM: Final = Path(__file__).with_name("verifiers_program.py")
 
 
@@ -48,8 +48,9 @@ class VerifiersDriver:
         Raises ConfigError without the package, and UserCodeError where the environment cannot be opened.
         """
         tasks = self._open()
+        self.close()
         rows = [self._example(place, task) for place, task in enumerate(tasks)]
-        return build_examples(rows, source=f"{PREFIX}{self.name}")
+        return build_examples(rows, source=f"{VERIFIERS}{self.name}")
 
     def begin(
         self, sessions: Sequence[PlannedSession], address: Callable[[str], str], report: Callable[[SessionReport], None]
@@ -65,9 +66,9 @@ class VerifiersDriver:
     def check(self) -> None:
         """Raise LostResourceError if the process ended, UserCodeError if the environment did."""
         if self._fault:
-            raise UserCodeError(f"{PREFIX}{self.name} failed: {self._fault}")
+            raise UserCodeError(f"{VERIFIERS}{self.name} failed: {self._fault}")
         if self._program is not None and (reason := self._program.ended()):
-            raise LostResourceError(f"{PREFIX}{self.name}: the process of the environment is gone: {reason}")
+            raise LostResourceError(f"{VERIFIERS}{self.name}: the process of the environment is gone: {reason}")
 
     def close(self) -> None:
         """End the environment's process, and all that it started."""
@@ -97,15 +98,15 @@ class VerifiersDriver:
             raise self._cannot_open(told["fault"])
         output = program.last_output()
         self.close()
-        raise UserCodeError(f"{PREFIX}{self.name} gave no tasks in {self.opening_s:g} s{output}")
+        raise UserCodeError(f"{VERIFIERS}{self.name} gave no tasks in {self.opening_s:g} s{output}")
 
     def _cannot_open(self, fault: str) -> HoneError:
         if "No module named 'verifiers'" in fault:
             return ConfigError(
-                f"{PREFIX}{self.name}: {self.python or sys.executable} has no package verifiers; install it there (pip "
-                "install verifiers), or name an interpreter that has it in task.python"
+                f"{VERIFIERS}{self.name}: {self.python or sys.executable} has no package verifiers; install it there (pip "
+                "install verifiers), or name an interpreter that has it in task.agents.python"
             )
-        return UserCodeError(f"{PREFIX}{self.name} cannot be opened: {fault}")
+        return UserCodeError(f"{VERIFIERS}{self.name} cannot be opened: {fault}")
 
     def _take(self, told: dict[str, Any]) -> None:
         """A line of the program, on its thread."""
@@ -131,5 +132,5 @@ class VerifiersDriver:
             completion=None,
             columns={"task": place, "name": task["name"]},
             row=place + 1,
-            source=f"{PREFIX}{self.name}",
+            source=f"{VERIFIERS}{self.name}",
         )

@@ -9,7 +9,8 @@ from typing import Literal, cast
 from pydantic import Field, JsonValue, model_validator
 
 from hone.core.config import Config
-from hone.core.errors import DataError, did_you_mean
+from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.envs.text.agent_sessions import AGENTS, VERIFIERS, AgentSessionsConfig, agent_address, is_captured
 from hone.envs.text.dataset import DatasetKind, ExampleDataset, read_examples
 from hone.envs.text.reasoning_gym import PREFIX, reasoning_gym_examples
 from hone.envs.text.row_checks import PromptContent
@@ -21,9 +22,10 @@ class TaskConfig(Config):
     """Prompts and their columns."""
 
     source: str = Field(min_length=1)
-    """`reasoning_gym:TASK`, or a `.jsonl`, `.json` or `.parquet` file."""
+    """`reasoning_gym:TASK`, or a `.jsonl`, `.json` or `.parquet` file. Agents that call the policy by an address: an
+    environment of verifiers, `verifiers:NAME`, or `agents:HOST:PORT` for any (docs/howto/other_environments.md)."""
     size: int = Field(default=1000, ge=1)
-    """Examples to make, for a reasoning-gym task; a file is read whole."""
+    """Examples to make, for a reasoning-gym task, or most tasks of a verifiers environment; a file is read whole."""
     seed: int = Field(default=0, ge=0)
     """Seed of the examples of a reasoning-gym task."""
     config: dict[str, JsonValue] = {}
@@ -39,6 +41,13 @@ class TaskConfig(Config):
     """Treatment of rows that repeat the `id` of an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
     """Treatment of prompts that exceed the model's context; `truncate` keeps the last tokens."""
+    agents: AgentSessionsConfig | None = None
+    """Sessions of agents, for the sources `verifiers:` and `agents:`."""
+
+    @property
+    def is_captured(self) -> bool:
+        """True if agents hold the dialogues, and their requests become the episodes."""
+        return is_captured(self.source)
 
     @property
     def is_generated(self) -> bool:
@@ -53,11 +62,29 @@ class TaskConfig(Config):
             raise ValueError("template must contain {prompt} or another column in braces")
         return self
 
+    @model_validator(mode="after")
+    def _agents_fit(self) -> "TaskConfig":
+        if self.source.startswith(AGENTS):
+            agent_address(self.source)
+        if self.agents is None:
+            return self
+        if not self.is_captured:
+            raise ValueError(f"agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}")
+        given = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
+        if self.source.startswith(AGENTS) and given:
+            raise ValueError(f"agents.{given[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
+        return self
+
     def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
         """Make or read them. Questions of `apart_from` are left out of a made set, so that it is held out for real.
 
         Raises ConfigError or DataError.
         """
+        if self.is_captured:
+            raise ConfigError(
+                f"task.source = {self.source!r}: sessions of agents are for the recipes that learn from scored answers as "
+                "they are drawn, such as grpo; here a file or a reasoning-gym task is needed"
+            )
         if self.is_generated:
             return reasoning_gym_examples(
                 self.source,
