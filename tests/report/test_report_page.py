@@ -306,5 +306,6 @@ def test_turns_of_a_conversation_and_tool_output_are_shown(tmp_path):
     folder = make_run(tmp_path, "talk")
     write_samples(folder / "samples" / "step_00000099.parquet", [sample(0, turns=turns), sample(1)])
     words = " ".join(page_of(folder).words)
-    assert words.index("[34+58]") < words.index("environment") < words.index("ninety-two") < words.index("it is 92")
+    assert words.index("[34+58]") < words.index("ninety-two") < words.index("it is 92")
+    assert "policy [34+58] world ninety-two policy it is 92" in " ".join(words.split())
     assert "say 1" in words

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hone.core.conversation import Turn
 from hone.report.calibration_section import calibration_section
+from hone.report.dialogue_section import dialogue_section, dialogue_turns, speakers_legend
 from hone.report.html import (
     EMPTY,
     MISSING,
@@ -197,18 +197,6 @@ def _words(words: str) -> Html:
     return styled("div", "words", text(words)) if words.strip() else styled("div", "words empty", text("(nothing)"))
 
 
-def _turns(turns: Sequence[Turn]) -> Html:
-    """Turns of a conversation; those of the environment are indented and named."""
-    return join(
-        [
-            styled("div", "asked", styled("p", "note", text(speaker)), _words(content))
-            if speaker == "environment"
-            else _words(content)
-            for speaker, content in turns
-        ]
-    )
-
-
 # ------------------------------------------------------------------------------------------------ one stage
 
 
@@ -232,6 +220,7 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         preference_section(stage, level),
         judge_section(stage, level),
         search_section(stage.search, level),
+        dialogue_section(stage, level),
         _curves(stage, level),
         timing_section(stage, level),
         _samples(stage.samples, level),
@@ -271,6 +260,8 @@ def _samples(samples: Sequence[SampleRow], level: str) -> Html:
     parts = [element(level, text(f"Samples of step {samples[-1].step:,}"))]
     legend = "Colours show the advantage: blue became more likely, red less. Groups with the widest spread come first."
     parts.append(styled("p", "note", text(legend)))
+    if any(row.turns for row in samples):
+        parts.append(styled("p", "note", speakers_legend()))
     left = _MAX_SAMPLES
     for group in groups:
         if left > 0:
@@ -295,7 +286,7 @@ def _group(rows: Sequence[SampleRow], largest: float) -> Html:
         [
             _advantage(row.advantage, largest),
             text(format_number(row.score) if row.score is not None else row.status),
-            _turns(row.turns) if row.turns else _words(row.completion),
+            dialogue_turns(row.turns) if row.turns else _words(row.completion),
             text(f"{row.tokens:,}"),
             text(row.finish),
         ]
