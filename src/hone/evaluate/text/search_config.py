@@ -53,12 +53,34 @@ class SearchVerifierScorer(Config):
         return RewardsConfig(functions=list(functions), missing_allowed=1.0)
 
 
+class SearchWorldModelScorer(Config):
+    """A language model that has learnt what the environment says, as scorer: the probability of the wanted answer."""
+
+    kind: Literal["world_model"]
+    """Kind of the scorer."""
+    path: str = Field(min_length=1)
+    """Folder of the model, with the policy's vocabulary: a run with `learn.world`, or one of its checkpoints."""
+    wanted: str = Field(min_length=1)
+    """Column with the answer of the environment that an action should lead to."""
+    weights: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Tokens that go through the model at a time."""
+
+    @property
+    def name(self) -> str:
+        """Name for display."""
+        return f"p({self.wanted}) under {self.path}"
+
+
 def _default_kind(value: object) -> object:
     return {"kind": "model", **cast("dict[str, object]", value)} if isinstance(value, dict) else value
 
 
 SearchScorer: TypeAlias = Annotated[
-    SearchModelScorer | SearchVerifierScorer, Field(discriminator="kind"), BeforeValidator(_default_kind)
+    SearchModelScorer | SearchVerifierScorer | SearchWorldModelScorer,
+    Field(discriminator="kind"),
+    BeforeValidator(_default_kind),
 ]
 
 

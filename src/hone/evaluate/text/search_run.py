@@ -9,9 +9,15 @@ from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.reward_models import ModelLoader
-from hone.evaluate.text.search_config import SearchConfig, SearchModelScorer, SearchVerifierScorer
+from hone.evaluate.text.search_config import (
+    SearchConfig,
+    SearchModelScorer,
+    SearchVerifierScorer,
+    SearchWorldModelScorer,
+)
 from hone.evaluate.text.search_eval import SearchSettings, evaluate_search, sizes_up_to
 from hone.evaluate.text.search_scorers import AGGREGATES, Decode, ModelCandidateScorer, VerifierCandidateScorer
+from hone.evaluate.text.search_world_model import WorldModelCandidateScorer, open_world_model_scorer
 from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.rewards.answers import extract_answer
@@ -39,6 +45,9 @@ class OpenedSearch:
         """
         config, evaluation = self.config, self.exam.config
         decode = policy.tokenizer.decode
+        scorer = self.scorer(decode)
+        if isinstance(scorer, WorldModelCandidateScorer):
+            scorer.require_vocabulary(policy.tokenizer)
         settings = SearchSettings(
             pool=config.pool,
             sizes=sizes_up_to(config.pool, [plan.answers for plan in config.plans]),
@@ -48,7 +57,7 @@ class OpenedSearch:
             ),
             tools=SearchTools(
                 decode=decode,
-                scorer=self.scorer(decode),
+                scorer=scorer,
                 answer_of=partial(extract_answer, pattern=config.answer),
                 step=config.step,
             ),
@@ -72,6 +81,8 @@ class OpenedSearch:
                 return None
             case SearchModelScorer() as asked:
                 return self._model(asked, decode)
+            case SearchWorldModelScorer() as asked:
+                return open_world_model_scorer(asked, self.exam.prompts, self.exam.examples)
             case SearchVerifierScorer() as asked:
                 whole = self._verifier(asked, asked.functions)
                 beginnings = self._verifier(asked, asked.beginnings) if asked.beginnings else whole

@@ -14,7 +14,7 @@ from hone.envs.text.task import TaskConfig
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
 from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.reward_models import load_reward_scorer
-from hone.evaluate.text.search_config import SearchModelScorer
+from hone.evaluate.text.search_config import SearchModelScorer, SearchWorldModelScorer
 from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.second_answer import SecondAnswer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
@@ -250,7 +250,7 @@ def _check_search(inputs: TextInputs[T]) -> list[str]:
     if exam is None or exam.config.search is None:
         return []
     scorer = exam.config.search.scorer
-    if isinstance(scorer, SearchModelScorer) and is_to_come(scorer.path):
+    if isinstance(scorer, SearchModelScorer | SearchWorldModelScorer) and is_to_come(scorer.path):
         return []
     search = OpenedSearch(config=exam.config.search, exam=exam, load=inputs.reward_model)
     try:
