@@ -264,12 +264,13 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="doctor",
-        summary="check this machine, its generation engine, or the loss of a config",
+        summary="check this machine, its generation engine, its sandbox, or the loss of a config",
         module="hone.cli.commands.doctor",
         optional=(
             (
                 "what",
-                "machine, engine, or loss (does the gradient depend on micro-batches?); default: the first two",
+                "machine, engine, sandbox (are hostile programs held?), or loss (does the gradient depend on "
+                "micro-batches?); default: the first two",
             ),
             ("file", "for loss: a config, or a run, which then stores the certificate"),
         ),

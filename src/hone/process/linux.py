@@ -5,6 +5,7 @@ which may do all but harm the run; `hone.sandbox` for code that nobody should tr
 """
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -152,6 +153,7 @@ def syscall(number: int, first: object, *rest: int) -> int:
     return int(libc().syscall(ctypes.c_long(number), first, *(ctypes.c_long(value) for value in rest)))
 
 
+@functools.cache
 def libc() -> ctypes.CDLL:
     """The C library."""
     return ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,6 @@
 """Confinement of one program, by itself and for good: limits, user, files, system calls."""
 
+import functools
 import os
 import resource
 import sysconfig
@@ -56,6 +57,7 @@ class ProgramUser:
     """It may pass folders that are closed to others: Landlock alone decides what it reads."""
 
 
+@functools.cache
 def library_paths() -> tuple[str, ...]:
     """Folders of Python's and the system's libraries."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -87,6 +89,16 @@ def set_limits(limits: ProgramLimits, user: ProgramUser) -> None:
         resource.setrlimit(kind, (least, least))
 
 
+def signals_allowed(version: int) -> int | None:
+    """The only process that may be signalled: the caller; None where Landlock of this version keeps signals inside."""
+    return None if version >= landlock.SIGNALS_ABI else os.getpid()
+
+
+def prepare_filter(limits: ProgramLimits) -> None:
+    """Assemble the filter before programs are forked. Raises OSError for an unknown processor."""
+    allowed_calls(programs=limits.processes > 1, signals_to=signals_allowed(landlock.abi()))
+
+
 def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str) -> None:
     """Confine this process, which then can neither leave nor raise a limit. Raises OSError: it is not confined."""
     set_limits(limits, user)
@@ -101,4 +113,4 @@ def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str) -> No
     if version:
         read = (*library_paths(), *limits.readable)
         landlock.restrict_files(read=read, write=(folder, *DEVICES), programs=programs)
-    install_filter(allowed_calls(programs=programs, signals=version >= landlock.SIGNALS_ABI))
+    install_filter(allowed_calls(programs=programs, signals_to=signals_allowed(version)))

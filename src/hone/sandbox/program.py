@@ -10,6 +10,7 @@ import linecache
 import os
 import random
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -63,9 +64,8 @@ def _clean_interpreter(folder: str) -> None:
     os.environ.update({"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
     sys.path.insert(0, folder)
     sys.argv[:] = [PROGRAM_NAME]
-    random.seed(0)  # every call begins with the same numbers
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(0)
+    tempfile.tempdir = None
+    random.seed(0)  # after the fork, at which it draws a seed of its own
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))

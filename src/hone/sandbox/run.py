@@ -48,6 +48,7 @@ LIBRARIES = (
     "operator",
     "hashlib",
     "numpy",
+    "numpy.random",
 )
 """Imported before a program begins, so that its own import is at once."""
 _CALLS_A_ZYGOTE = 5000

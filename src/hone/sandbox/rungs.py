@@ -49,6 +49,7 @@ from hone.sandbox.jail import (
     confine_program,
     library_paths,
     open_to_all,
+    prepare_filter,
     set_limits,
 )
 
@@ -96,6 +97,7 @@ class NamespaceRung:
 
     def enter(self) -> None:
         """Enter the namespaces; the caller goes on as their first process."""
+        prepare_filter(self._limits)
         flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
         if may_map_users():
             first = _first_user(2)
@@ -162,6 +164,7 @@ class LandlockRung:
 
     def enter(self) -> None:
         """Choose the user of programs, and see that a program can be confined."""
+        prepare_filter(self._limits)
         version, own_user = landlock.abi(), may_map_users()
         if version < (1 if own_user else landlock.TRUNCATE_ABI):
             raise OSError(f"Landlock {version or 'is not in this kernel'}: needs {landlock.TRUNCATE_ABI} (Linux 6.2)")
@@ -187,7 +190,7 @@ class LandlockRung:
 
     def clean_up(self, folder: str) -> None:
         """Kill all processes of the user that only programs have, and delete the folder."""
-        if (user := self._user.number) is not None:
+        if (user := self._user.number) is not None and self._limits.processes > 1:
             killer = os.fork()
             if killer == 0:
                 os.setresuid(user, user, user)

@@ -19,6 +19,8 @@ from hone.sandbox.frames import read_frame
 from hone.sandbox.jail import ProgramLimits
 from hone.sandbox.rungs import ConfinementRung
 
+CHANNEL_CLOSED = 3
+"""Exit code of a supervisor that no request will reach."""
 _TICK_S = 0.02
 _READ_BYTES = 1 << 16
 
@@ -103,7 +105,10 @@ class WatchedProcess:
 
 def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits, folder: str) -> NoReturn:
     """Read a request, run it, answer, end."""
-    request = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
+    data = read_frame(channel.request_fd)
+    if data is None:
+        os._exit(CHANNEL_CLOSED)
+    request = cast("dict[str, object]", json.loads(data))
     _write_files(cast("dict[str, str]", request["files"]), rung, folder)
     reply = run_program(request, rung, limits, folder)
     with contextlib.suppress(BrokenPipeError):

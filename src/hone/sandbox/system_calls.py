@@ -4,6 +4,7 @@ Allowed is what computing, files, threads and pipes need. Not allowed: networks,
 of files, kernel memory, io_uring, tracing, and whatever a later kernel brings.
 """
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 
@@ -29,20 +30,21 @@ _NAME_OF_THREAD = (15, 16)
 _AF_UNIX = 1
 
 
-def allowed_calls(*, programs: bool, signals: bool) -> bytes:
-    """Filter for the calling process: `programs` may be started, `signals` be sent (else only to itself).
+@functools.cache
+def allowed_calls(*, programs: bool, signals_to: int | None) -> bytes:
+    """Filter of a process: `programs` may be started, signals be sent to this process, with None to all.
 
     Raises OSError for a processor whose calls are not known.
     """
-    own = os.getpid()
+    signals = [ALLOW] if signals_to is None else _where(0, (signals_to,))
     conditions: dict[str, tuple[CallNumbers, Sequence[FilterLine]]] = {
         "ioctl": ((16, 29), _where(1, _TERMINAL_QUESTIONS)),
         "fcntl": ((72, 25), _unless(1, _OWNER_OF_SIGNALS)),
         "prctl": ((157, 167), _where(0, _NAME_OF_THREAD)),
-        "prlimit64": ((302, 261), _where(0, (0, own))),
+        "prlimit64": ((302, 261), _where(0, (0,))),
         "socketpair": ((53, 199), _where(0, (_AF_UNIX,))),
-        "kill": ((62, 129), [ALLOW] if signals else _where(0, (own,))),
-        "tgkill": ((234, 131), [ALLOW] if signals else _where(0, (own,))),
+        "kill": ((62, 129), signals),
+        "tgkill": ((234, 131), signals),
         "clone": ((56, 220), _clone(programs=programs)),
         "clone3": ((435, 435), [UNKNOWN]),  # its flags are behind a pointer
     }

@@ -10,7 +10,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import sys
 from typing import cast
 
@@ -19,7 +18,7 @@ from hone.process.parent import ParentChannel, connect_to_parent
 from hone.sandbox.frames import read_frame
 from hone.sandbox.jail import ProgramLimits, library_paths
 from hone.sandbox.rungs import ConfinementRung, choose_rung
-from hone.sandbox.supervisor import supervise
+from hone.sandbox.supervisor import CHANNEL_CLOSED, supervise
 
 
 def main() -> None:
@@ -46,31 +45,26 @@ def _import_libraries(names: list[str]) -> list[str]:
             importlib.import_module(name)
         except ImportError:
             missing.append(name)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(0)  # every call begins with the same numbers
     gc.collect()
     gc.freeze()  # the collector of a program leaves shared memory alone
     return missing
 
 
 def _serve(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits) -> None:
-    while select.select([channel.request_fd], [], []) and _request_waits(channel.request_fd):
+    """Fork a supervisor for each request, before it comes; the end of the channel ends it."""
+    while True:
         folder = rung.open_folder()
         supervisor = os.fork()
         if supervisor == 0:
             supervise(channel, rung, limits, folder)
         _, status = os.waitpid(supervisor, 0)
-        if status:
-            _reply(
-                channel, {"verdict": "refused", "error": f"the supervisor of the program ended with status {status}"}
-            )
         rung.clean_up(folder)
-
-
-def _request_waits(descriptor: int) -> bool:
-    """True if a request is there; False if the channel is closed. Reads nothing of it."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    events = poll.poll(0)
-    return bool(events) and bool(events[0][1] & select.POLLIN)
+        if os.waitstatus_to_exitcode(status) == CHANNEL_CLOSED:
+            return
+        if status:
+            _reply(channel, {"verdict": "refused", "error": f"the program's supervisor ended with status {status}"})
 
 
 def _reply(channel: ParentChannel, message: dict[str, object]) -> None:

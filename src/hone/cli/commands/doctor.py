@@ -1,7 +1,7 @@
 """`hone doctor`: libraries and resources of this machine, reasons why a run could not start, exactness of the engine.
 
 Belongs here: checks that need no config (exit code 5 if one fails), and the dispatch to `hone doctor engine`
-(`doctor_engine.py`) and `hone doctor loss` (`doctor_loss.py`).
+(`doctor_engine.py`), `hone doctor loss` (`doctor_loss.py`) and `hone doctor sandbox` (`doctor_sandbox.py`).
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, ResourceError, did_you_mean
 
 LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")
-CHECKS = ("", "machine", "engine", "loss")
+CHECKS = ("", "machine", "engine", "loss", "sandbox")
 LOW_DISK_BYTES = 2 * 2**30
 LOW_MEMORY_BYTES = 4 * 2**30
 
@@ -42,6 +42,10 @@ def run(call: CommandCall) -> int:
     if call.overrides or call.text("file"):
         extra = [word for word in (call.text("file"), *call.overrides) if word]
         raise ConfigError(f"hone doctor reads no config: {' '.join(extra)} is for hone doctor loss FILE")
+    if what == "sandbox":
+        from hone.cli.commands.doctor_sandbox import check_sandbox  # noqa: PLC0415 - hone --help starts at once
+
+        return check_sandbox(screen)
     code = 0 if what == "engine" else check_machine(screen, Path(call.text("runs")))
     if code or what == "machine":
         return code

@@ -1,0 +1,163 @@
+"""The battery of 27 programs on every rung, as root, as a user and in a container; and what stays of a call."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone.cli.commands import doctor_sandbox
+from hone.cli.main import main
+from hone.process import landlock
+from hone.process.linux import may_map_users
+from hone.sandbox.battery import HOSTILE, ORDINARY, BatteryOutcome
+from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.run import CodeSandbox, SandboxReport
+
+BATTERY = """
+import json, os, sys
+from hone.process.linux import PR_SET_NO_NEW_PRIVS, enter_namespaces, prctl, set_capabilities
+from hone.process.seccomp import ALLOW, REFUSE, UNKNOWN, assemble, install_filter
+from hone.sandbox.battery import run_battery
+
+machine, rung = sys.argv[1:]
+if machine == "user":
+    enter_namespaces(0, {"uid_map": f"1000 {os.geteuid()} 1", "gid_map": f"1000 {os.getegid()} 1"})
+    set_capabilities(0)
+if machine == "container":
+    unshare = {"unshare": ((272, 97), [REFUSE]), "clone3": ((435, 435), [UNKNOWN])}
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    install_filter(assemble(os.uname().machine, unshare, otherwise=ALLOW, foreign=ALLOW))
+print(json.dumps([(one.name, one.good, one.told) for one in run_battery(rung, seconds=1.0)]))
+"""
+LANDLOCK = landlock.abi() >= landlock.TRUNCATE_ABI
+
+
+@pytest.mark.parametrize(
+    ("machine", "rung"),
+    [("root", "namespaces"), ("user", "namespaces"), ("container", "best"), ("user", "landlock")],
+)
+def test_all_hostile_programs_are_held_and_ordinary_ones_run(machine: str, rung: str) -> None:
+    if rung != "namespaces" and not LANDLOCK:
+        pytest.skip("no Landlock here")
+    with CodeSandbox(SandboxPolicy(rung="namespaces")) as sandbox:
+        if rung == "namespaces" and not sandbox.probe().rung:
+            pytest.skip("no namespaces here")
+    result = subprocess.run([sys.executable, "-c", BATTERY, machine, rung], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    outcomes = json.loads(result.stdout)
+    assert [(name, told) for name, good, told in outcomes if not good] == []
+    assert (len(HOSTILE), len(ORDINARY), len(outcomes)) == (23, 4, 27)
+
+
+@pytest.mark.parametrize(("good", "code"), [(True, 0), (False, 5)])
+def test_the_doctor_tells_what_was_held(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], good: bool, code: int
+) -> None:
+    attack = BatteryOutcome(name="read a file", hostile=True, good=good, told="PermissionError")
+    ordinary = BatteryOutcome(name="start threads", hostile=False, good=True, told="ok")
+    monkeypatch.setattr(doctor_sandbox, "run_battery", lambda: [attack, ordinary])
+    monkeypatch.setattr(
+        CodeSandbox, "probe", lambda _: SandboxReport(rung="landlock", reasons=("namespaces: no",), missing=())
+    )
+    assert main(["doctor", "sandbox"]) == code
+    out = capsys.readouterr().out
+    assert f"{int(good)} of 1 hostile programs held, 1 of 1 ordinary ones ran" in out
+    assert ("got through" in out) is not good
+    monkeypatch.setattr(CodeSandbox, "probe", lambda _: SandboxReport(rung="", reasons=("landlock: no",), missing=()))
+    assert main(["doctor", "sandbox"]) == 5
+    assert "To run them as you, without any protection" in capsys.readouterr().out
+
+
+def processes_of(user: str) -> list[str]:
+    """Command lines that hold a text."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_text(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in lines if user in line]
+
+
+DAEMONS = """
+import os, subprocess, sys, time
+made = 0
+for _ in range(40):
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execv({python!r}, [{python!r}, "-c", "import time; time.sleep(60)", "hone-left-behind"])
+            os._exit(0)
+        made += 1
+    except OSError:
+        pass
+time.sleep(0.1)
+made
+"""
+
+
+@pytest.mark.parametrize("rung", ["namespaces", "landlock"])
+def test_a_program_that_may_have_processes_has_no_more_and_leaves_none(rung: str) -> None:
+    if rung == "landlock" and not (LANDLOCK and may_map_users()):
+        pytest.skip("needs Landlock and a user of its own")
+    python = str(Path(sys.executable).resolve())
+    policy = SandboxPolicy.model_validate({"rung": rung, "processes": 6, "readable": [str(Path(python).parents[1])]})
+    with CodeSandbox(policy) as sandbox:
+        if not sandbox.probe().rung:
+            pytest.skip("this rung does not hold here")
+        result = sandbox.run(DAEMONS.format(python=python))
+        assert result.verdict == "ok", result
+        assert 1 <= int(str(result.value)) < 40
+        assert sandbox.run("1").value == 1
+        assert processes_of("hone-left-behind") == []
+
+
+def test_several_processes_need_a_means_to_end_them() -> None:
+    """Without namespaces and without a user of its own nobody could end what a program left."""
+    code = (
+        "import os\nfrom hone.process.linux import enter_namespaces, set_capabilities\n"
+        'enter_namespaces(0, {"uid_map": f"1000 {os.geteuid()} 1", "gid_map": f"1000 {os.getegid()} 1"})\n'
+        "set_capabilities(0)\nfrom hone.sandbox.policy import SandboxPolicy\nfrom hone.sandbox.run import run_python\n"
+        "print(run_python('1', SandboxPolicy(rung='landlock', processes=2)).error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "unshare" in result.stderr:
+        pytest.skip("no namespaces here")
+    assert "what a program left would stay" in result.stdout
+
+
+def test_readable_paths_are_readable_and_others_are_not(tmp_path: Path) -> None:
+    for name in ("given", "kept"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    tmp_path.chmod(0o755)
+    for rung in ("namespaces", "landlock"):
+        policy = SandboxPolicy.model_validate({"rung": rung, "readable": [str(tmp_path / "given")]})
+        with CodeSandbox(policy) as sandbox:
+            if not sandbox.probe().rung:
+                continue
+            assert sandbox.run(f"open({str(tmp_path / 'given' / 'file')!r}).read()").value == "given"
+            assert sandbox.run(f"open({str(tmp_path / 'given' / 'file')!r}, 'w')").verdict == "error"
+            assert sandbox.run(f"open({str(tmp_path / 'kept' / 'file')!r}).read()").verdict == "error"
+    assert (tmp_path / "given" / "file").read_text() == "given"
+
+
+def test_memory_of_a_warm_process_holds_nothing_of_earlier_calls() -> None:
+    """A program that reads all objects of its process does not find what an earlier call was sent."""
+    mark = "a-mark-" + os.urandom(8).hex()
+    search = (
+        "import gc\ngc.unfreeze()\nbackwards, found = %r, []\nfor one in gc.get_objects():\n"
+        "    try:\n        text = repr(one)[::-1]\n    except Exception:\n        continue\n"
+        "    if backwards in text and one is not globals(): found.append(type(one).__name__)\nlen(found)"
+    )
+    with CodeSandbox(SandboxPolicy()) as sandbox:
+        if not sandbox.probe().rung:
+            pytest.skip("this machine cannot confine programs")
+        sandbox.run(f"x = {mark!r}", stdin=mark, files={"file": mark})
+        assert sandbox.run(f"x = [{mark!r}]\n" + search % mark[::-1]).value != 0, "the search finds what is there"
+        result = sandbox.run(search % mark[::-1])
+    assert (result.verdict, result.value) == ("ok", 0)
