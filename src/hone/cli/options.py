@@ -109,6 +109,24 @@ SEARCHES = (
     ),
 )
 
+SERVING = (
+    CommandOption(flag="--port", metavar="N", default="8000", help="port; 0: any free one (default: 8000)"),
+    CommandOption(flag="--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"),
+    CommandOption(flag="--api-key", metavar="KEY", help="bearer token of clients (default: $HONE_API_KEY, or none)"),
+    CommandOption(flag="--model", metavar="NAME", help="name for clients (default: the run's or folder's)"),
+    CommandOption(flag="--follow", help="take up each new checkpoint of the run, between two answers"),
+    CommandOption(flag="--strict", help="refuse requests with fields that have no effect"),
+    CommandOption(flag="--slots", metavar="N", default="64", help="answers written at the same time (default: 64)"),
+    CommandOption(flag="--queue", metavar="N", default="256", help="answers that may wait beside them (default: 256)"),
+    CommandOption(
+        flag="--context", metavar="N", default="0", help="most tokens of prompt and answer (default: the model's)"
+    ),
+    CommandOption(flag="--deadline", metavar="S", default="600", help="seconds for a request (default: 600)"),
+    SEED,
+    RUNS,
+    CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+)
+
 COMMANDS: tuple[CommandSpec, ...] = (
     CommandSpec(
         name="train",
@@ -184,6 +202,13 @@ COMMANDS: tuple[CommandSpec, ...] = (
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
         ),
+    ),
+    CommandSpec(
+        name="serve",
+        summary="serve a checkpoint by OpenAI's protocol: completions, chats, log-probabilities, streams",
+        module="hone.cli.commands.serve",
+        positionals=(CHECKPOINT,),
+        options=SERVING,
     ),
     CommandSpec(
         name="export",

@@ -87,6 +87,11 @@ class EngineSession(ABC):
         with self._entering():
             return any(request_ids is None or id_ in request_ids for id_, _ in self._in_flight)
 
+    @property
+    def paused(self) -> bool:
+        """True between `pause` and `resume`."""
+        return self._paused
+
     def poll(self, request_ids: Collection[str] | None = None) -> Completion | None:
         """Take a completion of these requests (None: of any) that is finished already, without running a pass."""
         return self._take_done(request_ids)

@@ -1,0 +1,51 @@
+"""`hone serve`: a checkpoint behind OpenAI's protocol, until Ctrl-C or SIGTERM."""
+
+import os
+from pathlib import Path
+
+from hone.cli.commands.evaluate import find_policy
+from hone.cli.options import CommandCall, parse_number
+from hone.cli.terminal.screen import standard_screen
+from hone.core.errors import ConfigError, ResourceError
+
+KEY_VARIABLE = "HONE_API_KEY"
+_PACKAGES = ("starlette", "uvicorn")
+
+
+def run(call: CommandCall) -> int:
+    """Serve a checkpoint; returns the exit code."""
+    try:
+        from hone.serve.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
+        from hone.serve.completions.open_served import ServedSource, open_served  # noqa: PLC0415 - as above
+        from hone.serve.completions.run_server import ServerPlace, serve  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name not in _PACKAGES:
+            raise
+        raise ResourceError(f"hone serve needs {error.name}: pip install 'hone-rl[serve]'") from None
+
+    screen = standard_screen()
+    policy, owner = find_policy(call.text("checkpoint"), Path(call.text("runs")))
+    if call.switch("follow") and owner is None:
+        raise ConfigError(f"{policy} is not in a run: --follow takes up the new checkpoints of one")
+    place = ServerPlace(
+        host=call.text("host"),
+        port=int(parse_number(call.text("port"), "--port", least=0)),
+        deadline_s=parse_number(call.text("deadline"), "--deadline", least=0.001, whole=False),
+        queue=int(parse_number(call.text("queue"), "--queue", least=0)),
+        follow=call.switch("follow"),
+        rules=ServingRules(
+            api_key=call.text("api_key") or os.environ.get(KEY_VARIABLE, ""), strict=call.switch("strict")
+        ),
+    )
+    place.check()
+    source = ServedSource(
+        policy=policy,
+        run=owner,
+        name=call.text("model") or (owner or policy).absolute().name,
+        device=call.text("device"),
+        slots=int(parse_number(call.text("slots"), "--slots", least=1)),
+        context=int(parse_number(call.text("context"), "--context", least=0)),
+        seed=int(parse_number(call.text("seed"), "--seed", least=0)),
+    )
+    serve(open_served(source), place, screen.line)
+    return 0
