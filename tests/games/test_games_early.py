@@ -62,6 +62,18 @@ def test_what_names_no_door_is_a_move_and_has_no_hindsight() -> None:
         DoorMaze().begin({"start": 1, "goal": 40}, 0)
 
 
+def test_what_stands_before_the_last_word_is_thought() -> None:
+    shown, _ = split_questions(3, demonstrated=1, seed=1)
+    row = shown[0].row()
+    assert played(DoorMaze(), row, [f"a05 c31 {shown[0].door}"])[1:] == (1.0, True)
+    assert played(LakeWalk(), {"holes": [1], "start": 0, "goal": 4}, ["u00 d."])[1:] == (1.0, True)
+
+
+def test_worlds_bring_their_rows() -> None:
+    assert len(DoorMaze.rows(1000, 1)) == 320 and DoorMaze.rows(5, 1) == DoorMaze.rows(9, 1)[:5]
+    assert [row["id"] for row in LakeWalk.rows(3, 2)] == [one.text for one in lake_maps(3, seed=2)]
+
+
 def test_a_fork_goes_its_own_way() -> None:
     world = DoorMaze()
     world.begin({"start": 1, "goal": 2, "maze": 0, "moves": 3}, 0)
@@ -80,7 +92,7 @@ def test_coverage_counts_questions_whose_right_answer_is_known() -> None:
     known = {(one.text, one.door) for one in held[:60]} | {(held[70].text, "?")}
     assert doors.coverage(held, known) == 60 / 240
     assert doors.coverage([], known) == 0.0
-    assert doors.reflection("", [("a.", "05\n"), ("?", "?\n"), ("c.", "31\n")], "c.") == "a.05 c.31 "
+    assert doors.reflection("", [("c.", "31\n"), ("?", "?\n"), ("a.", "05\n")], "c.") == "a05 c31 "
 
 
 def test_maps_have_a_shortest_way_that_reaches_the_goal_and_reads_as_demonstrated() -> None:

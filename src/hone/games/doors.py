@@ -79,7 +79,7 @@ def split_questions(maze: int, *, demonstrated: int, seed: int) -> tuple[list[Do
 class DoorMaze:
     """A question about the doors of a maze; the first door that leads to the goal pays 1 and ends the dialogue.
 
-    Columns: `start`, `goal`, `maze` (the seed of its doors, 0 where there is none) and `moves` (doors that may be
+    The door is the last word of a turn: what stands before it is thought. Columns: `start`, `goal`, `maze` (the seed of its doors, 0 where there is none) and `moves` (doors that may be
     opened, 1 where there is none). What names no door is answered by `?`, and is a move all the same.
     """
 
@@ -103,7 +103,7 @@ class DoorMaze:
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Open a door, and say where it led."""
-        name = said.text.removesuffix(END)
+        name = last_word(said.text)
         door = LETTERS.find(name) if len(name) == 1 else -1
         self.opened += 1
         self.unreadable += door < 0
@@ -124,6 +124,16 @@ class DoorMaze:
         """A copy of the dialogue so far."""
         return type(self)(self.place, self.goal, self.maze, self.moves, self.opened, self.unreadable)
 
+    @staticmethod
+    def rows(size: int, seed: int) -> list[dict[str, object]]:
+        """Questions of maze 0, each answered by one door, in an order drawn from `seed`; at most all 320."""
+        return [one.row() for one in door_questions(0, seed=seed)[:size]]
+
+
+def last_word(text: str) -> str:
+    """The last word of a turn, without the end of the turn; empty where there is none."""
+    return text.removesuffix(END).rpartition(" ")[2]
+
 
 def goal_of(prompt: str, turns: Sequence[tuple[str, str]]) -> str | None:
     """The question that a dialogue answered without being asked: from the place where it began to the one that it came
@@ -134,9 +144,11 @@ def goal_of(prompt: str, turns: Sequence[tuple[str, str]]) -> str | None:
 
 
 def reflection(state: str, tried: Sequence[tuple[str, str]], expert: str) -> str:
-    """Where the tried doors led, before the expert's: `a.05 c.31 `. `tried` are (action, the world's answer)."""
+    """Where the tried doors led, to be thought before the expert's turn: `a05 c31 `, in the order of the doors. `tried`
+    are (turn, the world's answer)."""
     del state, expert
-    return "".join(f"{action}{answer.strip()} " for action, answer in tried if answer.strip().isdigit())
+    led = {last_word(turn): answer.strip() for turn, answer in tried if answer.strip().isdigit()}
+    return "".join(f"{door}{place} " for door, place in sorted(led.items()))
 
 
 def coverage(questions: Sequence[DoorQuestion], answered: Collection[tuple[str, str]]) -> float:

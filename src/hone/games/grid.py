@@ -84,7 +84,7 @@ def lake_maps(count: int, *, seed: int) -> list[LakeMap]:
 class LakeWalk:
     """A walk over the row's map (columns `holes`, `start`, `goal`); the goal pays 1.
 
-    What is no move is answered by `?`, and is a move all the same.
+    The move is the last word of a turn: what stands before it is thought. What is no move is answered by `?`, and is a move all the same.
     """
 
     holes: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class LakeWalk:
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Move, and say where that led."""
-        move = said.text.removesuffix(END)
+        move = said.text.removesuffix(END).rpartition(" ")[2]
         known = move in MOVES
         self.moved += 1
         self.unreadable += not known
@@ -123,6 +123,11 @@ class LakeWalk:
     def fork(self) -> Self:
         """A copy of the walk so far."""
         return type(self)(self.holes, self.place, self.goal, self.moved, self.unreadable)
+
+    @staticmethod
+    def rows(size: int, seed: int) -> list[dict[str, object]]:
+        """Different maps, drawn from `seed`."""
+        return [one.row() for one in lake_maps(size, seed=seed)]
 
 
 def imitation_rows(maps: Sequence[LakeMap]) -> list[dict[str, object]]:
