@@ -20,18 +20,21 @@ from typing import cast
 _FILE = re.compile(r"(?P<file>.+\.py)(:\w+)?")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_][\w.-]*")
 _INSTALLED = ("site-packages", "dist-packages")
+_WORLD = "dialogue:"
+"""Beginning of a `task.source` that names a world."""
 _IMPORTERS = ("import_module", "__import__")
 
 
 def code_references(values: Iterable[object]) -> list[str]:
     """Texts among config values, lists and tables included, that name user code: `file.py`, `file.py:name` of an
-    existing file, and `package.module:name`."""
+    existing file, and `package.module:name`; those of worlds without `dialogue:`."""
     found: list[str] = []
     for value in values:
         if isinstance(value, str):
-            file = _FILE.fullmatch(value)
-            if Path(file["file"]).is_file() if file else _MODULE.fullmatch(value):
-                found.append(value)
+            reference = value.removeprefix(_WORLD)
+            file = _FILE.fullmatch(reference)
+            if Path(file["file"]).is_file() if file else _MODULE.fullmatch(reference):
+                found.append(reference)
         elif isinstance(value, Mapping):
             found += code_references(cast("Mapping[object, object]", value).values())
         elif isinstance(value, list | tuple):

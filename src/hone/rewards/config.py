@@ -98,13 +98,24 @@ class RewardServer(Config):
     """Environment variable with a key, sent as a bearer token."""
 
 
+class RewardWorld(Config):
+    """The rewards that a dialogue's world gives, turn by turn; a dialogue's rewards hold it if they do not name it."""
+
+    kind: Literal["world"]
+    """Kind of the reward."""
+    name: str = Field(default="world", min_length=1)
+    """Name of its scores."""
+    weight: float = 1.0
+    """Factor of its score in the sum over all rewards."""
+
+
 def _default_kind(value: object) -> object:
     """A table without `kind` as that of a function: the form of configs from before there were other kinds."""
     return {"kind": "function", **cast("dict[str, object]", value)} if isinstance(value, dict) else value
 
 
 Reward: TypeAlias = Annotated[
-    RewardFunction | RewardModel | RewardServer | RewardJudge,
+    RewardFunction | RewardModel | RewardServer | RewardJudge | RewardWorld,
     Field(discriminator="kind"),
     BeforeValidator(_default_kind),
 ]

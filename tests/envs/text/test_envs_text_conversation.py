@@ -16,7 +16,7 @@ from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits
 from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.envs.text.conversation import Conversation, EnvironmentReply
+from hone.envs.text.conversation import Conversation, ConversationLimits, EnvironmentReply
 from hone.envs.text.world import Prompt, TextWorld
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
@@ -128,7 +128,7 @@ def rollout(session, *, environment=None, prompts: int = 4, scorer: TurnScorer |
         seed=0,
         shuffle=False,
         environment=environment,
-        context=context,
+        limits=ConversationLimits(context=context),
     )
     return world.rollout(session)
 

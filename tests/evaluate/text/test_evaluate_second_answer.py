@@ -15,6 +15,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, Request, SamplingParams
 from hone.core.judging import ScorerInput
 from hone.core.state import State
+from hone.envs.text.conversation import ConversationLimits
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.second_answer import SecondAnswer
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
@@ -51,7 +52,7 @@ class TwoLetters:
         )  # fmt: skip
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
-        self.waiting.clear()
+        self.waiting = [one for one in self.waiting if request_ids is not None and one[0].id not in request_ids]
 
     def reset_stats(self) -> None: ...
 
@@ -87,7 +88,7 @@ def world(prompts: list[str], scorer: LetterScorer, samples: int = 1) -> TextWor
     return TextWorld(
         prompts=asked, scorer=EachAnswerScorer(scorer), decode=TOKENS.decode, sampling=SamplingParams(max_tokens=2),
         prompts_per_step=len(asked), samples=samples, seed=0, shuffle=False,
-        environment=SecondAnswer("??").environment(TOKENS, asked), context=64,
+        environment=SecondAnswer("??").environment(TOKENS, asked), limits=ConversationLimits(context=64),
     )  # fmt: skip
 
 

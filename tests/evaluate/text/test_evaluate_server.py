@@ -11,7 +11,7 @@ import pytest
 from hone.core.errors import ConfigError
 from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
-from hone.envs.text.task import TaskConfig
+from hone.envs.dialogue.config import DialogueTaskConfig
 from hone.evaluate import checkpoint
 from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.server import decode_bytes, evaluate_text_server
@@ -58,7 +58,7 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
     config = EvaluationConfig(
-        task=TaskConfig(source=str(tmp_path / "held.jsonl")),
+        task=DialogueTaskConfig(source=str(tmp_path / "held.jsonl")),
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
         max_tokens=4,
     )
@@ -84,7 +84,7 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
     config = EvaluationConfig(
-        task=TaskConfig(source=str(tmp_path / "held.jsonl")),
+        task=DialogueTaskConfig(source=str(tmp_path / "held.jsonl")),
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
         max_tokens=4,
     )

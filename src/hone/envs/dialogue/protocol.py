@@ -37,6 +37,10 @@ class WorldContractError(Exception):
 class WorldHost(Protocol):
     """Runs the worlds of many dialogues at the same time; a dialogue is named by a number."""
 
+    def number(self) -> int:
+        """A number for a dialogue, that none had before."""
+        ...
+
     def begin(self, dialogue: int, columns: Mapping[str, object], seed: int) -> "Future[WorldTurn]":
         """Begin a dialogue and return at once. The future may raise WorldFaultError."""
         ...

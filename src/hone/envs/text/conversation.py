@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,23 @@ class SlotUse:
     """Slots without an answer while conversations waited for their environment."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationLimits:
+    """Limits of conversations on a session."""
+
+    context: int = 2**31 - 1
+    """Most tokens of a conversation; one that has no room for another turn is truncated."""
+    keep_s: float = 60.0
+    """Seconds for which the session keeps what it computed of a conversation while the environment replies: a turn then
+    costs its new tokens only."""
+    slots: int = 2**31 - 1
+    """Answers that the session writes at the same time. Where the environment begins the conversations, twice as many
+    are open at most."""
+
+
+NO_LIMITS: Final = ConversationLimits()
+
+
 class ConversationLoop:
     """Event loop of some requests on a session; draws are keyed by request, sample and turn, never by order."""
 
@@ -108,26 +125,19 @@ class ConversationLoop:
         decode: Callable[[NDArray[np.int32]], str],
         *,
         environment: TextEnvironment | None = None,
-        context: int = 2**31 - 1,
-        keep_s: float = 60.0,
-        slots: int = 2**31 - 1,
+        limits: ConversationLimits = NO_LIMITS,
         clock: Clock | None = None,
     ) -> None:
-        """`environment`: None ends every conversation after one answer. `context`: most tokens of a conversation; one
-        that has no room for another turn is truncated. `keep_s`: seconds for which the session keeps what it computed
-        of a conversation while the environment replies: a turn then costs its new tokens only. `slots`: answers that
-        the session writes at the same time; twice as many conversations are open at most where the environment begins
-        them."""
+        """`environment`: None ends every conversation after one answer."""
         if environment is not None:
-            requests = [replace(one, keep_s=keep_s) for one in requests]
+            requests = [replace(one, keep_s=limits.keep_s) for one in requests]
         self.groups = [
             [Conversation(one, sample, TranscriptBuilder(one.prompt)) for sample in range(one.samples)]
             for one in requests
         ]
         self.slot_use = SlotUse()
         self._session, self._requests, self._decode = session, requests, decode
-        self._environment, self._context = environment, context
-        self._slots, self._clock = slots, clock or SystemClock()
+        self._environment, self._limits, self._clock = environment, limits, clock or SystemClock()
         self._places = {request.id: place for place, request in enumerate(requests)}
         self._open = [request.samples for request in requests]
         self._unfinished = sum(self._open)
@@ -167,7 +177,7 @@ class ConversationLoop:
             return
         self._replies[begun] = conversations[0]
         self._waiting.extend(conversations[1:])
-        for _ in range(2 * self._slots - 1):
+        for _ in range(2 * self._limits.slots - 1):
             if not self._begin_next():
                 return
 
@@ -190,8 +200,8 @@ class ConversationLoop:
         now = self._clock.monotonic_s()
         if self._environment is not None:
             written = self._unfinished - len(self._waiting) - len(self._replies)
-            empty = min(len(self._replies), max(0, self._slots - written))
-            self.slot_use.total += (now - since) * min(self._slots, self._unfinished)
+            empty = min(len(self._replies), max(0, self._limits.slots - written))
+            self.slot_use.total += (now - since) * min(self._limits.slots, self._unfinished)
             self.slot_use.waiting += (now - since) * empty
         return now
 
@@ -216,7 +226,7 @@ class ConversationLoop:
         if reply.done:
             return conversation.end(reply.stop)
         size = len(transcript.tokens) + len(reply.tokens) if reply.prompt is None else len(reply.prompt)
-        if size + conversation.request.sampling.max_tokens > self._context:
+        if size + conversation.request.sampling.max_tokens > self._limits.context:
             return conversation.end("context")
         if reply.prompt is None:
             transcript.append_environment(reply.tokens)

@@ -56,8 +56,8 @@ class TaskConfig(Config):
 
     @model_validator(mode="after")
     def _no_settings_for_files(self) -> "TaskConfig":
-        if not self.is_generated and self.config:
-            raise ValueError(f"config is for {PREFIX}TASK sources, but source is the file {self.source}")
+        if self.config and not self.source.startswith(PREFIX):
+            raise ValueError(f"config is for {PREFIX}TASK sources, but source is {self.source}")
         if not _FIELD.search(self.template):
             raise ValueError("template must contain {prompt} or another column in braces")
         return self
@@ -85,7 +85,7 @@ class TaskConfig(Config):
                 f"task.source = {self.source!r}: sessions of agents are for the recipes that learn from scored answers as "
                 "they are drawn, such as grpo; here a file or a reasoning-gym task is needed"
             )
-        if self.is_generated:
+        if self.source.startswith(PREFIX):
             return reasoning_gym_examples(
                 self.source,
                 size=self.size,

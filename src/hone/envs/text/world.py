@@ -18,7 +18,14 @@ from hone.core.judging import ScoreBatch, Scorer, ScorerInput
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
-from hone.envs.text.conversation import Conversation, ConversationLoop, SlotUse, TextEnvironment
+from hone.envs.text.conversation import (
+    NO_LIMITS,
+    Conversation,
+    ConversationLimits,
+    ConversationLoop,
+    SlotUse,
+    TextEnvironment,
+)
 from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.step_rewards import count_steps, step_ends
 
@@ -54,10 +61,8 @@ class TextWorld:
     greedy_baseline: bool = False
     environment: TextEnvironment | None = None
     """Replies to answers; None: one answer is the whole conversation."""
-    context: int = 2**31 - 1
-    """Most tokens of a conversation."""
-    slots: int = 2**31 - 1
-    """Answers that the session writes at the same time."""
+    limits: ConversationLimits = NO_LIMITS
+    """Limits of conversations."""
     forks: bool = False
     """Conversations may have several rows: episodes have `id` and `part`."""
     step_end: str = ""
@@ -69,9 +74,7 @@ class TextWorld:
         chosen = [self.prompts[row] for row in self._rows()]
         requests = self._requests(chosen)
         session.reset_stats()
-        loop = ConversationLoop(
-            session, requests, self.decode, environment=self.environment, context=self.context, slots=self.slots
-        )
+        loop = ConversationLoop(session, requests, self.decode, environment=self.environment, limits=self.limits)
         tickets: list[object] = [None] * len(requests)
         for place in loop.finished_groups():
             prompt = chosen[place % len(chosen)]

@@ -14,13 +14,14 @@ from hone.evaluate.text.judges.member import judge_member
 from hone.evaluate.text.reward_models import ModelLoader, RewardModelMember
 from hone.process.wire import pack
 from hone.rewards.budget import UnscoredBudget
-from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer
+from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer, RewardWorld
 from hone.rewards.jobs import RewardBatch, parse_results
 from hone.rewards.judges.config import RewardJudge
 from hone.rewards.score_watch import ScoreWatch
 from hone.rewards.scorer import FunctionMember, MeasuredMember, RewardMember, RewardScorer, reward_batch
 from hone.rewards.scores import RewardResult, failed_result
 from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.world import WorldRewardMember
 
 
 def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
@@ -44,6 +45,8 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
             judge = judge_member(reward, name, device=device)
             measured[name] = judge
             members.append(([place], judge))
+        elif isinstance(reward, RewardWorld):
+            members.append(([place], WorldRewardMember()))
         elif place == functions[0]:
             members.append((functions, FunctionMember(RewardWorkerPool(config))))
     budget = UnscoredBudget(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hone.core.conversation import Message
 from hone.core.errors import DataError, ErrorCollector
 from hone.core.strict_json import strict_json
+from hone.models.language.chat_template import chat_pieces, shorten_text, unused_character
 from hone.models.language.config import Json
 
 PAD: Final = "<pad>"
@@ -55,6 +56,8 @@ class Tokenizer:
     chat_template: str | None = None
     special: Mapping[str, str] = field(default_factory=dict[str, str])
     """`eos_token`, `bos_token` and the like -> text."""
+    tools: tuple[Mapping[str, object], ...] = ()
+    """Tools that the chat template is told about, in OpenAI's form (`ToolSchema.as_function`)."""
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
     """Tokenizer files of a folder: file name -> content, written back unchanged."""
 
@@ -109,7 +112,7 @@ class Tokenizer:
         if before != self.render_chat(history):
             raise DataError(
                 "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
-                f"token by token; it writes {_shorten(before)!r} after {_shorten(self.render_chat(history))!r}"
+                f"token by token; it writes {shorten_text(before)!r} after {shorten_text(self.render_chat(history))!r}"
             )
         tokens = np.concatenate([np.zeros(0, np.int32), *(self._encode(text, plain=plain) for text, plain in after)])
         repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids
@@ -161,8 +164,8 @@ class Tokenizer:
             spans = [encoding.offsets[i] for i in np.flatnonzero(ids == self.unknown_id)]
             unknown = sorted({text[a:b] for a, b in spans})
             raise DataError(
-                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {_shorten(text)!r}; build it from "
-                "texts that contain these characters, or use a byte tokenizer"
+                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {shorten_text(text)!r}; build it "
+                "from texts that contain these characters, or use a byte tokenizer"
             )
         return ids
 
@@ -170,7 +173,7 @@ class Tokenizer:
         self, history: Sequence[Message], new: Sequence[Message]
     ) -> tuple[str, list[tuple[str, bool]]]:
         """Text before an answer to `history`; pieces after it, up to the beginning of the answer to `new`."""
-        sentinel = _unused_character([*history, *new])
+        sentinel = unused_character([*history, *new])
         whole = [*history, {"role": "assistant", "content": sentinel}, *new]
         parts = self._chat_parts(whole, add_generation_prompt=True)
         places = [place for place, (text, _) in enumerate(parts) if sentinel in text]
@@ -187,25 +190,14 @@ class Tokenizer:
                 "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
                 "to it, or give prompts as text"
             )
-        from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - takes a second to import
-            render_jinja_template,
+        return chat_pieces(
+            self.chat_template,
+            messages,
+            protected=[token.content for token in self.backend.get_added_tokens_decoder().values()],
+            special=self.special,
+            tools=self.tools,
+            add_generation_prompt=add_generation_prompt,
         )
-
-        mark = _unused_character(messages)
-        names = [token.content for token in self.backend.get_added_tokens_decoder().values()]
-        guarded = [_guard(message, names, mark) for message in messages]
-        try:
-            (rendered,), _ = render_jinja_template(
-                conversations=[guarded],
-                chat_template=self.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                **self.special,  # pyright: ignore[reportArgumentType] - their names end in _token
-            )
-        except (ValueError, TypeError, KeyError, _template_error()) as error:
-            raise DataError(
-                f"the chat template does not take the messages {_shorten(str(messages))}: {error}"
-            ) from error
-        return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
 
 
 def character_tokenizer(
@@ -369,32 +361,3 @@ def _chat_template(folder: Path) -> str | None:
         named = [cast(Json, entry) for entry in cast("list[object]", template) if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
-
-
-def _unused_character(messages: Sequence[Message]) -> str:
-    """A private-use character that no message contains."""
-    text = json.dumps(messages, ensure_ascii=False, default=str)
-    return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
-
-
-def _guard(message: Message, names: Sequence[str], mark: str) -> dict[str, object]:
-    """The message with special tokens' names in its content set between marks."""
-    content = message.get("content")
-    if not isinstance(content, str):
-        return dict(message)
-    for name in sorted(names, key=len, reverse=True):
-        parts = content.split(mark)
-        # Odd parts are marked already, by a longer name.
-        parts[::2] = [part.replace(name, f"{mark}{name}{mark}") for part in parts[::2]]
-        content = mark.join(parts)
-    return {**message, "content": content}
-
-
-def _template_error() -> type[Exception]:
-    from jinja2 import TemplateError  # noqa: PLC0415 - needed for chat templates only
-
-    return TemplateError
-
-
-def _shorten(text: str, limit: int = 80) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -8,8 +8,13 @@ from pydantic import model_validator
 
 from hone.core.credit import Metrics
 from hone.engine.clients.config import ServerEngine
+from hone.envs.dialogue.config import DialogueTaskConfig
+from hone.envs.dialogue.environment import DialogueEnvironment
+from hone.envs.text.conversation import ConversationLimits
 from hone.envs.text.dataset import ExampleDataset
+from hone.envs.text.nudge import NudgeEnvironment
 from hone.envs.text.world import Prompt, TextWorld
+from hone.evaluate.text.dialogues import DialogueLimits, dialogue_context, open_dialogue, with_world_reward
 from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
 from hone.evaluate.text.reward_models import require_context
 from hone.evaluate.text.second_answer import SecondAnswer, has_chats
@@ -22,18 +27,26 @@ from hone.train.job import OpenedRun, TrainingJob
 from hone.train.sources.live import LiveSource
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.rl_config import TextRunConfig, require_dialogues_fit
 from hone.train.text.rollout_config import RolloutConfig
 
 
 class AnsweringRunConfig(LanguageRunConfig):
     """Config shared by the recipes that gather scored answers before anything learns from them."""
 
+    task: DialogueTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
+    """The prompts, or the world of dialogues."""
     rewards: RewardsConfig
-    """Reward functions and the processes that run them."""
+    """Reward functions and the processes that run them; a world's own rewards count without being named."""
     rollout: RolloutConfig
     """Generation of the answers."""
 
     optimizer_moments: ClassVar[int] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pay_by_world(cls, given: object) -> object:
+        return with_world_reward(given)
 
     @model_validator(mode="after")
     def _policy_waits(self) -> "AnsweringRunConfig":
@@ -42,6 +55,7 @@ class AnsweringRunConfig(LanguageRunConfig):
                 f"rollout.max_staleness = {self.rollout.asynchrony.steps}: the policy does not change while answers "
                 "are gathered, so that there is nothing to wait for; leave it out"
             )
+        require_dialogues_fit(self.task, self.rewards, self.rollout)
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
 
@@ -50,9 +64,7 @@ class AnsweringRunConfig(LanguageRunConfig):
 
 
 def prompt_inputs(
-    config: LanguageRunConfig,
-    rollout: RolloutConfig,
-    rewards: RewardsConfig,
+    config: AnsweringRunConfig | TextRunConfig,
     *,
     other_policies: Sequence[str] = (),
     second_answer: SecondAnswer | None = None,
@@ -63,19 +75,31 @@ def prompt_inputs(
     tokenizer and the length of the longest prompt with its answers, and raises DataError for folders of the recipe's
     own that do not fit them."""
 
+    task, rollout, rewards = config.task, config.rollout, config.rewards
+    dialogue = open_dialogue(task)
+
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        told = tokenizer
+        if dialogue is not None:
+            context = dialogue_context(rollout.context, context)
+            told = dialogue.tokenizer(tokenizer)
         room = context - rollout.max_tokens
         if second_answer is not None:
             room -= second_answer.further_tokens(tokenizer, rollout.max_tokens, is_chat=has_chats(examples))
-        laid = make_prompts(examples, config.task, tokenizer, room=room)
+        laid = make_prompts(examples, task, told, room=room)
         require_context(rewards, laid[0], max_tokens=context - room)
+        longest = max(len(prompt.tokens) for prompt in laid[0]) if dialogue is None else room
         if check_folders is not None:
-            check_folders(tokenizer, max(len(prompt.tokens) for prompt in laid[0]) + context - room)
+            check_folders(tokenizer, longest + context - room)
+        if dialogue is not None:
+            limits = DialogueLimits(max_tokens=rollout.max_tokens, context=context, history=rollout.history)
+            laid[1].extend(dialogue.check(tokenizer, limits))
         return laid
 
     return TextInputs(
         config=config,
-        read=lambda held_out: config.task.examples(exclude=held_out),
+        read=lambda held_out: task.examples(exclude=held_out) if dialogue is None else dialogue.examples(),
+        dialogue=dialogue,
         lay_out=lay_out,
         rewards=rewards,
         second_answer=second_answer,
@@ -92,7 +116,7 @@ def open_answering_run(
 ) -> OpenedRun:
     """Open data, rewards and tokenizer, and run `more_checks`. Raises HoneError with all faults at once, before a model
     is loaded."""
-    return opened_text_run(prompt_inputs(config, config.rollout, config.rewards, more_checks=more_checks), build)
+    return opened_text_run(prompt_inputs(config, more_checks=more_checks), build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +126,8 @@ class LiveText:
     world: TextWorld
     actor: EngineActor
     scorer: RewardScorer
+    dialogues: DialogueEnvironment | None = None
+    """The worlds' side, of a task with dialogues."""
 
     def source(self) -> LiveSource[TokenPolicy]:
         """Source of their episodes."""
@@ -109,11 +135,15 @@ class LiveText:
 
     def metrics(self) -> Metrics:
         """Metrics of the latest rollout."""
-        return {**self.actor.metrics(), **self.scorer.metrics()}
+        use = self.world.slot_use
+        idle = {"rollout/idle_world": use.waiting / use.total} if self.dialogues is not None and use.total else {}
+        told = {} if self.dialogues is None else self.dialogues.pop_metrics()
+        return {**self.actor.metrics(), **self.scorer.metrics(), **told, **idle}
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call."""
-        return [*self.scorer.notes(), *self.actor.notes()]
+        told = [] if self.dialogues is None else self.dialogues.notes()
+        return [*self.scorer.notes(), *self.actor.notes(), *told]
 
 
 def open_live_text(
@@ -126,6 +156,14 @@ def open_live_text(
     """World and engine of a run. With `greedy_baseline` every prompt is answered greedily as well."""
     (prompts, _), seed, twice = inputs.prepared, inputs.config.seed, inputs.second_answer
     assert inputs.rewards is not None
+    most = policy.decoder.config.max_positions
+    environment: NudgeEnvironment | DialogueEnvironment | None = None
+    if twice is not None:
+        environment = twice.environment(policy.tokenizer, prompts)
+    elif inputs.dialogue is not None:
+        most = dialogue_context(rollout.context, most)
+        limits = DialogueLimits(max_tokens=rollout.max_tokens, context=most, history=rollout.history)
+        environment = inputs.dialogue.environment(policy.tokenizer, prompts, limits, seed=seed)
     world = TextWorld(
         prompts=prompts,
         scorer=inputs.scorer if twice is None else EachAnswerScorer(inputs.scorer),
@@ -136,14 +174,22 @@ def open_live_text(
         seed=seed,
         greedy_baseline=greedy_baseline,
         step_end=inputs.rewards.step_end,
-        environment=None if twice is None else twice.environment(policy.tokenizer, prompts),
-        context=policy.decoder.config.max_positions,
+        environment=environment,
+        limits=ConversationLimits(context=most, slots=rollout.max_concurrent),
+        forks=rollout.history == "template",
     )
     longest = max(len(prompt.tokens) for prompt in prompts)
     if twice is not None:
         chats = has_chats(inputs.examples)
         longest += twice.further_tokens(policy.tokenizer, rollout.max_tokens, is_chat=chats)
-    return LiveText(world=world, actor=_engine_actor(policy, rollout, longest, seed=seed), scorer=inputs.scorer)
+    if inputs.dialogue is not None:
+        longest = most - rollout.max_tokens
+    return LiveText(
+        world=world,
+        actor=_engine_actor(policy, rollout, longest, seed=seed),
+        scorer=inputs.scorer,
+        dialogues=environment if isinstance(environment, DialogueEnvironment) else None,
+    )
 
 
 def _engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:

@@ -11,6 +11,7 @@ from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
 from hone.envs.text.task import TaskConfig
+from hone.evaluate.text.dialogues import OpenedDialogue, open_dialogue
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
 from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.reward_models import load_reward_scorer
@@ -92,6 +93,8 @@ class TextInputs(Generic[T]):
     """Folders of further policies that the run reads."""
     second_answer: SecondAnswer | None = None
     """Nudge after which each prompt is answered again, in training and evaluation; None: once only."""
+    dialogue: OpenedDialogue | None = None
+    """The world of training dialogues."""
     more_checks: Mapping[str, Callable[[], Sequence[str]]] = field(
         default_factory=dict[str, Callable[[], Sequence[str]]]
     )
@@ -117,12 +120,20 @@ class TextInputs(Generic[T]):
     def held_out(self) -> ExampleDataset | None:
         """The examples of the evaluation."""
         found = self.config.answers_evaluation()
-        return None if found is None else found.task.examples()
+        if found is None:
+            return None
+        return found.task.examples() if self.evaluation_dialogue is None else self.evaluation_dialogue.examples()
+
+    @cached_property
+    def evaluation_dialogue(self) -> OpenedDialogue | None:
+        """The world of held-out dialogues: that of training where both tasks are one but for their rows."""
+        found = self.config.answers_evaluation()
+        return None if found is None else open_dialogue(found.task)
 
     @cached_property
     def examples(self) -> ExampleDataset:
         """The training examples."""
-        held_out = self.held_out if self.config.task.is_generated else None
+        held_out = self.held_out if self.config.task.is_generated and self.dialogue is None else None
         return self.read(() if held_out is None else (held_out,))
 
     @cached_property
@@ -134,7 +145,10 @@ class TextInputs(Generic[T]):
 
     def _has_conversations(self) -> bool:
         datasets = [self.examples, *(() if self.held_out is None else (self.held_out,))]
-        return any(example.is_conversation for dataset in datasets for example in dataset.rows)
+        worlds = [one for one in (self.dialogue, self.evaluation_dialogue) if one is not None]
+        return any(world.is_chat() for world in worlds) or any(
+            example.is_conversation for dataset in datasets for example in dataset.rows
+        )
 
     @cached_property
     def prepared(self) -> tuple[T, list[str]]:
@@ -176,6 +190,7 @@ class TextInputs(Generic[T]):
             examples=self.held_out,
             scorer=self.evaluation_scorer,
             second_answer=self.second_answer,
+            dialogue=self.evaluation_dialogue,
         )
 
     def policy(self, *, temperature: float) -> TokenPolicy:
@@ -187,15 +202,19 @@ class TextInputs(Generic[T]):
 
     def write_protect(self, folder: Path) -> None:
         """Keep the reward functions from writing into a folder; call it before the first answers."""
-        for name in ("scorer", "evaluation_scorer"):
-            if name in vars(self):
-                vars(self)[name].write_protect(folder)
+        for one in self._opened():
+            one.write_protect(folder)
 
     def close(self) -> None:
         """End the worker processes that were started."""
-        for name in ("scorer", "evaluation_scorer"):
-            if name in vars(self):
-                vars(self)[name].close()
+        for one in self._opened():
+            one.close()
+
+    def _opened(self) -> "list[RewardScorer | OpenedDialogue]":
+        """Owners of processes that were opened so far."""
+        names = ("scorer", "evaluation_scorer", "evaluation_dialogue")
+        opened = [vars(self)[name] for name in names if vars(self).get(name) is not None]
+        return opened if self.dialogue is None else [*opened, self.dialogue]
 
 
 def open_text(inputs: TextInputs[T]) -> list[str]:
@@ -350,7 +369,7 @@ def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
     evaluation = inputs.config.answers_evaluation()
     assert evaluation is not None
     assert inputs.held_out is not None
-    if evaluation.task.is_generated or inputs.waits_for_answers:
+    if evaluation.task.is_generated or evaluation.task.is_dialogue or inputs.waits_for_answers:
         return list(inputs.held_out.warnings)
     both = find_overlap(inputs.examples, inputs.held_out)
     overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"

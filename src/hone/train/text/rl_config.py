@@ -15,6 +15,8 @@ from hone.core.episodes import Episodes
 from hone.core.state import Stateful
 from hone.credit.pairs import LabelCredit
 from hone.engine.clients.config import ServerEngine
+from hone.envs.dialogue.config import DialogueTaskConfig
+from hone.evaluate.text.dialogues import dialogue_faults, with_world_reward
 from hone.evaluate.text.second_answer import SecondAnswer
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
@@ -42,12 +44,19 @@ class TextRunConfig(LanguageRunConfig):
     labels: ClassVar[LabelCredit | None] = None
     """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
+    task: DialogueTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
+    """The prompts, or the world of dialogues."""
     preset: PresetName | None = None
     """Library whose defaults `algorithm` and `learner.ratio` take where they are not given; unset: the recipe's own."""
     rewards: RewardsConfig
-    """Reward functions and the processes that run them."""
+    """Reward functions and the processes that run them; a world's own rewards count without being named."""
     rollout: RolloutConfig
     """Generation of the answers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pay_by_world(cls, given: object) -> object:
+        return with_world_reward(given)
 
     @model_validator(mode="after")
     def _check_rollout(self) -> "TextRunConfig":
@@ -55,6 +64,11 @@ class TextRunConfig(LanguageRunConfig):
             require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
             requirement(self)
+        require_dialogues_fit(self.task, self.rewards, self.rollout)
+        if self.task.is_dialogue and self.second_answer() is not None:
+            raise ValueError(
+                f"task.source = {self.task.source!r}: this recipe answers prompts twice, and has no dialogues"
+            )
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
 
@@ -142,6 +156,15 @@ class TextGradientRunConfig(TextRunConfig):
         if ratio.denominator == "auto":
             ratio = ratio.model_copy(update={"denominator": self.auto_denominator})
         return resolve_denominator(ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale)
+
+
+def require_dialogues_fit(task: DialogueTaskConfig, rewards: RewardsConfig, rollout: RolloutConfig) -> None:
+    """Raise ValueError with all settings of dialogues that do not go together."""
+    faults = dialogue_faults(
+        task, rewards, max_tokens=rollout.max_tokens, context=rollout.context, history=rollout.history
+    )
+    if faults:
+        raise ValueError("; ".join(faults))
 
 
 def require_full_distribution(

@@ -64,7 +64,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
     warnings = [*config.rollout.warnings(), *missing_routes(policy, config.rollout), *actor.notes()]
     job = language_job(inputs, policy, recipe, warnings=warnings)
-    return replace(job, pop_notices=lambda: [*judge.notes(), *actor.notes(), *chosen.pop_notes()], close=close)
+    return replace(job, pop_notices=lambda: [*live.notes(), *chosen.pop_notes()], close=close)
 
 
 def _wrapped_source(
@@ -123,8 +123,6 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
     inputs = prompt_inputs(
         config,
-        config.rollout,
-        config.rewards,
         other_policies=config.other_policies(),
         second_answer=config.second_answer(),
         check_folders=config.check_folders,

@@ -11,6 +11,7 @@ from hone.core.config import Config
 from hone.core.generation import OnPublish, SamplingParams
 from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
+from hone.evaluate.text.dialogues import History
 
 
 class AsyncRolloutConfig(Config):
@@ -61,6 +62,12 @@ class RolloutConfig(Config):
     table also sets the treatment of unfinished answers at a publication (docs/concepts/generation.md)."""
     max_concurrent: int = Field(default=64, ge=1)
     """Answers generated at the same time; changes memory and speed, never the result."""
+
+    context: int | None = Field(default=None, ge=1)
+    """Most tokens of a dialogue, prompt and all turns; unset: as many as the model has positions."""
+    history: History = "append"
+    """Earlier turns of a dialogue: `append` keeps all tokens as they are; `template` lets a chat template rewrite them
+    (drop thoughts, say), and the dialogue goes on in another row of tokens."""
 
     @property
     def asynchrony(self) -> AsyncRolloutConfig:
