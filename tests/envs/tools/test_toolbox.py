@@ -309,3 +309,29 @@ def test_a_world_of_tools_ends_with_the_first_turn_without_a_call(use) -> None:
     assert [one["role"] for one in world.answer(PolicyTurn(text="[", fault="bad")).messages] == ["user"]
     assert world.answer(PolicyTurn(text="3")).done
     world.close()
+
+
+def test_python_runs_in_the_sandbox() -> None:
+    use = ToolUse(use="hone:python", options={"wall_s": 2.0, "cpu_s": 1.0})
+    check_references([use])
+    loaded = load_tools([use])
+    assert [one.name for one in loaded.schemas] == ["python"]
+    box = loaded.open()
+    assert result(box, "python", code="print(6 * 7)\n'a' * 3").text == "42\n'aaa'"
+    assert result(box, "python", code="x = 1").text == ""
+    failed = result(box, "python", code="print('so far')\n1 / 0")
+    assert failed.failed
+    assert failed.text.startswith("so far\nError (error): ")
+    assert "ZeroDivisionError" in failed.text
+    assert "timeout" in result(box, "python", code="while True: pass").text
+    box.close()
+
+
+def test_faults_of_the_sandboxs_options_are_told_at_once() -> None:
+    with pytest.raises(UserCodeError) as refused:
+        load_tools([ToolUse(use="hone:python", options={"wall_s": -1, "if_no_rung": "yes"})])
+    words = "\n".join(refused.value.messages)
+    assert "option wall_s" in words
+    assert "option if_no_rung" in words
+    with pytest.raises(UserCodeError, match="takes no option 'time'"):
+        load_tools([ToolUse(use="hone:python", options={"time": 1})])

@@ -1,8 +1,9 @@
 """Tools by their references, checked all at once, and opened for each dialogue.
 
-A reference is `hone:calculator`, `file.py:name` or `package.module:name`. The name is a function; a list of functions;
-or a class, of which every dialogue has an instance and every public method is a tool. A class with a method `reset` is
-an environment, as TRL's `environment_factory` takes one (`hone.envs.tools.tool_world`).
+A reference is `hone:calculator`, `hone:python`, `file.py:name`, `package.module:name`, or `mcp:` and a server's command
+or address (`hone.envs.tools.mcp_tools`). A name is that of a function; of a list of functions; or of a class, of which
+every dialogue has an instance and every public method is a tool. A class with a method `reset` is an environment, as
+TRL's `environment_factory` takes one (`hone.envs.tools.tool_world`).
 """
 
 import inspect
@@ -14,14 +15,23 @@ from types import MappingProxyType, MethodType
 from typing import Any
 
 from hone.core.dialogue import ToolSchema
-from hone.core.errors import ConfigError, UserCodeError, did_you_mean
+from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.envs.tools.builtin import check_sandbox
+from hone.envs.tools.mcp_tools import PREFIX as MCP
+from hone.envs.tools.mcp_tools import McpTools, load_server, option_faults
 from hone.envs.tools.schemas import call_adapter, function_schema
 from hone.envs.tools.toolbox import EnvironmentInstance, PythonTool, ToolBox
 from hone.process import user_files
 
 _KIND = "tool"
-BUILTIN_TOOLS: Mapping[str, str] = MappingProxyType({"hone:calculator": "hone.envs.tools.builtin:calculator"})
-"""Reference of a tool that comes with hone -> its function."""
+PYTHON_TOOL = "hone:python"
+BUILTIN_TOOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "hone:calculator": "hone.envs.tools.builtin:calculator",
+        PYTHON_TOOL: "hone.envs.tools.builtin:SandboxedPython",
+    }
+)
+"""Reference of a tool that comes with hone -> its function or class."""
 LIFECYCLE = ("reset", "get_reward", "close")
 """Methods of a class that are no tools: they begin, score and end its dialogue."""
 
@@ -66,6 +76,8 @@ class ClassTools:
         """Make an instance. Raises UserCodeError if that fails."""
         try:
             instance = self.made(**self.use.options)
+        except HoneError:
+            raise
         except Exception as error:
             raise UserCodeError(
                 f"tool {self.use.use!r}: making an instance failed with {user_files.describe_error(error)}",
@@ -79,7 +91,7 @@ class ClassTools:
         return ToolBox(tools, environments, [bound["close"]] if "close" in bound else [])
 
 
-LoadedTool = FunctionTools | ClassTools
+LoadedTool = FunctionTools | ClassTools | McpTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,9 @@ def check_references(uses: Sequence[ToolUse]) -> None:
     for one in uses:
         if one.use in BUILTIN_TOOLS:
             continue
+        if one.use.startswith(MCP):
+            faults += option_faults(one.use, one.options)
+            continue
         if one.use.startswith("hone:") or ":" not in one.use:
             near = did_you_mean(one.use, list(BUILTIN_TOOLS))
             faults.append(f"tool {one.use!r} is not built in{near}; one of your own is written path/to/file.py:name")
@@ -128,18 +143,18 @@ def load_tools(uses: Sequence[ToolUse]) -> LoadedTools:
     """Import tools and check them.
 
     Raises UserCodeError with all faults together: an import that fails, no such name, a parameter without a type hint,
-    two tools of one name, a tool called `reset`, options that a class does not take.
+    two tools of one name, a tool called `reset`, options that a class does not take, an instance that cannot be made
+    (one is, and closed). Raises ResourceError for `hone:python` on a machine without a safe sandbox.
     """
     faults: list[str] = []
     parts: list[LoadedTool] = []
     homes: list[tuple[str, str]] = []
     for one in uses:
         try:
-            found = user_files.load_reference(BUILTIN_TOOLS.get(one.use, one.use), kind=_KIND)
+            made, wrong = _loaded(one)
         except UserCodeError as error:
             faults += error.messages
             continue
-        made, wrong = _interpreted(one, found)
         parts += made
         homes += [(schema.name, one.use) for part in made for schema in part.schemas]
         faults += [f"tool {one.use!r}: {fault}" for fault in wrong]
@@ -150,6 +165,15 @@ def load_tools(uses: Sequence[ToolUse]) -> LoadedTools:
     if faults:
         raise UserCodeError(*faults)
     return LoadedTools(tuple(parts))
+
+
+def _loaded(one: ToolUse) -> tuple[Sequence[LoadedTool], list[str]]:
+    """Tools of an entry, and its faults. Raises UserCodeError: an import fails, or a server cannot be reached."""
+    if one.use.startswith(MCP):
+        return [load_server(one.use, one.options)], []
+    if one.use == PYTHON_TOOL:
+        check_sandbox(one.options)
+    return _interpreted(one, user_files.load_reference(BUILTIN_TOOLS.get(one.use, one.use), kind=_KIND))
 
 
 def _interpreted(one: ToolUse, found: object) -> tuple[list[LoadedTool], list[str]]:
@@ -186,7 +210,10 @@ def _class_tools(one: ToolUse, found: type) -> tuple[list[LoadedTool], list[str]
     if not public:
         faults.append(f"{found.__name__} has no public method to be a tool")
     lifecycle = frozenset(LIFECYCLE) & methods.keys()
-    return [ClassTools(schemas=tuple(schemas), made=found, lifecycle=lifecycle, use=one)], faults
+    made = ClassTools(schemas=tuple(schemas), made=found, lifecycle=lifecycle, use=one)
+    if not faults:
+        made.open().close()  # a constructor that fails does so before work starts
+    return [made], faults
 
 
 def _option_faults(found: type, options: Mapping[str, Any]) -> list[str]:
