@@ -11,6 +11,7 @@ from hone.core.generation import Request, SamplingParams, generate
 from hone.evaluate.text.engine_actor import make_engine
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
+from hone.store.answers import AnswerRow
 from hone.train.loop import train
 
 MODEL = {
@@ -38,9 +39,11 @@ def run_recipe(
     after_step: Callable[[Metrics], None] | None = None,
     tokens: float | None = None,
     evaluations: list[Metrics] | None = None,
+    answers: list[Sequence[AnswerRow]] | None = None,
 ) -> TokenPolicy:
     """Train a recipe and save its policy in a new `folder`. `after_step` is told the metrics of each step; a run ends
-    after the step in which it has sampled `tokens`. `evaluations` takes the config's, before and after."""
+    after the step in which it has sampled `tokens`. `evaluations` takes the config's, before and after, and
+    `answers` the answers of these."""
     entry = load_recipe(name)
     config = entry.config.model_validate({"recipe": name, "name": name, "run": {"threads": 1}, **tables})
     job = entry.build(config)
@@ -57,7 +60,10 @@ def run_recipe(
 
     def evaluate() -> None:
         if evaluations is not None and job.evaluate is not None:
-            evaluations.append(job.evaluate().metrics)
+            result = job.evaluate()
+            evaluations.append(result.metrics)
+            if answers is not None:
+                answers.append(result.answers)
 
     with contextlib.closing(job):
         evaluate()
