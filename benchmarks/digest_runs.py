@@ -83,6 +83,7 @@ TEXT: dict[str, tuple[str, Settings]] = {
     "sft": ("sft", {"steps": 6, "batch": 10, "learner.minibatches": 2} | MODEL | EVALUATION),
     "grpo": ("grpo", text(more=EVALUATION | PENALTIES)),
     "dapo": ("dapo", text()),
+    "gigpo": ("gigpo", text(more=PENALTIES)),
     "rloo": ("rloo", text(updates=1, more=KL_IN_REWARD)),
     "remax": ("remax", text(updates=1)),
     "gdpo": ("gdpo", text("close", "right")),

@@ -79,6 +79,8 @@ class ConversationColumns:
     """`[E+1]` turns of each conversation."""
     turn_ends: Ints
     """`[T]` last decision of each turn, which receives the turn's reward."""
+    turn: NDArray[np.int32]
+    """`[N]` turn of its row in which each token was sampled, from 0."""
     chosen: NDArray[np.int32]
     logp: NDArray[np.float32]
     """`[N]` nats, of the distribution that was drawn from where tokens were cut off."""
@@ -98,6 +100,7 @@ def build_columns(conversations: Sequence[TranscriptBuilder]) -> ConversationCol
     sampled = (np.arange(len(pieces)) - np.repeat(piece_offsets[:-1], counts)) % 2 == 1
     turn_offsets = offsets_of(np.array([one.turns for one in conversations], np.int64))
     ends = np.cumsum(lengths[sampled])
+    numbers = [place for one in conversations for place in range(one.turns)]
     return ConversationColumns(
         transcript=Transcript(
             tokens=np.concatenate(pieces).astype(np.int32),
@@ -109,6 +112,7 @@ def build_columns(conversations: Sequence[TranscriptBuilder]) -> ConversationCol
         offsets=np.concatenate([[0], ends])[turn_offsets],
         turn_offsets=turn_offsets,
         turn_ends=ends - 1,
+        turn=np.repeat(np.array(numbers, np.int32), lengths[sampled]),
         chosen=np.concatenate([answer.tokens for answer in answers]),
         # Where tokens were cut off, the policy is the distribution over the rest: the trainer computes the same.
         logp=np.concatenate([one.logp if one.sampling_mask is None else one.sampled_logp for one in answers]),

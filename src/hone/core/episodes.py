@@ -74,6 +74,9 @@ class Transcript:
     """`[E+1]` first token of each episode."""
     at: Ints
     """`[N]` flat position in `tokens` of each chosen token, ascending."""
+    rows: Ints | None = None
+    """`[R+1]` first token of each row, where episodes have several rows, each of which was read by itself
+    (`Episodes.join_rows`). None: one row an episode."""
     routing: Routing | None = None
     """`[T, L, k]` experts that the policy sent each token to, the largest number of the type where none was recorded
     (tokens that were not read: the last of an answer). None: a dense policy, or nothing recorded."""
@@ -126,6 +129,9 @@ class Episodes:
     part: Annotated[Ints | None, Column("episode", np.int64, optional=True)] = None
     """`[E]` number of the row in its dialogue, where a chat template's rewriting of the history cuts dialogues into
     several rows of one `id`: a dialogue is one sample, with one score, whatever the number of its rows."""
+    turn: Annotated[NDArray[np.int32] | None, Column("decision", np.int32, optional=True)] = None
+    """`[N]` turn of its row in which each token was sampled, from 0: an environment may write nothing between two
+    turns. None: one turn an episode, or turns that the environment's tokens tell apart."""
     time: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
     """`[N]` seconds at which each action was taken."""
     ref_logp: Annotated[NDArray[np.float32] | None, Column("decision", np.float32, optional=True)] = None
@@ -217,6 +223,34 @@ class Episodes:
         return self._gather(
             np.append(0, self.offsets[1:][last]), slice(None), np.flatnonzero(last), {"seen": self.observations}
         )
+
+    @property
+    def last_rows(self) -> NDArray[np.bool_]:
+        """`[E]` whether each is the last row of its dialogue; True everywhere without `part`."""
+        last = np.ones(len(self), np.bool_)
+        if self.part is not None and self.id is not None:
+            last[:-1] = (np.diff(self.id) != 0) | (np.diff(self.group) != 0) | (np.diff(self.part) <= 0)
+        return last
+
+    def join_rows(self) -> Self:
+        """Each dialogue as one episode, where `part` numbers several rows of it, which are neighbours. The decisions
+        stay as they are; columns per episode are taken from the last row, and `part` is left out."""
+        if self.part is None:
+            return self
+        last, seen = self.last_rows, self.transcript
+        whole = replace(seen, offsets=np.append(0, seen.offsets[1:][last]), rows=seen.offsets)
+        joined = self._gather(np.append(0, self.offsets[1:][last]), slice(None), np.flatnonzero(last), {"seen": whole})
+        return replace(joined, part=None)
+
+    def split_rows(self) -> Self:
+        """Each row of a transcript as an episode, with its dialogue's columns: what a network reads. The inverse of
+        `join_rows`, but for `part`."""
+        if not isinstance(self.seen, Transcript) or self.seen.rows is None:
+            return self
+        seen, rows = self.seen, self.seen.rows
+        owner = np.searchsorted(seen.offsets, rows[:-1], side="right") - 1
+        apart = replace(seen, offsets=rows, rows=None)
+        return self._gather(np.searchsorted(seen.at, rows), slice(None), owner, {"seen": apart})
 
     def transitions(self) -> Self:
         """Every decision as an episode of length one, with its observation, action, reward and next observation (E

@@ -51,10 +51,12 @@ def episode_ends(episodes: Episodes) -> NDArray[np.bool_]:
 
 
 def turn_ends(episodes: Episodes) -> NDArray[np.bool_]:
-    """Marks `[N]` the last decision before each environment turn, and the last of each episode; for transcripts."""
-    at = episodes.transcript.at
+    """Marks `[N]` the last decision of each turn, and the last of each episode; for transcripts. A turn ends before
+    tokens of the environment and, where `episodes.turn` was recorded, before the next turn's."""
     marks = episode_ends(episodes)
-    marks[:-1] |= np.diff(at) > 1
+    marks[:-1] |= np.diff(episodes.transcript.at) > 1
+    if episodes.turn is not None:
+        marks[:-1] |= np.diff(episodes.turn) != 0
     return marks
 
 

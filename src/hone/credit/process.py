@@ -7,36 +7,38 @@ import numpy as np
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.ragged import offsets_of, row_sums
+from hone.core.ragged import row_sums
 from hone.credit.columns import DecisionColumn, Floats, StepEnds, checked_column, episode_ends
 from hone.credit.grouping import ZERO_VARIANCE_GROUPS, centred, fraction_true, group_deviation, group_numbers
 from hone.credit.reinforce import whiten
 from hone.credit.returns import discounted_sums, scored_decisions
+from hone.credit.turns import turn_table
 
 
-def step_group_relative(episodes: Episodes, _values: Values, *, step_ends: StepEnds, epsilon: float = 1e-6) -> Credits:
-    """A_t = sum of the normalised rewards of the steps that end at t or later; each step's reward is normalised with
-    the mean and standard deviation (ddof 1) of all steps of its group (GRPO with process supervision, Shao et al.
-    2024).
+def step_group_relative(
+    episodes: Episodes, _values: Values, *, step_ends: StepEnds, discount: float = 1.0, epsilon: float = 1e-6
+) -> Credits:
+    """A = sum over steps j >= k of discount^(j-k) times the normalised reward of step j, on all decisions of step k;
+    each step's reward is normalised with the mean and standard deviation (ddof 1) of all steps of its group (GRPO with
+    process supervision, Shao et al. 2024, where the discount is 1).
 
     `step_ends` marks each step's last decision (`turn_ends`, `delimiter_ends`); an answer's last decision always ends
     one. A step's reward is the sum of rewards within it. Groups whose steps are all equal, or with one step, get 0 and
     are counted. The formula is taken from secondary descriptions of the paper's section 4.1.3; no other library has it.
     Answers of many steps sum more terms, and so have larger advantages at their beginnings.
     """
-    marks = step_ends(episodes) | episode_ends(episodes)
-    places = np.flatnonzero(marks)
-    reward = row_sums(episodes.reward, offsets_of(np.diff(places, prepend=-1)))
-    owner = episodes.owner[places]
-    scored = episodes.scored[owner]
-    numbers = np.unique(episodes.group[owner[scored]], return_inverse=True)[1].astype(np.int64)
-    deviation, dead = group_deviation(reward[scored], numbers)
-    normal = centred(reward[scored], numbers) / (deviation[numbers] + epsilon)
-    at_ends = np.zeros(episodes.decisions)
-    at_ends[places[scored]] = np.where(dead[numbers], 0.0, normal)
-    advantage = discounted_sums(at_ends, episodes.offsets, 1.0).astype(np.float32)
+    steps = turn_table(episodes, step_ends)
+    scored = episodes.scored[steps.episode]
+    numbers = np.unique(episodes.group[steps.episode[scored]], return_inverse=True)[1].astype(np.int64)
+    deviation, dead = group_deviation(steps.reward[scored], numbers)
+    normal = np.zeros(len(scored))
+    normal[scored] = np.where(
+        dead[numbers], 0.0, centred(steps.reward[scored], numbers) / (deviation[numbers] + epsilon)
+    )
+    ahead = discounted_sums(normal, steps.per_episode, discount)
     return Credits(
-        advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead), "credit/steps": float(len(places))}
+        advantage=np.repeat(ahead, steps.lengths).astype(np.float32),
+        metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead), "credit/steps": float(len(scored))},
     )
 
 

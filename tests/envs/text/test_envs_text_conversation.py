@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.generation import Completion, Request, SamplingParams, generate
+from hone.credit.turns import turn_table
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits
@@ -178,6 +179,26 @@ def test_a_turn_costs_its_new_tokens_and_nothing_is_kept_afterwards(model: Decod
     assert engine.stats.prefill_tokens == heard + 2 * (len(episodes) // 2), "a prompt is read once for two samples"
     assert turns.max() > 1
     assert len(engine._scheduler.texts.kept) == 0
+
+
+def test_turns_are_told_apart_where_the_environment_writes_nothing(model: Decoder) -> None:
+    """Its rewards are paid at the last token of each turn, and a credit over turns finds them there."""
+
+    class Silent(Echo):
+        def reply(self, conversation: Conversation) -> Future[EnvironmentReply]:
+            future: Future[EnvironmentReply] = Future()
+            turns = conversation.transcript.turns
+            future.set_result(EnvironmentReply(reward=float(turns), done=turns == 3))
+            return future
+
+    episodes = rollout(engine_of(model), environment=Silent(), scorer=TurnScorer(by_turn=True))
+    assert episodes.turn is not None
+    for own in rows_of(episodes):
+        assert (np.diff(episodes.transcript.at[own]) == 1).all(), "no token stands between the turns"
+        last = np.flatnonzero(np.diff(episodes.turn[own], append=-1))
+        assert (np.delete(episodes.reward[own], last) == 0).all()
+    assert turn_table(episodes).per_episode[-1] == np.flatnonzero(episodes.reward).size
+    assert rollout(engine_of(model)).turn is None, "answers have one turn"
 
 
 def rows_of(episodes: Episodes) -> list[slice]:

@@ -142,6 +142,12 @@ def test_one_answer_to_compare_is_refused(name: str) -> None:
         ("passk", {"algorithm": {"k": 9}}, r"samples_per_prompt = 8 is less than algorithm.k = 9"),
         ("pkpo", {"algorithm": {"k": 1}}, r"algorithm.k = 1 .*minus_one"),
         ("pkpo", {"algorithm": {"k": 8, "baseline": "leave_one_out"}}, r"needs at least 9"),
+        (
+            "grpo",
+            {"algorithm": {"advantage": {"compare": "turn", "scale": "none", "center": "batch"}}},
+            r"leave center = 'batch', scale = 'none' out",
+        ),
+        ("gigpo", {"algorithm": {"discount": 1.5}}, r"algorithm.discount"),
         ("decoupled_ppo", {"learner": {"ratio": {"correction": "icepop"}}}, r"algorithm.weight_cap"),
         ("decoupled_ppo", {"learner": {"ratio": {"denominator": "recorded"}}}, r"learner.ratio.denominator"),
         ("dppo", {"learner": {"ratio": {"correction": "icepop"}}}, r"twice is wrong"),
@@ -191,7 +197,7 @@ OTHER: dict[str, Any] = {
     "region": {"max_kl_nats": 0.1}, "gae": {"policy_lambda": 0.0}, "critic": {"lr": 0.5},
     "divergence": {"kind": "jsd"},
     "correction": {"nudge": "e", "first_stage_steps": 3},
-    "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "aggregation_length": 3,
+    "kl_in_reward": {"kind": "fixed", "weight": 0.5}, "aggregation_length": 3, "step_weight": 9.0,
 }  # fmt: skip
 """Another value for each key of an algorithm."""
 OWN: dict[tuple[str, str], Any] = {
@@ -201,10 +207,14 @@ OWN: dict[tuple[str, str], Any] = {
     ("luspo", "negative_cap"): 1.003,
     ("pkpo", "baseline"): "leave_one_out",
     ("ppo_text", "whiten"): "none",
+    ("gigpo", "scale"): "none",
 }
 """Where a recipe's key takes other values than its namesakes."""
-NO_EFFECT = {"micro_batch_tokens", "teacher", ("passk_best", "clip_low"), ("passk_best", "negative_cap")}
-"""Memory only; the teacher, which has a test of its own; and where no advantage is ever negative."""
+NO_EFFECT = {
+    "micro_batch_tokens", "teacher", ("passk_best", "clip_low"), ("passk_best", "negative_cap"), ("gigpo", "discount"),
+}  # fmt: skip
+"""Memory only; the teacher, which has a test of its own; where no advantage is ever negative; and answers of one turn,
+which have no later one."""
 FIRST: dict[str | tuple[str, str], dict[str, Any]] = {
     ("pkpo", "clip_low"): {"baseline": "leave_one_out"},  # else no advantage is negative
     ("pkpo", "negative_cap"): {"baseline": "leave_one_out"},

@@ -95,7 +95,8 @@ def test_another_alternative_of_a_table_drops_the_preset_s() -> None:
 def test_old_names_of_keys_win_too() -> None:
     config = with_preset("grpo", "trl", algorithm={"scale": "batch"})
     assert at(config, ("algorithm", "advantage")) == {
-        "center": "group", "scale": "batch", "ddof": 1, "epsilon": 1e-4, "whiten": "none"
+        "compare": "dialogue", "turn_discount": 1.0,
+        "center": "group", "scale": "batch", "ddof": 1, "epsilon": 1e-4, "whiten": "none",
     }  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def test_clips_have_a_dual_clip_beyond_their_range() -> None:
         name for name in text_recipes()
         if "clip_high" in load_recipe(name).config.model_fields["algorithm"].annotation.model_fields  # type: ignore[union-attr]
     ]  # fmt: skip
-    assert len(names) == 20
+    assert len(names) == 21
     for name in names:
         assert at(config_of(name, algorithm={"negative_cap": 3.0}), ("algorithm", "negative_cap")) == 3.0
         assert at(config_of(name), ("algorithm", "negative_cap")) is None

@@ -1,5 +1,8 @@
 """Rows of tokens: whatever is shared, split or reordered, every decision's log-probability and gradient is the same."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,14 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
-from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
+from hone.objectives.weights import (
+    PromptScheme,
+    WeightingScheme,
+    constant_length,
+    prompt_sequence_mean,
+    sequence_mean,
+    token_mean,
+)
 from hone.train.learner.micro_batches import split_by_token_budget
 from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows, padded_size
 from hone.train.text.shared_prefixes import MIN_SHARED_PART
@@ -212,3 +222,24 @@ def test_few_sizes_and_little_waste() -> None:
     assert len(sizes) < 60
     assert all(tokens <= padded_size(tokens) <= max(64, tokens * 9 / 8 + 1, tokens + 63) for tokens in range(1, 16385))
     assert [padded_size(tokens) for tokens in (1, 64, 65, 1024, 1025, 5000)] == [64, 64, 128, 1024, 1152, 5120]
+
+
+@pytest.mark.parametrize(
+    "scheme", [token_mean, sequence_mean, partial(constant_length, length=7), PromptScheme(prompt_sequence_mean)]
+)
+def test_rows_of_one_dialogue_weigh_as_one_sequence(scheme) -> None:
+    """Six rows of four dialogues: each token weighs as it would if each dialogue were one row."""
+    said = [np.arange(1, 2 + count, dtype=np.int32) for count in (1, 2, 3, 1, 2, 2)]
+    dialogue, group = np.array([0, 0, 1, 2, 3, 3]), np.array([0, 0, 1])
+    rows = supervised_episodes([np.ones(1, np.int32)] * 6, said)
+    rows = replace(rows, id=dialogue, part=np.array([0, 1, 0, 0, 0, 1]), group=np.append(group, 1)[dialogue])
+    whole = [np.concatenate([one for one, owner in zip(said, dialogue, strict=True) if owner == k]) for k in range(4)]
+    alone = replace(supervised_episodes([np.ones(1, np.int32)] * 4, whole), group=np.append(group, 1))
+    layout = TokenLayout(scheme=scheme)
+
+    def weights(episodes: Episodes) -> np.ndarray:
+        laid = layout(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32))).weighted()
+        assert laid.sequence_weight is not None
+        return np.repeat(laid.sequence_weight, laid.episodes.lengths)
+
+    np.testing.assert_array_equal(weights(rows), weights(alone))

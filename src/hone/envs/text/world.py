@@ -89,6 +89,7 @@ class TextWorld:
             scores=scores,
             step_ends=self._step_ends if self.step_end else None,
             ids=first * self.samples + np.arange(len(chosen) * self.samples) if self.forks else None,
+            several_turns=self.environment is not None,
         )
 
     def _step_ends(self, conversation: Conversation, steps: int) -> Ints:
@@ -177,6 +178,7 @@ def _episodes(
     scores: ScoreBatch,
     step_ends: Callable[[Conversation, int], Ints] | None,
     ids: NDArray[np.int64] | None,
+    several_turns: bool,
 ) -> Episodes:
     """Conversations and their scores as episodes. Scores beyond the conversations are the groups' greedy baselines.
 
@@ -208,6 +210,7 @@ def _episodes(
         baseline=np.repeat(greedy, count // len(greedy))[of] if len(greedy) else None,
         id=None if ids is None else ids[of],
         part=None if ids is None else ranges(np.zeros_like(pieces), pieces),
+        turn=columns.turn if several_turns else None,
     )
 
 

@@ -1,8 +1,10 @@
 """PPO with a critic for language models: a policy, a critic, a frozen reference, and a reward (Schulman et al., 2017).
 
 A = GAE over the sampled tokens of values V and of rewards that hold -weight * k1 of each token, whitened over the step;
-loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike. The critic is a second decoder with a head, stepped
-by its own loss against returns; it is warmed up alone, and has a lambda of its own (VC-PPO, VAPO, 2025).
+loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike. With `gae.unit = "turn"` a turn of a dialogue is one
+decision: one delta, one step of discount and lambda, and one advantage for its tokens. The critic is a second decoder
+with a head, stepped by its own loss against returns; it is warmed up alone, and has a lambda of its own (VC-PPO, VAPO,
+2025).
 """
 
 from functools import partial
@@ -56,13 +58,14 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
         chosen, gae = self.algorithm, self.algorithm.gae
-        advantages = partial(
+        estimation = partial(
             decoupled_gae,
             discount=gae.discount,
             policy_lambda=gae.policy_lambda,
             critic_lambda=gae.critic_lambda,
             length_scale=gae.length_scale,
         )
+        advantages = recipe.with_decision_unit(estimation, gae.unit)
         priced, memory = recipe.with_kl_reward(advantages, chosen.kl_in_reward, policies)
         loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
         learner = actor_critic.actor_critic_learner(self, policies, loss, chosen.critic)

@@ -15,6 +15,7 @@ from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.train.learner.config import learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
+from hone.train.text.advantages import DecisionUnit
 from hone.train.text.critic import ActorCriticLearner, CriticView, critic_compute_cost
 from hone.train.text.loss import TokenLossSpec
 from hone.train.text.memory import WEIGHT_BYTES
@@ -45,14 +46,18 @@ class CriticConfig(Config):
 
 
 class AdvantageEstimation(Config):
-    """Generalised advantage estimation over the sampled tokens, with a lambda of its own for the critic's targets."""
+    """Generalised advantage estimation over the sampled tokens or over turns, with a lambda of its own for the critic's
+    targets."""
 
+    unit: DecisionUnit = "token"
+    """A decision, which discount and lambda count: a sampled token, or a turn of a dialogue, whose tokens share its
+    advantage and its value target, and of which the critic is asked at the beginning."""
     discount: float = Field(default=1.0, ge=0, le=1)
-    """Discount factor (gamma) of a token."""
+    """Discount factor (gamma) of a decision."""
     policy_lambda: float = Field(default=0.95, ge=0, le=1)
     """Lambda of the advantages: 0 trusts the critic, 1 the returns."""
     length_scale: float | None = Field(default=None, gt=0)
-    """Length-adaptive lambda of the advantages, 1 - 1 / (length_scale x tokens of the answer), in place of
+    """Length-adaptive lambda of the advantages, 1 - 1 / (length_scale x decisions of the answer), in place of
     `policy_lambda` (VAPO: 0.05); unset: `policy_lambda`."""
     critic_lambda: float = Field(default=1.0, ge=0, le=1)
     """Lambda of the critic's targets: 1 takes the returns, which its own errors cannot bias (VC-PPO)."""

@@ -1,22 +1,35 @@
-"""From scores to advantages, as a config of recipes names it: baseline, divisor, whitening."""
+"""From scores to advantages, as a config of recipes names it: what is compared, baseline, divisor, whitening."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.credit.columns import CreditFunction
+from hone.credit.columns import CreditFunction, turn_ends
 from hone.credit.group import Center, Ddof, Scale, group_relative
+from hone.credit.process import step_group_relative
 from hone.credit.reinforce import whitened, whitened_answers, whitened_rewards
+from hone.credit.turns import per_turn, with_turn_discount
 
+Compared = Literal["dialogue", "turn"]
+DecisionUnit = Literal["token", "turn"]
 Whitening = Literal["none", "answers", "decisions"]
 RewardWhitening = Literal["none", "scale", "standardise"]
 
 
 class AdvantageConfig(Config):
-    """Advantages of whole answers: (score - baseline) / (deviation + epsilon), and a whitening of the result."""
+    """Advantages of whole answers or dialogues: (score - baseline) / (deviation + epsilon), and a whitening of the
+    result; or of the turns of dialogues."""
+
+    compare: Compared = "dialogue"
+    """What is compared within a group: whole dialogues (single answers are such), by their scores; or turns, by their
+    rewards: (reward - mean) / (deviation + epsilon) of all turns of the group, summed over the turn and those after
+    it."""
+    turn_discount: float = Field(default=1.0, ge=0, le=1)
+    """Discount factor (gamma) of a turn: of its reward in the score of a dialogue, so that what is reached in fewer
+    turns is worth more; with `compare = "turn"`, of later turns in the sum."""
 
     center: Center = "group"
     """Baseline of a score: the mean of its group, of the group's other answers, of all scores of the step, or none."""
@@ -30,6 +43,50 @@ class AdvantageConfig(Config):
     whiten: Whitening = "none"
     """Standardise the advantages once more over the step: over its answers, or over its tokens (`decisions`), where
     long answers count more; none is off."""
+
+    @model_validator(mode="after")
+    def _turns_have_one_normalisation(self) -> Self:
+        default = {name: type(self).model_fields[name].default for name in ("center", "scale", "ddof")}
+        given = {"center": self.center, "scale": self.scale, "ddof": self.ddof}
+        if self.compare == "turn" and given != default:
+            changed = ", ".join(f"{name} = {value!r}" for name, value in given.items() if value != default[name])
+            raise ValueError(
+                'compare = "turn" takes the mean and the deviation (ddof 1) of the rewards of all turns of a group; '
+                f"leave {changed} out, which are for whole dialogues"
+            )
+        return self
+
+
+def as_scored(credit: CreditFunction, *, discount: float) -> CreditFunction:
+    """The credit of scores as they are."""
+    del discount
+    return credit
+
+
+def discounted_by_turn(credit: CreditFunction, *, discount: float) -> CreditFunction:
+    """The credit of scores that are discounted by turn."""
+    return partial(with_turn_discount, credit=credit, discount=discount)
+
+
+TURN_DISCOUNTS: Final[Mapping[bool, Callable[..., CreditFunction]]] = {False: as_scored, True: discounted_by_turn}
+"""By whether there is a discount."""
+
+
+def compare_dialogues(config: AdvantageConfig) -> CreditFunction:
+    """Group-relative advantages of whole dialogues."""
+    credit = partial(group_relative, center=config.center, scale=config.scale, ddof=config.ddof, epsilon=config.epsilon)
+    return TURN_DISCOUNTS[config.turn_discount < 1](credit, discount=config.turn_discount)
+
+
+def compare_turns(config: AdvantageConfig) -> CreditFunction:
+    """Group-relative advantages of turns."""
+    return partial(step_group_relative, step_ends=turn_ends, discount=config.turn_discount, epsilon=config.epsilon)
+
+
+COMPARISONS: Final[Mapping[Compared, Callable[[AdvantageConfig], CreditFunction]]] = {
+    "dialogue": compare_dialogues,
+    "turn": compare_turns,
+}
 
 
 def unchanged(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
@@ -56,9 +113,29 @@ WHITENINGS: Final[Mapping[str, Callable[..., CreditFunction]]] = {
 
 
 def group_advantage(config: AdvantageConfig) -> CreditFunction:
-    """Group-relative advantages with the baseline, divisor and whitening of a config."""
-    credit = partial(group_relative, center=config.center, scale=config.scale, ddof=config.ddof, epsilon=config.epsilon)
-    return with_whitening(credit, config.whiten, ddof=config.ddof, epsilon=config.epsilon)
+    """Group-relative advantages with the comparison, baseline, divisor and whitening of a config."""
+    return with_whitening(COMPARISONS[config.compare](config), config.whiten, ddof=config.ddof, epsilon=config.epsilon)
+
+
+def each_token(credit: CreditFunction) -> CreditFunction:
+    """The credit of tokens."""
+    return credit
+
+
+def each_turn(credit: CreditFunction) -> CreditFunction:
+    """The credit of turns, each one decision."""
+    return partial(per_turn, credit=credit)
+
+
+DECISION_UNITS: Final[Mapping[DecisionUnit, Callable[[CreditFunction], CreditFunction]]] = {
+    "token": each_token,
+    "turn": each_turn,
+}
+
+
+def with_decision_unit(credit: CreditFunction, unit: DecisionUnit) -> CreditFunction:
+    """The credit of rewards with tokens or turns as decisions."""
+    return DECISION_UNITS[unit](credit)
 
 
 def with_whitening(

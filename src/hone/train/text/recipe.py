@@ -16,9 +16,11 @@ from hone.train.sources.dynamic_sampling import DynamicSampling
 from hone.train.text.advantages import (
     AdvantageConfig,
     Ddof,
+    DecisionUnit,
     RewardWhitening,
     Whitening,
     group_advantage,
+    with_decision_unit,
     with_whitened_rewards,
     with_whitening,
 )

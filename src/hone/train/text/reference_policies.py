@@ -89,7 +89,7 @@ class TextPolicies:
         self, episodes: Episodes, *, question: Callable[[TokenBatch], tuple[Tensor]]
     ) -> NDArray[np.floating]:  # fmt: skip
         layout = TokenLayout(scheme=token_sum, device=self.device)
-        rows = layout(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
+        rows = layout(episodes.split_rows(), Credits(advantage=np.ones(episodes.decisions, np.float32)))
         return rows.evaluate(question, self.micro_batch_tokens)[0].astype(np.float64)
 
     def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:

@@ -10,6 +10,7 @@ from functools import partial
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
+from hone.credit.turns import dialogues_as_one
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
@@ -52,8 +53,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
 
     def judged(episodes: Episodes, values: Values) -> Credits:
-        credits = chosen.credit(episodes, values)
-        own = of_live_groups(episodes)
+        credits = dialogues_as_one(episodes, values, credit=chosen.credit)
+        own = of_live_groups(episodes).join_rows()
         metrics = {**answer_metrics(own), **reward_metrics(config.rewards.names, own)}
         return replace(credits, metrics={**credits.metrics, **metrics})
 

@@ -166,11 +166,19 @@ class TokenRows:
         return answers
 
     def _sequence_weight(self, reduction: Reduction) -> NDArray[np.float64]:
-        """`[E]` weight of a decision of each sequence, by the totals of all ranks."""
-        scheme, lengths = self.layout.scheme, self._counted_lengths()
+        """`[E]` weight of a decision of each sequence, by the totals of all ranks. Rows of one dialogue are one
+        sequence."""
+        scheme, lengths, group = self.layout.scheme, self._counted_lengths(), self.episodes.group
+        number: Ints | slice = slice(None)
+        if self.episodes.part is not None and self.episodes.id is not None:
+            # A row of a log that knows no parts (-1) is a dialogue of its own.
+            own = np.where(self.episodes.part < 0, -1 - np.arange(len(group)), self.episodes.id)
+            first, number = np.unique(np.stack([group, own]), axis=1, return_index=True, return_inverse=True)[1:]
+            number = number.reshape(-1)
+            lengths, group = np.bincount(number, weights=lengths).astype(np.int64), group[first]
         if isinstance(scheme, PromptScheme):
-            return whole_batch(scheme.weigh, reduction)(lengths, self.episodes.group)
-        return whole_batch(scheme, reduction)(lengths)
+            return whole_batch(scheme.weigh, reduction)(lengths, group)[number]
+        return whole_batch(scheme, reduction)(lengths)[number]
 
     def _counted_lengths(self) -> Ints:
         """`[E]` decisions of each sequence that count in the weights' denominators."""
