@@ -65,8 +65,15 @@ def test_an_invalid_move_is_forgiven_once_then_the_game_is_lost() -> None:
     assert not turn.done
     assert "invalid move" in text
     turn, _ = say(world, "nothing")
-    assert (turn.done, turn.reward) == (True, -1.0)
+    assert (turn.done, turn.reward) == (True, 0.0)
     assert turn.facts == {"won": 0.0, "drawn": 0.0, "invalid_moves": 2.0}
+
+
+def test_rewards_are_the_games_own_or_from_0_to_1() -> None:
+    world = nim(seat=0, rewards="game")
+    world.begin({}, 0)
+    say(world, "nothing")
+    assert say(world, "nothing")[0].reward == -1.0
 
 
 def play(seed: int) -> list[str]:
@@ -78,8 +85,7 @@ def play(seed: int) -> list[str]:
         piles = world._env.piles
         pile = next(place for place, count in enumerate(piles) if count)
         turn = world.answer(PolicyTurn(text=f"[{pile} {piles[pile] if sum(map(bool, piles)) == 1 else 1}]"))
-    assert turn.reward in (-1.0, 1.0)
-    assert turn.facts["won"] == float(turn.reward == 1.0)
+    assert turn.reward == turn.facts["won"]
     return [*texts, str(turn)]
 
 
@@ -111,19 +117,22 @@ def test_another_player_may_play(tmp_path: Path) -> None:
     )
     for name, move in (("first", "[1 1]"), ("Second", "[1 2]")):
         opponent = f"{tmp_path / 'players.py'}:{name}"
-        (message,) = nim(seat=1, opponent=opponent, opponent_options={"pile": "1"}).begin({}, 0).messages
+        (message,) = nim(seat=1, opponent={"use": opponent, "pile": "1"}).begin({}, 0).messages
         assert f"[Player 0] {move}" in str(message["content"])
 
 
 def test_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as refused:
-        TextArenaWorld("Nim-v1", seat=2, show=["board"]).begin({}, 0)
+        TextArenaWorld("Nim-v1", seat=2, show=["board"], rewards="own", opponent={}).begin({}, 0)
     words = "\n".join(refused.value.messages)
-    assert len(refused.value.messages) == 4
+    assert len(refused.value.messages) == 5
     assert "did you mean Nim-v0?" in words
-    assert "needs `moves`" in words
+    assert "opponent names no player" in words
+    assert "rewards = 'own'" in words
     assert "seat = 2 is none of 2 players" in words
     assert "show has the kind 'board'" in words
+    with pytest.raises(ConfigError, match="needs `moves`"):
+        TextArenaWorld("Nim-v0").begin({}, 0)
     with pytest.raises(UserCodeError, match="no move of"):
         nim(moves=["[7 7]"], seat=1).begin({}, 0)
     monkeypatch.setattr(textarena, "textarena", None)

@@ -1,7 +1,7 @@
 """Games of TextArena as dialogue worlds: the policy plays one seat, another player all others.
 
 Every message of the game reaches the policy once; the observation wrappers of TextArena, which repeat a game's history
-in every observation, are for players without memory. The reward is the game's own, paid at its end.
+in every observation, are for players without memory. The game's reward is paid at its end.
 """
 
 import copy
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from hone.core.dialogue import PolicyTurn, WorldTurn
 from hone.core.errors import ConfigError, ErrorCollector, ResourceError, UserCodeError, did_you_mean
@@ -27,6 +27,7 @@ _GLOBAL_RANDOM = threading.Lock()
 _ALL = ("prompt", "player_action", "game_action_description", "game_message", "game_board", "game_admin")
 """Kinds of a game's messages, in TextArena's words."""
 
+RewardScale = Literal["unit", "game"]
 Player = Callable[[str], str]
 """A player of TextArena: its observation -> its action."""
 
@@ -39,22 +40,26 @@ class TextArenaWorld:
         game: str,
         *,
         moves: Sequence[str] = (),
-        opponent: str = "random",
-        opponent_options: Mapping[str, Any] | None = None,
+        opponent: str | Mapping[str, Any] = "random",
         players: int = 2,
         seat: int | None = None,
         show: Sequence[str] = _ALL,
+        rewards: RewardScale = "unit",
     ) -> None:
         """Describe a game.
 
         `moves`: all moves of the game, of which the random opponent draws legal ones. `opponent`: `random`, or the
         reference of a player (`file.py:name`): a function from its observation to its action, or a class, such as an
-        agent of `textarena.agents`, that is made with `opponent_options`. `players`: number of seats. `seat`: that of
-        the policy; None draws it for each game. `show`: kinds of messages that the policy reads; `latest_board` in
-        the place of `game_board` leaves out all boards but the latest.
+        agent of `textarena.agents`; a table `{use = ..., NAME = ...}` gives arguments. `players`: number of seats.
+        `seat`: that of the policy; None draws it for each game. `show`: kinds of messages that the policy reads;
+        `latest_board` in the place of `game_board` leaves out all boards but the latest. `rewards`: the game's own, or
+        these from 0 to 1 (`unit`: 1 won, 0.5 drawn, 0 lost): a dialogue that a limit cuts has the reward 0, and with
+        -1 for a loss a policy learns to be cut.
         """
         self._game, self._players, self._seat, self._show = game, players, seat, frozenset(show)
-        self._moves, self._opponent, self._options = tuple(moves), opponent, dict(opponent_options or {})
+        table = {"use": opponent} if isinstance(opponent, str) else dict(opponent)
+        self._opponent, self._options = str(table.pop("use", "")), table
+        self._moves, self._rewards = tuple(moves), rewards
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
         """Begin a game; a column `seed` fixes its chance moves, for games that several samples are to share."""
@@ -92,7 +97,8 @@ class TextArenaWorld:
         paid = float(rewards[self._place])
         invalid = self._invalid + info[self._place]["invalid_move"]
         facts = {"won": float(paid > 0), "drawn": float(paid == 0), "invalid_moves": float(invalid)}
-        return WorldTurn(messages=messages, reward=paid, done=True, facts=facts)
+        reward = paid if self._rewards == "game" else (paid + 1) / 2
+        return WorldTurn(messages=messages, reward=reward, done=True, facts=facts)
 
     def _news(self, seat: int, kinds: Collection[str]) -> str:
         """Messages that a seat has not read yet, without its own moves."""
@@ -139,6 +145,10 @@ class TextArenaWorld:
             faults.add(f"game = {self._game!r} is no game of TextArena{did_you_mean(self._game, known)}")
         if self._opponent == "random" and self._players > 1 and not self._moves:
             faults.add("the random opponent needs `moves`, all moves of the game: it plays the legal ones among them")
+        if self._rewards not in get_args(RewardScale):
+            faults.add(f"rewards = {self._rewards!r} is none of {', '.join(get_args(RewardScale))}")
+        if not self._opponent:
+            faults.add("opponent names no player: write use = 'file.py:name' in its table")
         if self._seat is not None and not 0 <= self._seat < self._players:
             faults.add(f"seat = {self._seat} is none of {self._players} players; the first seat is 0")
         for kind in sorted(self._show - {*_ALL, "latest_board"}):
