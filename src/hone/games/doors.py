@@ -79,8 +79,9 @@ def split_questions(maze: int, *, demonstrated: int, seed: int) -> tuple[list[Do
 class DoorMaze:
     """A question about the doors of a maze; the first door that leads to the goal pays 1 and ends the dialogue.
 
-    The door is the last word of a turn: what stands before it is thought. Columns: `start`, `goal`, `maze` (the seed of its doors, 0 where there is none) and `moves` (doors that may be
-    opened, 1 where there is none). What names no door is answered by `?`, and is a move all the same.
+    The door is the last word of a turn: what stands before it is thought. What names no door is answered by `?`, and is
+    a move all the same. Columns: `start`, `goal`, `maze` (the seed of its doors, 0 where there is none) and `moves`
+    (doors that may be opened, 1 where there is none).
     """
 
     place: int = 0

@@ -84,7 +84,8 @@ def lake_maps(count: int, *, seed: int) -> list[LakeMap]:
 class LakeWalk:
     """A walk over the row's map (columns `holes`, `start`, `goal`); the goal pays 1.
 
-    The move is the last word of a turn: what stands before it is thought. What is no move is answered by `?`, and is a move all the same.
+    The move is the last word of a turn: what stands before it is thought. What is no move is answered by `?`, and is a
+    move all the same.
     """
 
     holes: tuple[int, ...] = ()
