@@ -23,13 +23,13 @@ from hone.models.language.vocabulary import vocabulary_hash
 from hone.recipes.registry import load_recipe
 from hone.train.loop import train
 from hone.train.text.answer_data import AnswerTaskConfig, read_answers
-from hone.train.text.experience import RelabelConfig, TokenWeights, experience_episodes
+from hone.train.text.experience import TokenWeights, UserFunction, experience_episodes
 
 MODEL = {
     "hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 48,
     "max_positions": 32, "alphabet": ALPHABET,
 }  # fmt: skip
-HINDSIGHT = RelabelConfig(use="hone.games.doors:goal_of")
+HINDSIGHT = UserFunction(use="hone.games.doors:goal_of")
 
 
 def opened_doors(questions: Sequence[DoorQuestion], tokenizer: Tokenizer, *, seed: int = 0) -> list[CollectedAnswer]:
@@ -72,7 +72,7 @@ def source(tmp_path: Path, tokenizer: Tokenizer) -> str:
     return collected(tmp_path / "doors", opened_doors(door_questions(0, seed=1)[:200], tokenizer), tokenizer)
 
 
-def laid_out(source: str, tokenizer: Tokenizer, *, relabel: RelabelConfig | None = None, **learn: float) -> Any:
+def laid_out(source: str, tokenizer: Tokenizer, *, relabel: UserFunction | None = None, **learn: float) -> Any:
     task = AnswerTaskConfig(source=source)
     return experience_episodes(
         read_answers(task, "experience"), task, tokenizer, context=32, learn=TokenWeights(**learn), relabel=relabel
@@ -120,7 +120,7 @@ def test_a_conversations_last_question_is_rewritten(tmp_path: Path) -> None:
     )  # fmt: skip
     (tmp_path / "goal.py").write_text('def goal_of(turns):\n    return f"01>{turns[0][1][0]}"\n', encoding="utf-8")
     source = collected(tmp_path / "run", [changed], tokenizer)
-    episodes, _ = laid_out(source, tokenizer, relabel=RelabelConfig(use=f"{tmp_path}/goal.py:goal_of"))
+    episodes, _ = laid_out(source, tokenizer, relabel=UserFunction(use=f"{tmp_path}/goal.py:goal_of"))
     asked = tokenizer.apply_chat([messages[0], {"role": "user", "content": "01>a"}])
     assert episodes.transcript.tokens.tolist() == [*asked, *said, *tail]
     assert episodes.chosen.tolist() == said.tolist()
@@ -156,7 +156,7 @@ def test_a_function_that_cannot_be_used_is_named(
 ) -> None:
     (tmp_path / "goal.py").write_text(FAULTS, encoding="utf-8")
     with pytest.raises(error, match=message):
-        laid_out(source, tokenizer, relabel=RelabelConfig(use=f"{tmp_path}/goal.py:{name}"))
+        laid_out(source, tokenizer, relabel=UserFunction(use=f"{tmp_path}/goal.py:{name}"))
 
 
 def test_dialogues_with_nothing_to_learn_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:

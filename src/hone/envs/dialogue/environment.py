@@ -83,6 +83,10 @@ class DialogueRules:
     """Worlds have to be begun; False for tools that are plain functions."""
     pays: bool = True
     """The world gives rewards."""
+    keeps_last_words: bool = False
+    """What the world says at the end of a dialogue is kept in its tokens, for a model of the world to learn."""
+    one_seed: bool = False
+    """Samples of one row have the same world: those that are branches of one dialogue."""
 
 
 class DialogueEnvironment:
@@ -112,7 +116,8 @@ class DialogueEnvironment:
             return None
         record, prompt = self._record(conversation), self._prompt(conversation)
         columns = {**prompt.columns, "prompt": prompt.content}
-        seed = key(self._seed, "world", conversation.request.id, conversation.sample) % _SEEDS
+        sample = 0 if self._rules.one_seed else conversation.sample
+        seed = key(self._seed, "world", conversation.request.id, sample) % _SEEDS
         asked = self._host.begin(record.number, columns, seed)
         return self._when_answered(asked, record, lambda turn: self._opened(conversation, record, prompt, turn))
 
@@ -227,12 +232,19 @@ class DialogueEnvironment:
         record.paid[conversation.turns - 1] = turn.reward
         record.facts.update(turn.facts)
         messages = [self._cut(message) for message in turn.messages]
-        if turn.done:
-            return EnvironmentReply(messages=messages, done=True)
-        if conversation.turns >= self._rules.turns:
-            return EnvironmentReply(messages=messages, done=True, stop="turns")
+        if turn.done or conversation.turns >= self._rules.turns:
+            keeps = self._rules.keeps_last_words and bool(messages)
+            last = self._between(conversation, record, messages) if keeps else EnvironmentReply()
+            tokens = last.tokens if last.prompt is None else last.tokens[:0]
+            return EnvironmentReply(messages=messages, tokens=tokens, done=True, stop="done" if turn.done else "turns")
         if not messages:
             raise WorldFaultError("answer gave neither a message nor done: nothing follows the policy's turn")
+        return self._between(conversation, record, messages)
+
+    def _between(
+        self, conversation: Conversation, record: DialogueRecord, messages: Sequence[Message]
+    ) -> EnvironmentReply:
+        """The reply of messages, with all tokens between the latest turn and the next one."""
         answer = conversation.transcript.answers[-1].tokens
         if isinstance(record.content, str):
             plain = self._tokens.encode("".join(str(message["content"]) for message in messages))

@@ -64,7 +64,7 @@ class EnvironmentReply:
     reward: float = 0.0
     """Paid at the last token of the answer, and added to the score."""
     done: bool = False
-    """The conversation ends here; no token is appended."""
+    """The conversation ends here. `tokens` are then what the environment said last, where that is kept."""
     stop: StopReason = "done"
     """Reason of the end."""
     prompt: NDArray[np.int32] | None = None
@@ -224,6 +224,8 @@ class ConversationLoop:
         if conversation.turns:
             conversation.rewards.append(reply.reward)
         if reply.done:
+            if len(reply.tokens) and len(transcript.tokens) + len(reply.tokens) <= self._limits.context:
+                transcript.append_environment(reply.tokens)
             return conversation.end(reply.stop)
         size = len(transcript.tokens) + len(reply.tokens) if reply.prompt is None else len(reply.prompt)
         if size + conversation.request.sampling.max_tokens > self._limits.context:

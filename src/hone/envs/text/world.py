@@ -67,6 +67,8 @@ class TextWorld:
     """Conversations may have several rows: episodes have `id` and `part`."""
     step_end: str = ""
     """Text that ends a step of an answer, where steps have scores; for conversations of one answer."""
+    samples_of: Callable[[Prompt], int] | None = None
+    """Samples of a prompt; None: `samples` of each."""
     prompts_asked: int = 0
 
     def rollout(self, session: GenerationSession) -> Episodes:
@@ -85,7 +87,7 @@ class TextWorld:
         self.slot_use = loop.slot_use
         return _episodes(
             [one for group in loop.groups[: len(chosen)] for one in group],
-            group=np.repeat(np.arange(first, first + len(chosen)), self.samples),
+            group=np.repeat(np.arange(first, first + len(chosen)), [self._samples(prompt) for prompt in chosen]),
             scores=scores,
             step_ends=self._step_ends if self.step_end else None,
             ids=first * self.samples + np.arange(len(chosen) * self.samples) if self.forks else None,
@@ -96,6 +98,9 @@ class TextWorld:
         """`[steps]` place of each step's last token in the conversation's answer."""
         (answer,) = conversation.transcript.answers
         return step_ends(answer.tokens, self.decode, self.step_end, steps)
+
+    def _samples(self, prompt: Prompt) -> int:
+        return self.samples if self.samples_of is None else self.samples_of(prompt)
 
     def prompt_of(self, group: int) -> Prompt:
         """The prompt that the episodes of a group answer."""
@@ -138,7 +143,8 @@ class TextWorld:
         ids = [f"{prompt.id}#{self.prompts_asked + place}" for place, prompt in enumerate(chosen)]
         asked = list(zip(ids, chosen, strict=True))
         requests = [
-            Request(id=id_, prompt=prompt.tokens, samples=self.samples, sampling=self.sampling) for id_, prompt in asked
+            Request(id=id_, prompt=prompt.tokens, samples=self._samples(prompt), sampling=self.sampling)
+            for id_, prompt in asked
         ]
         if self.greedy_baseline:
             greedy = replace(self.sampling, greedy=True, top_k=0, top_p=1.0, min_p=0.0)

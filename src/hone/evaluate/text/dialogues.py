@@ -94,9 +94,16 @@ class OpenedDialogue:
         return self.host.warnings
 
     def environment(
-        self, tokenizer: Tokenizer, prompts: Sequence[Prompt], limits: DialogueLimits, *, seed: int
+        self,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        limits: DialogueLimits,
+        *,
+        seed: int,
+        keeps_last_words: bool = False,
+        one_seed: bool = False,
     ) -> DialogueEnvironment:
-        """The other side of dialogues that begin with `prompts`."""
+        """The other side of dialogues that begin with `prompts`; the rest as in `DialogueRules`."""
         task, tools, told = self.task, self.task.tools, self.tokenizer(tokenizer)
         rules = DialogueRules(
             turns=task.turns,
@@ -108,6 +115,8 @@ class OpenedDialogue:
             schemas=self.description.schemas,
             begins=self.description.begins,
             pays=self.description.pays,
+            keeps_last_words=keeps_last_words,
+            one_seed=one_seed,
         )
         return DialogueEnvironment(self.host, rules, TokenizerDialogue(told, limits.history), prompts, seed=seed)
 

@@ -8,22 +8,26 @@ Math-Shepherd, 2024).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from hone.core.config import Config
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.judges.revise import open_reviser
 from hone.models.language.token_policy import TokenPolicy
+from hone.process.user_files import check_reference
 from hone.rewards.judges.config import JudgeModel, RevisionConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.frozen import FrozenLearner
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
+from hone.train.text.collecting.branches import branching_source
 from hone.train.text.collecting.collect_job import CollectionWriter, score_as_advantage
 from hone.train.text.collecting.continuations import StepContinuations
+from hone.train.text.collecting.reflections import KIND, BranchReflections
 from hone.train.text.collecting.revising import CollectionReviser
+from hone.train.text.experience import UserFunction, function_table
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
@@ -31,7 +35,7 @@ from hone.train.text.open_text import TextInputs, is_to_come
 
 
 class CollectOptions(Config):
-    """Labels of steps, and revised answers."""
+    """Labels of steps, revised answers, and branches of demonstrations."""
 
     continue_from: Literal["none", "steps"] = "none"
     """`steps`: the policy goes on from the end of each step; the share of good continuations is the step's label."""
@@ -46,11 +50,27 @@ class CollectOptions(Config):
     revise: RevisionConfig | None = None
     """Criticise and revise each answer by a constitution. The draft has score 0, its revision 1; scores of `rewards`
     stay beside them."""
+    branch: int = Field(default=0, ge=0)
+    """Other actions that are tried at each state of a demonstrated dialogue. The demonstration is collected with its
+    branches, each led to its end by the policy; 0: no demonstrations, and `rollout.samples_per_prompt` dialogues."""
+    expert: str = Field(default="expert", min_length=1)
+    """Column with the turns of the demonstration, a list of texts."""
+    reflect: Annotated[UserFunction | None, BeforeValidator(function_table)] = None
+    """A function f(state, tried, expert, **columns) -> str | None writes what is thought before the expert's turn.
+    `tried` are pairs of a branch's turn and the world's answer; None leaves a state out."""
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> "CollectOptions":
-        if self.revise is not None and self.continue_from != "none":
-            raise ValueError("collect.revise and collect.continue_from exclude each other; collect twice")
+    def _one_of_all(self) -> "CollectOptions":
+        asked = {
+            "revise": self.revise is not None,
+            "continue_from": self.continue_from != "none",
+            "branch": self.branch > 0,
+        }
+        if sum(asked.values()) > 1:
+            named = " and ".join(f"collect.{name}" for name, given in asked.items() if given)
+            raise ValueError(f"{named} exclude each other; collect twice")
+        if self.reflect is not None and not self.branch:
+            raise ValueError("collect.reflect tells what branches led to, and collect.branch = 0 makes none; raise it")
         return self
 
 
@@ -58,7 +78,21 @@ class CollectConfig(AnsweringRunConfig):
     """Collection of answers."""
 
     collect: CollectOptions = CollectOptions()
-    """Labels of steps, and revised answers."""
+    """Labels of steps, revised answers, and branches of demonstrations."""
+
+    @model_validator(mode="after")
+    def _branches_fit(self) -> "CollectConfig":
+        if self.collect.branch and not self.task.has_world:
+            raise ValueError(
+                f"collect.branch = {self.collect.branch}: for dialogues, whose world answers other actions; "
+                f'task.source = {self.task.source!r} names none ("dialogue:file.py:Class")'
+            )
+        if self.collect.branch and "samples_per_prompt" in self.rollout.model_fields_set:
+            raise ValueError(
+                "rollout.samples_per_prompt: with collect.branch, a row has one dialogue of the expert and "
+                "collect.branch at each of its states; leave it out"
+            )
+        return self
 
 
 def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
@@ -66,8 +100,10 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
     _ = inputs.prepared, inputs.evaluation
     policy, options = inputs.policy(temperature=config.rollout.temperature), config.collect
     inputs.scorer.check(inputs.examples.column_names())
-    live = open_live_text(inputs, policy, config.rollout)
+    live = open_live_text(inputs, policy, config.rollout, keeps_last_words=True, one_seed=options.branch > 0)
     source, labelled = live.source(), options.continue_from == "steps"
+    if options.branch:
+        source = branching_source(live, inputs.examples, policy.tokenizer, options.expert, options.branch)
     if labelled:
         steps = StepContinuations(
             world=live.world,
@@ -84,12 +120,13 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
     reviser = None
     if options.revise is not None:
         reviser = CollectionReviser(open_reviser(options.revise, device=config.run.device), policy.tokenizer)
+    reflect = None if options.reflect is None else BranchReflections(options.reflect, policy.tokenizer)
     writer = CollectionWriter(
         world=live.world,
         tokenizer=policy.tokenizer,
         rewards=config.rewards.names,
         continuations=options.continuations if labelled else 0,
-        revise=reviser,
+        extend=reviser or reflect,
     )
 
     def close() -> None:
@@ -107,7 +144,15 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
 
 def open_collect(config: CollectConfig) -> OpenedRun:
     """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults at once."""
-    return open_answering_run(config, build, more_checks={"revise": lambda: _reviser_warnings(config)})
+    checks = {"revise": lambda: _reviser_warnings(config), "reflect": lambda: _reflect_warnings(config)}
+    return open_answering_run(config, build, more_checks=checks)
+
+
+def _reflect_warnings(config: CollectConfig) -> Sequence[str]:
+    """None; raises ConfigError where the function's file is not there."""
+    if config.collect.reflect is not None:
+        check_reference(config.collect.reflect.use, kind=KIND)
+    return []
 
 
 def _reviser_warnings(config: CollectConfig) -> Sequence[str]:
@@ -128,6 +173,9 @@ def derive(config: CollectConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     rollout, options = config.rollout, config.collect
     answers = rollout.prompts_per_step * rollout.samples_per_prompt
+    if options.branch:
+        told = f"{rollout.prompts_per_step} demonstrations, each with {options.branch} branches at each of its states"
+        return {"dialogues per step": told} | judge_questions(config, config.rewards, answers=config.steps * answers)
     found = {
         "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {answers}",
         "answers": f"{config.steps * answers} of at most {rollout.max_tokens} tokens",

@@ -22,6 +22,7 @@ class CuriousGrpoAlgorithm(recipe.ClipConfig):
 class CuriousGrpoConfig(recipe.GroupRunConfig):
     """Group-relative policy optimisation with a bonus for surprises."""
 
+    keeps_last_words = True
     algorithm: CuriousGrpoAlgorithm = CuriousGrpoAlgorithm()
     """Bonus and loss."""
 

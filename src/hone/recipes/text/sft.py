@@ -21,8 +21,8 @@ from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
 from hone.train.text.experience import (
-    RelabelConfig,
     TokenWeights,
+    UserFunction,
     check_experience,
     check_relabel,
     experience_episodes,
@@ -45,9 +45,9 @@ class SftConfig(LanguageRunConfig):
     """Function that makes the completions from the task's columns."""
     learn: TokenWeights = TokenWeights()
     """Weights of the tokens of collected dialogues, by who said them."""
-    relabel: Annotated[RelabelConfig | None, BeforeValidator(function_table)] = None
-    """Hindsight: a function that gives collected dialogues the questions that they answered, as a table or by its name
-    alone, `"file.py:goal_of"`."""
+    relabel: Annotated[UserFunction | None, BeforeValidator(function_table)] = None
+    """Hindsight: a function f(prompt, turns, **columns) -> str | None gives collected dialogues the questions that they
+    answered. `turns` are pairs of speaker (`policy`, `environment`) and text; None leaves one out."""
     batch: int = Field(default=64, ge=1)
     """Examples per step."""
     learner: LearnerConfig

@@ -45,14 +45,13 @@ class TokenWeights(Config):
         return self
 
 
-class RelabelConfig(Config):
-    """Function that rewrites the question of a dialogue to what the dialogue reached."""
+class UserFunction(Config):
+    """A function of the user's that writes texts, in a process of its own."""
 
     use: str
-    """`path/to/file.py:name`: a function f(prompt, turns, **columns) -> str | None, called by the names of its
-    parameters. `turns` are pairs of speaker (`policy` or `environment`) and text; None leaves a dialogue out."""
+    """`path/to/file.py:name`: a function that is called by the names of its parameters."""
     deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds that it may take for all dialogues."""
+    """Seconds that it may take for all rows."""
 
 
 def function_table(value: object) -> object:
@@ -60,7 +59,7 @@ def function_table(value: object) -> object:
     return {"use": value} if isinstance(value, str) else value
 
 
-def check_experience(task: AnswerTaskConfig, learn: TokenWeights, relabel: RelabelConfig | None) -> None:
+def check_experience(task: AnswerTaskConfig, learn: TokenWeights, relabel: UserFunction | None) -> None:
     """Raises ValueError for settings that need collected dialogues where the source is none."""
     asked = [f"learn.world = {learn.world:g}"] * (learn.world > 0) + ["relabel"] * (relabel is not None)
     if asked and (task.is_generated or Path(task.source).suffix.lower() in SUFFIXES):
@@ -82,7 +81,7 @@ def experience_episodes(
     *,
     context: int,
     learn: TokenWeights,
-    relabel: RelabelConfig | None,
+    relabel: UserFunction | None,
 ) -> tuple[Episodes, list[str]]:
     """Collected dialogues as episodes to imitate, each token worth its weight, and warnings.
 
@@ -110,15 +109,23 @@ def experience_episodes(
 
 
 def relabelled(
-    examples: ExampleDataset, relabel: RelabelConfig, task: AnswerTaskConfig, tokenizer: Tokenizer
+    examples: ExampleDataset, relabel: UserFunction, task: AnswerTaskConfig, tokenizer: Tokenizer
 ) -> tuple[ExampleDataset, list[str]]:
     """The dialogues with the questions that the user's function gives them, right by definition, each once.
+
+    The function is f(prompt, turns, **columns) -> str | None; `turns` are pairs of speaker (`policy` or `environment`)
+    and text, and None leaves a dialogue out.
 
     The tokens after the question stay as they were drawn; their log-probabilities, which were given another question,
     become NaN. Raises DataError where no dialogue is left.
     """
     check_relabel(relabel.use)
     answered = [(example, answer) for example in examples for answer in example.answers]
+    if nameless := [example.id for example in examples.rows if not example.prompt]:
+        raise DataError(
+            f"{examples.source}: {len(nameless)} dialogues have no prompt of their own, such as {nameless[0]}: their "
+            "world began them with messages. Give the rows a prompt (task.rows), and let `begin` return no messages"
+        )
     rows = [_row(example, _tokens(answer), tokenizer) for example, answer in answered]
     questions = run_on_rows(
         relabel.use, rows, deadline_s=relabel.deadline_s, kind=_RELABEL,

@@ -152,8 +152,11 @@ def open_live_text(
     rollout: RolloutConfig,
     *,
     greedy_baseline: bool = False,
+    keeps_last_words: bool = False,
+    one_seed: bool = False,
 ) -> LiveText:
-    """World and engine of a run. With `greedy_baseline` every prompt is answered greedily as well."""
+    """World and engine of a run. With `greedy_baseline` every prompt is answered greedily as well; the rest is for
+    dialogues, as in `DialogueRules`."""
     (prompts, _), seed, twice = inputs.prepared, inputs.config.seed, inputs.second_answer
     assert inputs.rewards is not None
     most = policy.decoder.config.max_positions
@@ -163,7 +166,9 @@ def open_live_text(
     elif inputs.dialogue is not None:
         most = dialogue_context(rollout.context, most)
         limits = DialogueLimits(max_tokens=rollout.max_tokens, context=most, history=rollout.history)
-        environment = inputs.dialogue.environment(policy.tokenizer, prompts, limits, seed=seed)
+        environment = inputs.dialogue.environment(
+            policy.tokenizer, prompts, limits, seed=seed, keeps_last_words=keeps_last_words, one_seed=one_seed
+        )
     world = TextWorld(
         prompts=prompts,
         scorer=inputs.scorer if twice is None else EachAnswerScorer(inputs.scorer),

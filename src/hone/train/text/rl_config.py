@@ -41,6 +41,8 @@ class TextRunConfig(LanguageRunConfig):
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
     optimizer_moments: ClassVar[int] = 0
+    keeps_last_words: ClassVar[bool] = False
+    """The recipe learns from what a world says at the end of a dialogue, after the policy's last turn."""
     labels: ClassVar[LabelCredit | None] = None
     """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 

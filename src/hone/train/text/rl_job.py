@@ -48,7 +48,13 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     judge = inputs.scorer
     judge.check(inputs.examples.column_names())
     chosen = config.method(text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens()))
-    live = open_live_text(inputs, policy, config.rollout, greedy_baseline=chosen.greedy_baseline)
+    live = open_live_text(
+        inputs,
+        policy,
+        config.rollout,
+        greedy_baseline=chosen.greedy_baseline,
+        keeps_last_words=config.keeps_last_words,
+    )
     actor = live.actor
     ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
 

@@ -29,15 +29,15 @@ class CollectionWriter:
     """Names of the reward functions' scores."""
     continuations: int = 0
     """Continuations behind each label of a step; 0 without labels."""
-    revise: Callable[[Sequence[CollectedAnswer]], Sequence[CollectedAnswer]] | None = None
-    """Adds revised answers to those of a step."""
+    extend: Callable[[Sequence[CollectedAnswer]], Sequence[CollectedAnswer]] | None = None
+    """Adds revised answers, or reflections, to the answers of a step."""
 
     def __call__(self, folder: Path, step: int, episodes: Episodes) -> None:
         """Write a step's answers into the run's folder. Raises ResourceError."""
         path = folder / FOLDER / f"{step_name(step)}.parquet"
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        rows = self.rows(episodes) if self.revise is None else self.revise(self.rows(episodes))
+        rows = self.rows(episodes) if self.extend is None else self.extend(self.rows(episodes))
         replace_file(path, collection_bytes(rows, vocabulary=vocabulary_hash(self.tokenizer)))
 
     def rows(self, episodes: Episodes) -> list[CollectedAnswer]:
