@@ -132,6 +132,8 @@ class Episodes:
     turn: Annotated[NDArray[np.int32] | None, Column("decision", np.int32, optional=True)] = None
     """`[N]` turn of its row in which each token was sampled, from 0: an environment may write nothing between two
     turns. None: one turn an episode, or turns that the environment's tokens tell apart."""
+    stop: Annotated[NDArray[np.uint8] | None, Column("episode", np.uint8, optional=True)] = None
+    """`[E]` reason why a dialogue ended: its place in `hone.core.dialogue.STOP_REASONS`; None where there are none."""
     time: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
     """`[N]` seconds at which each action was taken."""
     ref_logp: Annotated[NDArray[np.float32] | None, Column("decision", np.float32, optional=True)] = None

@@ -26,6 +26,10 @@ class AnswerRow:
     score: float | None
     turns: tuple[Turn, ...] = ()
     """Texts of a conversation of several turns, the environment's among them; empty for a single answer."""
+    stop: str = ""
+    """Reason why a dialogue ended; empty for an answer."""
+    fault: str = ""
+    """Reason why a dialogue has no score."""
 
 
 def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
@@ -33,8 +37,9 @@ def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
     document: list[Json] = []
     for row in rows:
         entry = record_json(row)
-        if not row.turns:
-            del entry["turns"]
+        for name in ("turns", "stop", "fault"):
+            if not entry[name]:
+                del entry[name]
         document.append(entry)
     path = run / FOLDER / f"{step_name(step)}.json"
     path.parent.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import ConversationColumns, TranscriptBuilder, build_columns
+from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.errors import UserCodeError
 from hone.core.generation import GenerationSession, Request, SamplingParams
@@ -85,8 +86,9 @@ class TextWorld:
         first = self.prompts_asked
         self.prompts_asked += len(chosen)
         self.slot_use = loop.slot_use
+        self.conversations = [one for group in loop.groups[: len(chosen)] for one in group]
         return _episodes(
-            [one for group in loop.groups[: len(chosen)] for one in group],
+            self.conversations,
             group=np.repeat(np.arange(first, first + len(chosen)), [self._samples(prompt) for prompt in chosen]),
             scores=scores,
             step_ends=self._step_ends if self.step_end else None,
@@ -127,6 +129,8 @@ class TextWorld:
     def __post_init__(self) -> None:
         self.slot_use = SlotUse()
         """Use of the session's slots by the latest rollout."""
+        self.conversations: Sequence[Conversation] = ()
+        """Conversations of the latest rollout, prompt by prompt, sample by sample."""
         self._cached_epoch = -1
         self._cached_order = np.zeros(0, dtype=np.int64)
 
@@ -217,7 +221,15 @@ def _episodes(
         id=None if ids is None else ids[of],
         part=None if ids is None else ranges(np.zeros_like(pieces), pieces),
         turn=columns.turn if several_turns else None,
+        stop=_stops(conversations, of),
     )
+
+
+def _stops(conversations: Sequence[Conversation], of: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+    """Reasons of the ends of the rows' conversations, by their places; None where these are no dialogues."""
+    if all(one.outcome is None for one in conversations):
+        return None
+    return np.array([STOP_REASONS.index(one.stop or "done") for one in conversations], np.uint8)[of]
 
 
 def _require_answers(

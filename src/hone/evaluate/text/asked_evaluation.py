@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from hone.core.errors import ConfigError, DataError
+from hone.envs.dialogue.config import DialogueTaskConfig
 from hone.envs.text.reasoning_gym import PREFIX
 from hone.envs.text.task import TaskConfig
 from hone.evaluate.saved_config import (
@@ -83,7 +84,7 @@ def prompt_task(run: Path | None) -> tuple[TaskConfig | None, int]:
     own = table_of(tree, "evaluation")
     task = own.get("task") or tree.get("task")
     limit = own.get("max_tokens") or table_of(tree, "rollout").get("max_tokens")
-    template = TaskConfig.model_validate(task) if isinstance(task, dict) else None
+    template = DialogueTaskConfig.model_validate(task) if isinstance(task, dict) else None
     return template, limit if isinstance(limit, int) else DEFAULT_MAX_TOKENS
 
 

@@ -21,6 +21,7 @@ from hone.envs.text.conversation import NO_LIMITS
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.world import Prompt, TextWorld
 from hone.estimators.means import Estimate, mean_interval
+from hone.evaluate.text.dialogue_answers import dialogue_answers, prompt_text
 from hone.evaluate.text.dialogues import (
     DialogueEvaluation,
     DialogueLimits,
@@ -129,6 +130,10 @@ class ScoredAnswers:
     """`[n]` tokens."""
     turns: Sequence[Sequence[Turn]] = ()
     """Turns of each answer; empty where it has one."""
+    stops: Sequence[str] = ()
+    """Reasons of the ends of dialogues; empty without."""
+    faults: Sequence[str] = ()
+    """Reasons why dialogues have no score; empty without."""
     corrections: Metrics = field(default_factory=dict[str, float])
     """Score of first answers, and shares that became right and wrong, where prompts are answered twice; turns and
     reasons of the ends of dialogues."""
@@ -153,14 +158,18 @@ class ScoredAnswers:
                 answer=answer,
                 score=None if np.isnan(score) else score,
                 turns=turns,
+                stop=stop,
+                fault=fault,
             )
-            for id_, prompt, reference, answer, score, turns in zip(
+            for id_, prompt, reference, answer, score, turns, stop, fault in zip(
                 self.ids,
                 self.prompts,
                 self.references,
                 self.answers,
                 self.scores.tolist(),
                 self.turns or [()] * len(self.ids),
+                self.stops or [""] * len(self.ids),
+                self.faults or [""] * len(self.ids),
                 strict=True,
             )
         ]
@@ -213,12 +222,29 @@ class TextEvaluation:
             forks=self.config.history == "template",
         )
         episodes = world.rollout(session)
-        texts = text_after_prompt(episodes, decode)
         columns = [prompt.columns for prompt in self.prompts]
+        ids = [prompt.id for prompt in self.prompts]
+        references = [str(one.get("answer", one.get("ground_truth", ""))) for one in columns]
+        if dialogues is not None:
+            shown = [prompt_text(prompt.content) for prompt in self.prompts]
+            found = dialogue_answers(world.conversations, episodes, shown, decode)
+            return ScoredAnswers(
+                ids=ids,
+                prompts=found.prompts,
+                references=references,
+                answers=found.answers,
+                turns=found.turns,
+                stops=found.stops,
+                faults=found.faults,
+                scores=found.scores,
+                lengths=found.lengths,
+                corrections=_further_metrics(episodes, twice, dialogues),
+            )
+        texts = text_after_prompt(episodes, decode)
         return ScoredAnswers(
-            ids=[prompt.id for prompt in self.prompts],
+            ids=ids,
             prompts=[_prompt_text(prompt) for prompt in self.prompts],
-            references=[str(one.get("answer", one.get("ground_truth", ""))) for one in columns],
+            references=references,
             answers=[text for text, _ in texts],
             turns=[turns for _, turns in texts],
             scores=episodes.score,

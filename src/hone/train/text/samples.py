@@ -7,6 +7,7 @@ import numpy as np
 
 from hone.core.conversation import text_after_prompt
 from hone.core.credit import Credits, Metrics
+from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.models.language.tokenizers import Tokenizer
 from hone.store.samples import SampleRow
@@ -60,8 +61,15 @@ def answer_rows(
                 status=ScoreStatus(int(shown.status[place])).name.lower(),
                 advantage=float(credits.advantage[start]),
                 tokens=stop - start,
-                finish="length" if shown.truncated[place] else "stop",
+                finish=_finish(shown, place),
                 version=int(shown.version[start]),
             )
         )
     return rows
+
+
+def _finish(episodes: Episodes, place: int) -> str:
+    """Reason why an answer or a dialogue ended."""
+    if episodes.stop is not None:
+        return STOP_REASONS[int(episodes.stop[place])]
+    return "length" if episodes.truncated[place] else "stop"
