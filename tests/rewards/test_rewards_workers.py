@@ -276,7 +276,7 @@ def test_functions_that_cannot_be_loaded(module: Path, tmp_path: Path, use: str,
     ("use", "message"),
     [
         ("exact_mach", "did you mean exact_match?"),
-        ("something", "known: exact_match, math_answer, reasoning_gym"),
+        ("something", "known: code_tests, exact_match, math_answer, reasoning_gym, visible_code_tests"),
         ("hostil.py:f", "no such file"),
         ("module:not a name", "write path/to/file.py:name"),
     ],

@@ -151,7 +151,7 @@ def in_a_lesser_machine(refused: str) -> list[str]:
 def test_without_a_rung_nothing_runs_unless_the_policy_says_so() -> None:
     refused, forced = in_a_lesser_machine("unshare landlock")
     assert refused.startswith(" refused None this machine cannot confine programs (namespaces: ")
-    assert f'sandbox.if_no_rung = "{UNSAFE_WORDS}" runs them as you' in refused
+    assert f'if_no_rung = "{UNSAFE_WORDS}" runs them as you' in refused
     assert forced == "none ok True "
 
 

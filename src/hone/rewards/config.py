@@ -17,7 +17,7 @@ class RewardFunction(Config):
     """Kind of the reward; a table without `kind` is a function."""
     use: str = Field(min_length=1)
     """`path/to/file.py:name`, `package.module:name`, or a built-in one: `exact_match`, `math_answer`,
-    `reasoning_gym`."""
+    `reasoning_gym`, `code_tests`, `visible_code_tests`."""
     weight: float = 1.0
     """Factor of its score in the sum over all rewards."""
     unit: Literal["sample", "group"] = "sample"

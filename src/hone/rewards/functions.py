@@ -30,6 +30,8 @@ BUILTIN_FUNCTIONS = {
     "exact_match": "hone.rewards.answers:exact_match",
     "math_answer": "hone.rewards.math_answer:math_answer",
     "reasoning_gym": "hone.rewards.task_scorer:reasoning_gym",
+    "code_tests": "hone.rewards.code.hidden_tests:code_tests",
+    "visible_code_tests": "hone.rewards.code.hidden_tests:visible_code_tests",
 }
 _BATCH = ("prompts", "completions")
 _SAMPLE = ("prompt", "completion")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hone.core.errors import did_you_mean
 from hone.core.judging import DatasetRow
+from hone.rewards.code.rows import tests_fault
 
 _TEXT_REFERENCES: Mapping[str, frozenset[str]] = {
     "exact_match": frozenset({"answer"}),
@@ -79,7 +80,13 @@ def missing_columns(columns: Collection[str], rules: Sequence[ReferenceRule]) ->
 
 def missing_rows(rows: Sequence[DatasetRow], rules: Sequence[ReferenceRule]) -> list[str]:
     """Faults of a dataset, one for each function and column, with the rows that lack it."""
-    faults: list[str] = []
+    faults = [
+        f"{row.source}: row {row.row}: reward function {rule.name!r}: {fault}"
+        for rule in rules
+        for row in rows
+        if (fault := tests_fault(rule.use, row.columns))
+    ]
+    faults = faults[:_ROWS_SHOWN] + ([f"and {more} more such rows"] if (more := len(faults) - _ROWS_SHOWN) > 0 else [])
     for rule in rules:
         found: dict[tuple[str, str], list[str]] = {}
         for row in rows:

@@ -1,4 +1,4 @@
-"""The start of a worker: its process, the import of the functions, and its confinement."""
+"""The start of a worker: checks before it, its process, the import of the functions, and its confinement."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -7,11 +7,24 @@ from typing import TypeAlias, cast
 from hone.core.clock import Clock
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import encode
-from hone.rewards.config import RewardsConfig
+from hone.rewards.code.rows import check_code_reward
+from hone.rewards.config import RewardFunction, RewardsConfig
 from hone.rewards.faults import reward_fault
+from hone.rewards.functions import check_reference
 from hone.rewards.jobs import FunctionSignature, parse_message, parse_signature
 
 Worker: TypeAlias = ChildProcess[bytes]
+
+
+def check_functions(functions: Sequence[RewardFunction]) -> None:
+    """Check the references of reward functions, and that those which run programs can confine them here.
+
+    Raises ConfigError, ResourceError.
+    """
+    for function in functions:
+        check_reference(function.use)
+    for function in functions:
+        check_code_reward(function.use, function.options)
 
 
 def start_worker(

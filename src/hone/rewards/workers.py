@@ -23,7 +23,6 @@ from hone.process.child import ChildLostError
 from hone.process.wire import encode
 from hone.rewards.config import RewardsConfig, unique_names
 from hone.rewards.faults import reward_fault
-from hone.rewards.functions import check_reference
 from hone.rewards.jobs import (
     FunctionSignature,
     FunctionStats,
@@ -39,7 +38,7 @@ from hone.rewards.jobs import (
 )
 from hone.rewards.references import ReferenceRule, missing_columns, missing_rows
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result
-from hone.rewards.starting import Worker, protect_folders, start_worker
+from hone.rewards.starting import Worker, check_functions, protect_folders, start_worker
 
 _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
@@ -170,8 +169,7 @@ class RewardWorkerPool:
             if self._closing:
                 raise ConfigError("the worker pool is closed")
             if not self._threads:
-                for function in self._functions:
-                    check_reference(function.use)
+                check_functions(self._functions)
                 for number in range(self._config.workers):
                     name = f"reward-worker-{number}"
                     thread = threading.Thread(target=self._serve, name=name, daemon=True)

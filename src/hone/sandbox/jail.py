@@ -112,5 +112,5 @@ def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str) -> No
     version, programs = landlock.abi(), limits.processes > 1
     if version:
         read = (*library_paths(), *limits.readable)
-        landlock.restrict_files(read=read, write=(folder, *DEVICES), programs=programs)
+        landlock.restrict_files(read=read, write=(*([folder] if folder else []), *DEVICES), programs=programs)
     install_filter(allowed_calls(programs=programs, signals_to=signals_allowed(version)))

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 from hone.process.wire import pack
 
@@ -23,6 +23,7 @@ REPORT_FD = 3
 MEMORY_EXIT, UNCONFINED_EXIT = 77, 78
 """Exit codes of a process that has no memory left to report, and of one that could not be confined."""
 _FRAMES = 12
+_RECURSION = 1000
 _ERROR_CHARACTERS = 4000
 
 
@@ -34,7 +35,7 @@ def start_program(confine: Callable[[], None], descriptors: list[int], folder: s
     try:
         os.setsid()
         _take_descriptors(descriptors)
-        os.chdir(folder)
+        os.chdir(folder or "/")
         confine()
     except BaseException as error:  # noqa: BLE001 - nothing may run here unconfined
         os.write(2, str(error).encode(errors="replace"))
@@ -59,10 +60,11 @@ def _take_descriptors(descriptors: list[int]) -> None:
 
 
 def _clean_interpreter(folder: str) -> None:
-    """An interpreter as if it had just been started in `folder`."""
+    """Make this an interpreter as if it had just been started in `folder`; without one, anywhere."""
+    sys.setrecursionlimit(_RECURSION)
     os.environ.clear()
-    os.environ.update({"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
-    sys.path.insert(0, folder)
+    os.environ.update({"HOME": folder or "/", "TMPDIR": folder or "/", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
+    sys.path[:0] = [folder] if folder else []
     sys.argv[:] = [PROGRAM_NAME]
     tempfile.tempdir = None
     random.seed(0)  # after the fork, at which it draws a seed of its own
@@ -75,37 +77,33 @@ def _clean_interpreter(folder: str) -> None:
 
 def run_text(code: str) -> None:
     """Run a program as `__main__`, and report the value of its last expression or its error."""
-    module = new_main()
     try:
-        body, last = compile_program(code)
-        exec(body, module.__dict__)  # noqa: S102 - what a sandbox is for
-        value = eval(last, module.__dict__) if last is not None else None  # noqa: S307
+        value = run_source(code, new_module("__main__"))
         _join_threads()
     except SystemExit as leave:
         report({} if leave.code in (None, 0) else {"error": f"SystemExit: {leave.code!r}"})
-        return
     except BaseException as error:  # noqa: BLE001 - every end of a program is told
         report(fault(error))
-        return
-    report(_shown(value))
+    else:
+        report(_shown(value))
 
 
-def new_main() -> ModuleType:
-    """A fresh module `__main__`."""
-    module = ModuleType("__main__")
-    sys.modules["__main__"] = module
+def new_module(name: str) -> ModuleType:
+    """A fresh module of this name, which imports find."""
+    module = ModuleType(name)
+    sys.modules[name] = module
     return module
 
 
-def compile_program(code: str) -> tuple[CodeType, CodeType | None]:
-    """The statements, and the last one apart where it is an expression. Raises SyntaxError, ValueError and others."""
-    linecache.cache[PROGRAM_NAME] = (len(code), None, code.splitlines(keepends=True), PROGRAM_NAME)
-    tree = ast.parse(code, PROGRAM_NAME)
-    last = tree.body[-1] if tree.body else None
+def run_source(code: str, module: ModuleType, name: str = PROGRAM_NAME) -> object:
+    """Run a text in a module; the value of the last statement where it is an expression. Raises what the text does."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), module.__dict__)  # noqa: S102 - what a sandbox is for
     if not isinstance(last, ast.Expr):
-        return compile(tree, PROGRAM_NAME, "exec"), None
-    body = ast.Module(body=tree.body[:-1], type_ignores=[])
-    return compile(body, PROGRAM_NAME, "exec"), compile(ast.Expression(last.value), PROGRAM_NAME, "eval")
+        return None
+    return eval(compile(ast.Expression(last.value), name, "eval"), module.__dict__)  # noqa: S307
 
 
 def fault(error: BaseException) -> dict[str, object]:

@@ -215,8 +215,17 @@ def no_rung_message(report: SandboxReport) -> str:
     """What to say where nothing can be run."""
     return (
         f"this machine cannot confine programs ({'; '.join(report.reasons)}), so none is run. hone doctor sandbox "
-        f'shows what is missing; sandbox.if_no_rung = "{UNSAFE_WORDS}" runs them as you'
+        f'shows what is missing; if_no_rung = "{UNSAFE_WORDS}" runs them as you'
     )
+
+
+def require_rung(policy: SandboxPolicy) -> SandboxReport:
+    """The rung on which programs run under a policy. Raises ResourceError where there is none."""
+    with CodeSandbox(policy) as sandbox:
+        report = sandbox.probe()
+    if not report.rung:
+        raise ResourceError(no_rung_message(report))
+    return report
 
 
 def result_of(reply: Mapping[str, object]) -> SandboxResult:

@@ -78,7 +78,7 @@ class ConfinementRung(Protocol):
         ...
 
     def confine(self, folder: str) -> None:
-        """Confine this process, which is to run a program, for good. Raises OSError."""
+        """Confine this process, which is to run a program, for good; an empty folder is none. Raises OSError."""
         ...
 
     def clean_up(self, folder: str) -> None:

@@ -4,17 +4,19 @@ It holds no code of the program, and cannot be reached by it. Limits of time and
 """
 
 import contextlib
+import itertools
 import json
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NoReturn, cast
 
 from hone.process.parent import ParentChannel
-from hone.sandbox import program
+from hone.sandbox import examiner, program, remote
 from hone.sandbox.frames import read_frame
 from hone.sandbox.jail import ProgramLimits
 from hone.sandbox.rungs import ConfinementRung
@@ -23,6 +25,7 @@ CHANNEL_CLOSED = 3
 """Exit code of a supervisor that no request will reach."""
 _TICK_S = 0.02
 _READ_BYTES = 1 << 16
+_RECURSION = 200
 
 
 class WatchedProcess:
@@ -46,19 +49,19 @@ class WatchedProcess:
         """Processor time so far, in the end that of its children too."""
         return time.clock_gettime(self._clock) if self.status is None else self._cpu_end_s
 
-    def wait(self) -> str:
-        """Wait a moment for bytes or the end. The verdict of a limit that was passed, else empty."""
-        poll = select.poll()
-        for descriptor in (self._end, *self._names):
-            poll.register(descriptor, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(1000 * self._patience_s())}
-        if self._end in ready:
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors to wait for."""
+        return [self._end, *self._names] if self.status is None else []
+
+    def take(self, ready: Set[int]) -> None:
+        """Take up what is ready: bytes, or the end."""
+        if self.status is None and self._end in ready:
             self._reap()
             self._drain()
-        else:
-            for descriptor in ready:
+        elif self.status is None:
+            for descriptor in ready & self._names.keys():
                 self._read(descriptor)
-        return self._passed_limit()
 
     def kill(self) -> None:
         """Kill it and its session, if it has not ended."""
@@ -73,11 +76,14 @@ class WatchedProcess:
         _, self.status, used = os.wait4(self.pid, 0)
         self._cpu_end_s = used.ru_utime + used.ru_stime
 
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
+        """Longest time to wait for it before its limits are looked at again."""
         left = self._limits.wall_s - (time.monotonic() - self.began_s)
-        return max(0.0, min(left, _TICK_S)) if left < 1 or self.cpu_s() > 0.5 * self._limits.cpu_s else 10 * _TICK_S
+        close = left < 1 or self.cpu_s() - self._cpu_before_s > 0.5 * self._limits.cpu_s
+        return max(0.0, min(left, _TICK_S)) if close else 10 * _TICK_S
 
-    def _passed_limit(self) -> str:
+    def passed_limit(self) -> str:
+        """The verdict of a limit that was passed, else empty."""
         if sum(map(len, self.written.values())) > 2 * self._limits.output_bytes or self._too_much_printed():
             return "output"
         if self.status is not None:
@@ -103,14 +109,30 @@ class WatchedProcess:
             del self._names[descriptor]
 
 
+def watch(processes: Sequence[WatchedProcess]) -> None:
+    """Wait a moment for any of them."""
+    poll = select.poll()
+    for process in processes:
+        for descriptor in process.descriptors:
+            poll.register(descriptor, select.POLLIN)
+    patience_s = min(process.patience_s() for process in processes)
+    ready = {descriptor for descriptor, _ in poll.poll(1000 * patience_s)}
+    for process in processes:
+        process.take(ready)
+
+
 def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits, folder: str) -> NoReturn:
     """Read a request, run it, answer, end."""
+    sys.setrecursionlimit(_RECURSION)  # what is nested deeper than the caller can read is not read here either
     data = read_frame(channel.request_fd)
     if data is None:
         os._exit(CHANNEL_CLOSED)
     request = cast("dict[str, object]", json.loads(data))
     _write_files(cast("dict[str, str]", request["files"]), rung, folder)
-    reply = run_program(request, rung, limits, folder)
+    if "stdin" in request:
+        reply = run_program(request, rung, limits, folder)
+    else:
+        reply = run_examination(str(request["code"]), channel, rung, limits, folder)
     with contextlib.suppress(BrokenPipeError):
         channel.reply(json.dumps(reply).encode() + b"\n")
     os._exit(0)
@@ -120,25 +142,96 @@ def run_program(
     request: Mapping[str, object], rung: ConfinementRung, limits: ProgramLimits, folder: str
 ) -> dict[str, object]:
     """Run one program to its end, and tell what it did."""
-    stdin = _stdin(str(request["stdin"]))
-    pipes = [os.pipe() for _ in range(3)]
     code = str(request["code"])
-    writers = [stdin, *(writer for _, writer in pipes)]
-    pid = program.start_program(lambda: rung.confine(folder), writers, folder, lambda: _run(code))
-    for descriptor in writers:
-        os.close(descriptor)
-    readers = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in pipes), strict=True))
-    watched = WatchedProcess(pid, readers, limits)
+    stdin = _stdin(str(request["stdin"]))
+    watched = _start(lambda: program.run_text(code), rung, limits, folder, stdin=stdin)
     verdict = ""
     while watched.status is None and not verdict:
-        verdict = watched.wait()
+        watch([watched])
+        verdict = watched.passed_limit()
     seconds, cpu_s = time.monotonic() - watched.began_s, watched.cpu_s()
     watched.kill()
     return {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
 
 
-def _run(code: str) -> None:
-    program.run_text(code)
+def run_examination(
+    code: str, channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits, folder: str
+) -> dict[str, object]:
+    """Run a program in one process and its tests in another; the tests are read when the program's has been forked."""
+    (calls_out, calls_in), (answers_out, answers_in) = os.pipe(), os.pipe()
+    serve, ask = (lambda: remote.serve_program(code)), _Tests()
+    solution = _start(serve, rung, limits, folder, writers=[answers_in], readers=[calls_out])
+    ask.read(channel, limits)
+    tests = _start(ask.run, rung, limits, "", readers=[calls_in, answers_out])
+    for descriptor in (calls_out, calls_in, answers_out, answers_in):
+        os.close(descriptor)
+    seen, stopped, clock = 0, "", [time.monotonic()]
+    while tests.status is None and not stopped:
+        watch([tests, solution])
+        stopped = tests.passed_limit() or solution.passed_limit()
+        if (reports := tests.written["report"].count(b"\n")) > seen:
+            clock += [time.monotonic()] * (reports - seen)
+            seen = reports
+            tests.begin()
+            solution.begin()
+    tests.kill()
+    solution.kill()
+    lines = [json.loads(line) for line in bytes(tests.written["report"]).split(b"\n")[:-1]]
+    seconds = [after - before for before, after in itertools.pairwise(clock)]
+    return {
+        "verdict": "ok",
+        "reports": lines,
+        "seconds": seconds + [0.0] * (len(lines) - len(seconds)),
+        "stopped": stopped or _lost_how(solution, tests),
+    }
+
+
+class _Tests:
+    """The tests of an examination, which this process does not know until `read`."""
+
+    def __init__(self) -> None:
+        self._setup, self._tests, self._max_bytes = "", list[str](), 0
+
+    def read(self, channel: ParentChannel, limits: ProgramLimits) -> None:
+        """Read them from the caller."""
+        given = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
+        self._setup, self._tests = str(given["setup"]), cast("list[str]", given["tests"])
+        self._max_bytes = limits.output_bytes
+
+    def run(self) -> None:
+        """Run them, in the process of the tests."""
+        examiner.examine(self._setup, self._tests, self._max_bytes)
+
+
+def _lost_how(solution: WatchedProcess, tests: WatchedProcess) -> str:
+    """How a process of an examination ended that should not have: a verdict and its reason; empty for none."""
+    for watched in (tests, solution):
+        code = os.waitstatus_to_exitcode(watched.status or 0)
+        if code == program.UNCONFINED_EXIT:
+            return f"refused: {_text(watched.written['stderr'])}"
+    code = os.waitstatus_to_exitcode(solution.status or 0)
+    return "memory" if code == program.MEMORY_EXIT else f"exit code {code}"
+
+
+def _start(
+    body: Callable[[], None],
+    rung: ConfinementRung,
+    limits: ProgramLimits,
+    folder: str,
+    *,
+    stdin: int | None = None,
+    writers: Sequence[int] = (),
+    readers: Sequence[int] = (),
+) -> WatchedProcess:
+    """Start a confined process: standard input, output and errors, the report (unless there are `writers`), more."""
+    own = [os.pipe() for _ in range(3 - len(writers))]
+    first = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
+    given = [first, *(writer for _, writer in own), *writers, *readers]
+    pid = program.start_program(lambda: rung.confine(folder), given, folder, body)
+    for descriptor in (first, *(writer for _, writer in own)):
+        os.close(descriptor)
+    streams = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in own), strict=False))
+    return WatchedProcess(pid, streams, limits)
 
 
 def outcome(watched: WatchedProcess, verdict: str, limits: ProgramLimits) -> dict[str, object]:

@@ -19,7 +19,7 @@ def check_sandbox(screen: TerminalScreen) -> int:
         screen.rows(rows)
         screen.line()
         screen.line("programs of a model are not run here: tools and rewards that need the sandbox refuse to start.")
-        screen.line(f'To run them as you, without any protection: sandbox.if_no_rung = "{UNSAFE_WORDS}"')
+        screen.line(f'To run them as you, without any protection: if_no_rung = "{UNSAFE_WORDS}"')
         return ResourceError.exit_code
     outcomes = run_battery()
     for one in outcomes:
