@@ -57,6 +57,8 @@ class PolicyTurn:
     finish_reason: FinishReason = "eos"
     turn: int = 0
     """0 for the first."""
+    turns_left: int = 1
+    """Turns of the policy that may follow; 0 in the last one, which only the world's reward follows."""
     tokens_left: int = 0
     """Tokens of the context that are left after this turn."""
 

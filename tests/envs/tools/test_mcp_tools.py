@@ -15,6 +15,7 @@ from hone.core.dialogue import ToolCall
 from hone.core.errors import ConfigError, ResourceError, UserCodeError
 from hone.envs.tools.loading import ToolUse, check_references, load_tools
 from hone.envs.tools.mcp_tools import close_connections
+from hone.envs.tools.toolbox import ToolBox
 
 SERVER = Path(__file__).resolve().parents[2] / "support" / "mcp_server.py"
 STDIO = f"mcp:{shlex.quote(sys.executable)} {shlex.quote(str(SERVER))} stdio"
@@ -39,9 +40,12 @@ def address() -> Iterator[str]:
         server.kill()
 
 
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
+@pytest.fixture
+def boxes() -> Iterator[list[ToolBox]]:
+    made: list[ToolBox] = []
+    yield made
+    for box in made:
+        box.close()
     close_connections()
 
 
@@ -49,12 +53,13 @@ def call(box, name: str, **arguments):
     return box.call(ToolCall(name=name, arguments=arguments))
 
 
-def test_a_command_is_started_and_asked_for_its_tools() -> None:
+def test_a_command_is_started_and_asked_for_its_tools(boxes: list[ToolBox]) -> None:
     loaded = load_tools([ToolUse(use=STDIO, options={"env": {"SHOP": "corner shop"}, "timeout_s": 20})])
     assert [one.name for one in loaded.schemas] == ["price", "buy"]
     assert loaded.schemas[0].description == "Price of some items, in cents."
     assert loaded.schemas[0].parameters["required"] == ["item"]
     first, second = loaded.open(), loaded.open()
+    boxes += [first, second]
     assert call(first, "price", item="egg", count=2).text == "60 (corner shop, call 1)"
     assert call(second, "price", item="egg").text == "30 (corner shop, call 2)", "one session for this process"
     assert call(first, "price", item=5).text == "Error: price: item is '5', not of type string"
@@ -68,8 +73,9 @@ def test_a_command_is_started_and_asked_for_its_tools() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_server_that_runs_is_named_by_its_address(address: str) -> None:
+def test_a_server_that_runs_is_named_by_its_address(address: str, boxes: list[ToolBox]) -> None:
     box = load_tools([ToolUse(use=address), ToolUse(use="hone:calculator")]).open()
+    boxes.append(box)
     assert call(box, "price", item="egg").text == "30 (shop, call 1)"
     assert call(box, "calculator", expression="2*3").text == "6"
     read, write = os.pipe()

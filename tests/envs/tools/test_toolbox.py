@@ -1,6 +1,5 @@
 """Tools: schemas from hints, faults at the door, results as text, and classes with an instance for each dialogue."""
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -189,12 +188,7 @@ def test_calls_give_text_whatever_a_tool_does(use) -> None:
     assert result(box, "add", a=1).message() == {"role": "tool", "name": "add", "content": "sum 3.0"}
     with pytest.raises(SystemExit):
         result(box, "broken", kind="exit")
-
-
-def test_calls_run_inside_an_event_loop_too(use) -> None:
-    box = load_tools([use("both")]).open()
-    calls = [ToolCall(name="wait", arguments={"seconds": 0.0}), ToolCall(name="add", arguments={"a": 1})]
-    assert [one.text for one in asyncio.run(box.call_async(calls))] == ["0.0", "sum 3.0"]
+    box.close()
 
 
 def test_every_dialogue_has_an_instance_of_a_class(use) -> None:
@@ -208,6 +202,8 @@ def test_every_dialogue_has_an_instance_of_a_class(use) -> None:
     one.close()
     assert result(one, "count").text == "0"
     assert result(other, "count").text == "1"
+    one.close()
+    other.close()
 
 
 def test_all_faults_are_told_at_once(use) -> None:

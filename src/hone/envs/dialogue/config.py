@@ -50,6 +50,9 @@ class DialogueToolsConfig(Config):
     """Turns in a row with a call that cannot be read after which a dialogue is cut."""
     result_tokens: int = Field(default=256, ge=8)
     """Longest result of a tool; a longer one is cut in the middle, and says so."""
+    reward: str | None = None
+    """Function that scores environments among the tools at the end of a dialogue, as TRL calls it:
+    `f(environments, prompts, completions, **columns)`. It runs in the dialogue's process."""
 
     @model_validator(mode="after")
     def _references_are_some(self) -> "DialogueToolsConfig":
@@ -57,6 +60,8 @@ class DialogueToolsConfig(Config):
             raise ValueError(f"options: {', '.join(unknown)} is not in use = {self.use}")
         try:
             check_references(self.uses)
+            if self.reward is not None:
+                check_reference(self.reward, kind="task.tools.reward")
         except ConfigError as error:
             raise ValueError("; ".join(error.messages)) from None
         return self
@@ -105,6 +110,7 @@ class DialogueTaskConfig(TaskConfig):
             reference=self.source.removeprefix(PREFIX) if self.has_world else None,
             options=self.world.options,
             tools=() if self.tools is None else self.tools.uses,
+            reward=None if self.tools is None else self.tools.reward,
         )
 
     @model_validator(mode="after")
@@ -130,7 +136,9 @@ class DialogueTaskConfig(TaskConfig):
                 raise ValueError(str(error)) from None
         code = [] if reference is None else [reference]
         own = [
-            name for name in [*code, *(self.tools.use if self.tools else [])] if not name.startswith(("hone.", "hone:"))
+            name
+            for name in [*code, *(self.tools.use if self.tools else [])]
+            if not name.startswith(("hone.", "hone:", "mcp:"))
         ]
         if self.world.isolate == "thread" and own:
             raise ValueError(

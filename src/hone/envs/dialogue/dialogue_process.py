@@ -3,8 +3,11 @@
 import asyncio
 import json
 import os
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
+
+import numpy as np
 
 from hone.envs.dialogue.hosted import HostedDialogue, LoadedWorld, checked
 from hone.envs.dialogue.protocol import Json, WorldContractError, said_from_json
@@ -22,6 +25,7 @@ def serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None:
             if verb == b"rows":
                 reply = _attempt(lambda request=request: {"rows": pack(world.rows(request["size"], request["seed"]))})
             elif verb == b"begin":
+                _seed_global_random_numbers(request["seed"])
                 reply = _attempt(
                     lambda request=request: _awaited(
                         dialogue.begin(request["columns"], request["seed"]), "begin", runner
@@ -35,6 +39,12 @@ def serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None:
                 break
             _write(answer_fd, json.dumps(reply).encode() + b"\n")
     os._exit(0)
+
+
+def _seed_global_random_numbers(seed: int) -> None:
+    """Seed Python's and numpy's global random numbers: forked processes would all draw the same."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - worlds of the user's use it
 
 
 def _attempt(call: Callable[[], Json]) -> Json:

@@ -177,6 +177,7 @@ class DialogueEnvironment:
             fault=fault,
             finish_reason=answer.finish_reason,
             turn=conversation.turns - 1,
+            turns_left=max(0, self._rules.turns - conversation.turns),
             tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
         )
 

@@ -10,7 +10,7 @@ from hone.core.dialogue import DialogueWorld, PolicyTurn, ToolSchema, WorldTurn
 from hone.core.errors import UserCodeError, run_all_checks
 from hone.envs.dialogue.protocol import Json, WorldContractError, turn_to_json
 from hone.envs.tools.loading import ClassTools, LoadedTools, ToolUse, load_tools
-from hone.envs.tools.tool_world import ToolWorld
+from hone.envs.tools.tool_world import ToolWorld, is_environment
 from hone.process.user_files import load_reference
 
 WorldFactory = Callable[[], DialogueWorld]
@@ -37,17 +37,19 @@ class WorldSpec:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Passed to the class by name, for each dialogue."""
     tools: tuple[ToolUse, ...] = ()
+    reward: str | None = None
+    """Reference of a function that scores the environments among the tools."""
 
     def to_json(self) -> Json:
         """The spec as JSON."""
         tools = [{"use": tool.use, "options": dict(tool.options)} for tool in self.tools]
-        return {"reference": self.reference, "options": dict(self.options), "tools": tools}
+        return {"reference": self.reference, "options": dict(self.options), "tools": tools, "reward": self.reward}
 
     @classmethod
     def from_json(cls, table: Json) -> "WorldSpec":
         """The spec that `to_json` wrote."""
         tools = tuple(ToolUse(use=tool["use"], options=tool["options"]) for tool in table["tools"])
-        return cls(reference=table["reference"], options=table["options"], tools=tools)
+        return cls(reference=table["reference"], options=table["options"], tools=tools, reward=table["reward"])
 
     @property
     def name(self) -> str:
@@ -88,20 +90,23 @@ class LoadedWorld:
     make: Callable[..., DialogueWorld] | None
     options: Mapping[str, object]
     tools: LoadedTools
+    reward: Callable[..., object] | None = None
 
     def new(self) -> DialogueWorld:
         """A world for one dialogue. Raises what its class raises."""
         if self.make is None:
-            return ToolWorld(self.tools.open())
+            return ToolWorld(self.tools.open(), self.reward)
         world = self.make(**self.options)
         return WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
 
     def describe(self) -> WorldDescription:
         """What its dialogues are like."""
         methods = {name for part in self.tools.parts if isinstance(part, ClassTools) for name in part.lifecycle}
-        own = self.make is not None
+        own, paid = self.make is not None, self.reward is not None
         return WorldDescription(
-            schemas=self.tools.schemas, begins=own or "reset" in methods, pays=own or "get_reward" in methods
+            schemas=self.tools.schemas,
+            begins=own or paid or "reset" in methods,
+            pays=own or paid or "get_reward" in methods,
         )
 
     def rows(self, size: int, seed: int) -> list[dict[str, object]] | None:
@@ -120,23 +125,41 @@ class LoadedWorld:
 
 
 def load_world(spec: WorldSpec) -> LoadedWorld:
-    """The class or function and the tools that a spec names. Raises UserCodeError with all faults: an import fails,
-    there is no such name, it cannot be called with the options, or what it makes is no world."""
+    """The class or function and the tools that a spec names; a class with `reset` in place of `begin`, an environment
+    as TRL takes one, is tools. Raises UserCodeError with all faults: an import fails, there is no such name, it cannot
+    be called with the options, or what it makes is no world."""
     loaded = run_all_checks(
         {
             "world": lambda: None if spec.reference is None else _load_class(spec.reference, spec.options),
             "tools": lambda: load_tools(spec.tools),
+            "reward": lambda: None if spec.reward is None else _load_reward(spec.reward),
         }
     )
-    return LoadedWorld(
-        cast("Callable[..., DialogueWorld] | None", loaded["world"]), spec.options, cast("LoadedTools", loaded["tools"])
-    )
+    make, tools = cast("Callable[..., DialogueWorld] | None", loaded["world"]), cast("LoadedTools", loaded["tools"])
+    reward = cast("Callable[..., object] | None", loaded["reward"])
+    if spec.reference is not None and is_environment(make):
+        make, tools = None, load_tools((ToolUse(use=spec.reference, options=spec.options), *spec.tools))
+    if make is not None and reward is not None:
+        raise UserCodeError(
+            f"task.tools.reward = {spec.reward!r} scores environments among the tools; {KIND} {spec.reference!r} pays "
+            "its own rewards: leave it out"
+        )
+    return LoadedWorld(make, spec.options, tools, reward)
+
+
+def _load_reward(reference: str) -> Callable[..., object]:
+    function = load_reference(reference, kind="task.tools.reward", prefix="hone_world_")
+    if not callable(function):
+        raise UserCodeError(f"task.tools.reward = {reference!r} is a {type(function).__name__}, expected a function")
+    return function
 
 
 def _load_class(reference: str, options: Mapping[str, object]) -> Callable[..., object]:
     make = load_reference(reference, kind=KIND, prefix="hone_world_")
     if not callable(make):
         raise UserCodeError(f"{KIND} {reference!r} is a {type(make).__name__}, expected a class or a function")
+    if is_environment(make):
+        return make
     faults: list[str] = []
     try:
         inspect.signature(make).bind(**options)

@@ -103,6 +103,7 @@ def said_to_json(said: PolicyTurn) -> Json:
         "fault": said.fault,
         "finish_reason": said.finish_reason,
         "turn": said.turn,
+        "turns_left": said.turns_left,
         "tokens_left": said.tokens_left,
     }
 

@@ -87,7 +87,9 @@ class ClassTools:
         bound = {name: attrgetter(name)(instance) for name in self.lifecycle}
         environments: list[EnvironmentInstance] = []
         if "reset" in bound:
-            environments.append(EnvironmentInstance(reset=bound["reset"], get_reward=bound.get("get_reward")))
+            environments.append(
+                EnvironmentInstance(instance=instance, reset=bound["reset"], get_reward=bound.get("get_reward"))
+            )
         return ToolBox(tools, environments, [bound["close"]] if "close" in bound else [])
 
 

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import shlex
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -134,13 +134,9 @@ class McpTool:
     schema: ToolSchema
     server: McpServer
 
-    async def run(self, arguments: Mapping[str, Any]) -> object:
+    def start(self, arguments: Mapping[str, Any]) -> Awaitable[ToolResult]:
         """Call the tool over this process's session with the server."""
-        try:
-            return await connection_of(self.server).call(self.schema.name, arguments)
-        except ResourceError:
-            forget_connection(self.server)
-            raise
+        return _call_tool(self.server, self.schema.name, arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +200,14 @@ def connection_of(server: McpServer) -> McpConnection:
             connection.open()
             _connections[server] = connection
         return _connections[server]
+
+
+async def _call_tool(server: McpServer, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    try:
+        return await connection_of(server).call(name, arguments)
+    except ResourceError:
+        forget_connection(server)
+        raise
 
 
 def forget_connection(server: McpServer) -> None:

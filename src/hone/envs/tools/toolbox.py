@@ -42,29 +42,29 @@ class ToolFunction(Protocol):
         """Name, description and parameters."""
         ...
 
-    async def run(self, arguments: Mapping[str, Any]) -> object:
-        """Run the tool with checked arguments; its value is turned into text. May raise anything."""
+    def start(self, arguments: Mapping[str, Any]) -> object:
+        """Run the tool with checked arguments: its value, of any type, or an awaitable of it. May raise anything."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonTool:
-    """A Python function or bound method as a tool; coroutine functions are awaited."""
+    """A Python function or bound method as a tool, plain or a coroutine function."""
 
     schema: ToolSchema
     adapter: TypeAdapter[Any]
     """Of the function (`call_adapter`)."""
 
-    async def run(self, arguments: Mapping[str, Any]) -> object:
+    def start(self, arguments: Mapping[str, Any]) -> object:
         """Call the function with its arguments in the types of its hints (a dataclass from an object, say)."""
-        value = self.adapter.validate_python(ArgsKwargs((), dict(arguments)))
-        return await value if inspect.isawaitable(value) else value
+        return self.adapter.validate_python(ArgsKwargs((), dict(arguments)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentInstance:
     """The instance of a class with a method `reset`, in one dialogue."""
 
+    instance: object
     reset: Callable[..., object]
     """Called with the row's columns by name before the dialogue; a text that it returns stands after the question."""
     get_reward: Callable[[], object] | None
@@ -83,6 +83,7 @@ class ToolBox:
         """`environments`: instances that are reset at the beginning; `on_close`: called once at the end."""
         self.tools, self.environments, self.on_close = tuple(tools), tuple(environments), tuple(on_close)
         self._by_name = {one.schema.name: one for one in tools}
+        self._runner: asyncio.Runner | None = None
 
     @classmethod
     def joined(cls, boxes: Sequence["ToolBox"]) -> "ToolBox":
@@ -99,43 +100,47 @@ class ToolBox:
         return tuple(one.schema for one in self.tools)
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Call one tool and wait for it; see `call_all`."""
-        return self.call_all([call])[0]
+        """Call a tool and wait for it.
 
-    def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Call tools one after another, in their order, and wait.
-
-        Exceptions of a tool are text for the policy; only errors of hone itself (a server that cannot be reached) and
-        signals pass through.
+        Exceptions of a tool are text for the policy; only errors of hone itself (a server that was lost) and signals
+        pass through.
         """
-        return asyncio.run(self.call_async(calls))
-
-    async def call_async(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """`call_all` inside a running event loop."""
-        return [await self._result(one) for one in calls]
-
-    def close(self) -> None:
-        """Close the tools' instances and connections."""
-        for one in self.on_close:
-            one()
-
-    async def _result(self, call: ToolCall) -> ToolResult:
         tool = self._by_name.get(call.name)
-        if tool is None:
-            return _failure(call.name, unknown_tool(call.name, self.schemas))
-        faults = argument_faults(call, tool.schema)
-        if faults:
+        faults = [unknown_tool(call.name, self.schemas)] if tool is None else argument_faults(call, tool.schema)
+        if tool is None or faults:
             return _failure(call.name, "; ".join(faults))
         try:
-            value = await tool.run(call.arguments)
+            value = self.wait(tool.start(call.arguments))
             return value if isinstance(value, ToolResult) else ToolResult(name=call.name, text=result_text(value))
         except HoneError:
             raise
         except ValidationError as error:
-            said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-            return _failure(call.name, said)
+            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            return _failure(call.name, told)
         except Exception as error:  # noqa: BLE001 - a tool may raise anything: the policy is told
             return _failure(call.name, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+    def wait(self, value: object) -> object:
+        """The value of an awaitable, which runs in the event loop of this box; any other value as it is."""
+        if not inspect.isawaitable(value):
+            return value
+
+        async def awaited() -> object:
+            return await value
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(awaited())
+
+    def close(self) -> None:
+        """Close the tools' instances, and the event loop."""
+        try:
+            for one in self.on_close:
+                self.wait(one())
+        finally:
+            runner, self._runner = self._runner, None
+            if runner is not None:
+                runner.close()
 
 
 def result_text(value: object) -> str:

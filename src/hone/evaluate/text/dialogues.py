@@ -80,13 +80,19 @@ class OpenedDialogue:
     def check(self, tokenizer: Tokenizer, limits: DialogueLimits) -> list[str]:
         """Check that dialogues can be written with a tokenizer, and return warnings.
 
-        Raises DataError for a chat template that rewrites earlier turns, ConfigError for a format of calls that the
-        template does not write and for a context without room for a turn, UserCodeError for a world that fails.
+        Raises DataError for a chat template that rewrites earlier turns, ConfigError for tools without a format of
+        calls, for a format that the template does not write and for a context without room for a turn, UserCodeError
+        for a world that fails.
         """
         told = self.tokenizer(tokenizer)
         self._check_room(told, limits)
+        schemas = self.description.schemas
+        if schemas and self.task.tools is None:
+            raise ConfigError(
+                f"{self.task.world_spec.name} has the tools {', '.join(one.name for one in schemas)}, and nothing "
+                'says how the policy writes calls: add [task.tools] format = "hermes", or another'
+            )
         if self.task.tools is not None and tokenizer.chat_template is not None:
-            schemas = self.description.schemas
             check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, told.render_chat)
         if self.is_chat():
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
