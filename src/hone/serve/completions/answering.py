@@ -54,8 +54,8 @@ class AnswerDesk:
     async def whole(self, asked: AskedAnswers) -> list[PromptResults]:
         """The results of all prompts. Raises ApiError; cancelling the task frees what the engine holds."""
         progress = AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
-        async with aclosing(self._events(asked, progress)) as events:
-            async for _ in events:
+        async with aclosing(self._batches(asked, progress)) as batches:
+            async for _ in batches:
                 pass
         return progress.results
 
@@ -66,42 +66,45 @@ class AnswerDesk:
 
         A fault before the first event is an ApiError, a later one an event. Closing it frees what the engine holds.
         """
-        began_s, version = self.clock.monotonic_s(), self.service.engine.version
+        began_s, head = self.clock.monotonic_s(), writer.chunk_head(self.service.engine.version)
         progress = AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
         choices = [StreamedChoice(writer, number) for number in range(asked.samples * len(asked.prompts))]
-        events = self._events(asked, progress)
+        batches = self._batches(asked, progress)
         first = True
         try:
-            async for ticket, event in events:
-                pieces = _pieces(event, choices[ticket.place * asked.samples :])
+            async for batch in batches:
+                pieces = _pieces(batch, choices, asked.samples)
                 if first:
                     self.counters.first_token.add(self.clock.monotonic_s() - began_s)
                     pieces = [*(piece for one in choices if (piece := one.begin()) is not None), *pieces]
                     first = False
                 if pieces:
-                    yield writer.chunk(pieces, version)
+                    yield writer.chunk(head, pieces)
         except ApiError as error:
             if first:
                 raise
             yield error_event(error.body())
             return
         finally:
-            await events.aclose()
+            await batches.aclose()
         answered(progress.results)
         if asked.usage:
-            yield writer.chunk([], version, usage=writer.usage(progress.results))
+            yield writer.chunk(head, [], usage=writer.usage(progress.results))
         yield DONE
 
-    async def _events(
+    async def _batches(
         self, asked: AskedAnswers, progress: AnswersInProgress
-    ) -> AsyncGenerator[tuple[Ticket, AnswerEvent]]:
-        """Results of a request as they come, taken up by `progress`. Raises ApiError."""
+    ) -> AsyncGenerator[list[tuple[Ticket, AnswerEvent]]]:
+        """Results of a request, taken up by `progress`, in batches of all that have come. Raises ApiError."""
         until = asyncio.get_running_loop().time() + self.deadline_s
         with self._answering(asked, progress):
             while progress.left:
-                ticket, event = await self._next(progress, until)
-                progress.take(ticket, event)
-                yield ticket, event
+                batch = [await self._next(progress, until)]
+                while not progress.queue.empty():
+                    batch.append(progress.queue.get_nowait())
+                for ticket, event in batch:
+                    progress.take(ticket, event)
+                yield batch
         self._count(progress.results)
 
     async def _next(self, progress: AnswersInProgress, until: float) -> tuple[Ticket, AnswerEvent]:
@@ -148,9 +151,18 @@ class AnswerDesk:
         self.counters.count_tokens(prompt=sum(len(result.asked.tokens) for result in results), drawn=drawn)
 
 
-def _pieces(event: AnswerEvent, choices: Sequence[StreamedChoice]) -> list[dict[str, Any]]:
-    """Choices of the chunk that an event makes; `choices` begin with the first sample of its prompt."""
-    if isinstance(event, DrawnTokens):
-        told = [choices[one.sample_index].add(one) for one in event.tokens]
-        return [piece for piece in told if piece is not None]
-    return choices[event.sample_index].finish(event) if isinstance(event, Completion) else []
+def _pieces(
+    batch: Sequence[tuple[Ticket, AnswerEvent]], choices: Sequence[StreamedChoice], samples: int
+) -> list[dict[str, Any]]:
+    """Choices of the chunk that a batch makes; `samples` choices belong to each prompt."""
+    drawn: dict[int, StreamedChoice] = {}
+    ended: list[dict[str, Any]] = []
+    for ticket, event in batch:
+        first = ticket.place * samples
+        for one in event.tokens if isinstance(event, DrawnTokens) else ():
+            drawn[first + one.sample_index] = choice = choices[first + one.sample_index]
+            choice.add(one)
+        if isinstance(event, Completion):
+            drawn.pop(first + event.sample_index, None)
+            ended += choices[first + event.sample_index].finish(event)
+    return [*(piece for one in drawn.values() if (piece := one.piece()) is not None), *ended]

@@ -75,14 +75,14 @@ class ReplyWriter:
             return without_stop(text, self.asked.stop)
         return text
 
-    def chunk(
-        self, choices: Sequence[Mapping[str, Any]], version: int, *, usage: Mapping[str, int] | None = None
-    ) -> str:
+    def chunk_head(self, version: int) -> str:
+        """Beginning of every event of a stream, which `chunk` goes on from."""
+        return f"data: {json.dumps(self._head(version, chunk=True))[:-1]}"
+
+    def chunk(self, head: str, choices: Sequence[Mapping[str, Any]], *, usage: Mapping[str, int] | None = None) -> str:
         """One event of a stream."""
-        body = {**self._head(version, chunk=True), "choices": list(choices)}
-        if self.asked.usage:
-            body["usage"] = usage
-        return f"data: {json.dumps(body)}\n\n"
+        counts = f', "usage": {json.dumps(usage)}' if self.asked.usage else ""
+        return f'{head}, "choices": {json.dumps(choices)}{counts}}}\n\n'
 
     def _head(self, version: int, *, chunk: bool = False) -> dict[str, Any]:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
@@ -143,6 +143,8 @@ class StreamedChoice:
     """Index of the choice."""
     text: GrowingText = field(init=False)
     _drawn: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    _waiting: str = ""
+    """Text that is certain and was not sent."""
     _told: int = 0
     """Tokens whose log-probabilities were sent."""
     _length: int = 0
@@ -156,24 +158,28 @@ class StreamedChoice:
         """The chunk before any text: the role of a chat's answer."""
         return self._choice({"role": "assistant", "content": "", "refusal": None}) if self.writer.chat else None
 
-    def add(self, one: DrawnToken) -> dict[str, Any] | None:
-        """Take up a token; returns the chunk's choice, if there is something to send."""
+    def add(self, one: DrawnToken) -> None:
+        """Take up a token."""
         pairs = [] if one.likeliest is None else list(zip(*(column.tolist() for column in one.likeliest), strict=True))
         self._drawn[one.position :] = [ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
-        piece = self.text.add(one.position, one.token)
-        return self._piece(piece, len(self._drawn) - 1) if piece else None
+        self._waiting += self.text.add(one.position, one.token)
+
+    def piece(self) -> dict[str, Any] | None:
+        """The choice of a chunk with what is certain by now; None without text."""
+        return self._piece(len(self._drawn) - 1) if self._waiting else None
 
     def finish(self, completion: Completion) -> list[dict[str, Any]]:
         """The rest of the answer, and its reason to end."""
         self._drawn = tokens_of_completion(completion)
-        piece = self.text.finish(self.writer.answer_text(completion))
-        rest = [self._piece(piece, len(self._drawn))] if piece or self._told < len(self._drawn) else []
+        self._waiting += self.text.finish(self.writer.answer_text(completion))
+        rest = [self._piece(len(self._drawn))] if self._waiting or self._told < len(self._drawn) else []
         last = self._choice({} if self.writer.chat else "")
         last["finish_reason"] = FINISH_REASONS[completion.finish_reason]
         return [*rest, last]
 
-    def _piece(self, piece: str, until: int) -> dict[str, Any]:
-        """A chunk of text with the tokens up to `until`, which are certain now."""
+    def _piece(self, until: int) -> dict[str, Any]:
+        """A chunk of the waiting text with the tokens up to `until`."""
+        piece, self._waiting = self._waiting, ""
         asked, tokens = self.writer.asked, self._drawn[self._told : until]
         choice = self._choice({"content": piece} if self.writer.chat else piece)
         names = self.writer.served.token_text
