@@ -36,7 +36,7 @@ def save_tiny(folder: Path, *, seed: int = 3, template: str | None = DEFAULT_CHA
         heads=4,
         kv_heads=2,
         head_dim=16,
-        max_positions=256,
+        max_positions=512,
     )
     TokenPolicy(new_model(config, seed=seed), tokenizer).save_merged(folder)
     return folder

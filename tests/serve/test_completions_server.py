@@ -34,7 +34,7 @@ def test_a_text_completion_is_the_engines_answer_to_the_bit(server, folder):
         model="tiny", prompt="2+2=", max_tokens=12, logprobs=3, seed=7, n=3, extra_body={"return_token_ids": True}
     )
     draw = server.post("/tokenize", {"prompt": "2+2="}).json()
-    assert draw == {"tokens": ids(server, "2+2=").tolist(), "count": 4, "max_model_len": 256}
+    assert draw == {"tokens": ids(server, "2+2=").tolist(), "count": 4, "max_model_len": 512}
     again = opened(folder).engine
     prompt = ids(server, "2+2=")
     key = f"seed 7 of {hashlib.sha256(prompt.tobytes()).hexdigest()[:32]}"
@@ -195,7 +195,7 @@ BAD = {
     "huge ids": (text(prompt=[2**40]), 400, "prompt", VALUE),
     "a text for a number": (text(max_tokens="3"), 400, "max_tokens", VALUE),
     "a cold temperature": (text(temperature=-1), 400, "temperature", VALUE),
-    "a long prompt": (text(prompt="a" * 300), 400, "prompt", "context_length_exceeded"),
+    "a long prompt": (text(prompt="a" * 600), 400, "prompt", "context_length_exceeded"),
     "too many tokens": (chat(max_tokens=999), 400, "messages", "context_length_exceeded"),
     "an image": (chat(IMAGE), 400, "messages[0].content", "unsupported"),
     "penalties": (text(presence_penalty=1), 400, "presence_penalty", "unsupported"),

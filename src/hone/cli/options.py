@@ -116,6 +116,11 @@ SERVING = (
     CommandOption(flag="--model", metavar="NAME", help="name for clients (default: the run's or folder's)"),
     CommandOption(flag="--follow", help="take up each new checkpoint of the run, between two answers"),
     CommandOption(flag="--strict", help="refuse requests with fields that have no effect"),
+    CommandOption(
+        flag="--tool-format",
+        metavar="NAME",
+        help="how the model calls tools (default: as its template)",
+    ),
     CommandOption(flag="--slots", metavar="N", default="64", help="answers written at the same time (default: 64)"),
     CommandOption(flag="--queue", metavar="N", default="256", help="answers that may wait beside them (default: 256)"),
     CommandOption(

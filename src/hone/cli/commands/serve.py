@@ -46,6 +46,7 @@ def run(call: CommandCall) -> int:
         slots=int(parse_number(call.text("slots"), "--slots", least=1)),
         context=int(parse_number(call.text("context"), "--context", least=0)),
         seed=int(parse_number(call.text("seed"), "--seed", least=0)),
+        tool_format=call.text("tool_format"),
     )
     serve(open_served(source), place, screen.line)
     return 0

@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import Message
+from hone.core.dialogue import ToolSchema
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.serve.completions.api_errors import ApiError, unsupported
 from hone.serve.completions.fields import MAX_PROMPTS, ChatFields, ChatMessage, SamplingFields, TextFields
 from hone.serve.completions.served_model import ServedModel
 from hone.serve.completions.token_text import token_array
+from hone.serve.completions.tool_calls import told_of_tools, tool_schemas, with_objects
 
 _DEFAULT_TOKENS = 16
 """`max_tokens` of a completion that does not say it, as in OpenAI's protocol."""
@@ -51,6 +53,8 @@ class AskedAnswers:
     echo: bool = False
     messages: tuple[Message, ...] = ()
     """Messages of a chat; empty for texts."""
+    tools: tuple[ToolSchema, ...] = ()
+    """Tools that the model may call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,8 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
     """Read a body of `/v1/chat/completions`. Raises ApiError; DataError for messages that the chat template refuses."""
     _refuse_faults(fields, served)
     messages = chat_messages(fields.messages)
-    tokens = served.tokenizer.apply_chat(messages)
+    tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
+    tokens = told_of_tools(served.tokenizer, tools, served.tool_format).apply_chat(messages)
     given = fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens
     most = _most_tokens(given, len(tokens), served, default=served.context)
     top = (fields.top_logprobs or 0) if fields.logprobs else None
@@ -113,6 +118,7 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
         usage=fields.stream_options is not None and fields.stream_options.include_usage,
         token_ids=bool(fields.return_token_ids),
         messages=messages,
+        tools=tools,
     )
 
 
@@ -132,7 +138,7 @@ def chat_messages(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
         message.setdefault("content", "")
         if one.role == "developer":
             message["role"] = "system"
-        found.append(message)
+        found.append(with_objects(message, place))
     return tuple(found)
 
 

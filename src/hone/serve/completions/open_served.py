@@ -16,6 +16,7 @@ from hone.evaluate.text.open_policy import ModelSource, open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.serve.completions.served_model import ServedModel, fingerprint
 from hone.serve.completions.service import EngineService
+from hone.serve.completions.tool_calls import find_format
 from hone.store.checkpoints import Checkpoint
 from hone.store.folder import open_run
 
@@ -36,6 +37,8 @@ class ServedSource:
     context: int
     """Most tokens of a prompt and its answer; 0: the model's."""
     seed: int
+    tool_format: str = ""
+    """Format of the model's tool calls by name; empty: the one in which its chat template writes them."""
 
     @property
     def step(self) -> int | None:
@@ -84,7 +87,11 @@ def open_served(source: ServedSource) -> OpenedModel:
     known = {step or 0: fingerprint(source.name, step, policy.fingerprint())}
     engine.publish(step or 0)
     served = ServedModel(
-        name=source.name, tokenizer=policy.tokenizer, context=context, fingerprint_of=lambda version: known[version]
+        name=source.name,
+        tokenizer=policy.tokenizer,
+        context=context,
+        fingerprint_of=lambda version: known[version],
+        tool_format=find_format(policy.tokenizer, source.tool_format),
     )
     return OpenedModel(source, policy, engine, served, known)
 

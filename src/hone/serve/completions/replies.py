@@ -17,8 +17,11 @@ from hone.serve.completions.logprob_shapes import (
 )
 from hone.serve.completions.served_model import ServedModel
 from hone.serve.completions.token_text import GrowingText, without_stop
+from hone.serve.completions.tool_calls import call_shapes, parsed_answer
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
+CALLED: Final = "tool_calls"
+"""Reason to end of an answer that calls tools."""
 DONE: Final = "data: [DONE]\n\n"
 
 
@@ -75,6 +78,12 @@ class ReplyWriter:
             return without_stop(text, self.asked.stop)
         return text
 
+    def content_and_calls(self, number: int, completion: Completion) -> tuple[str | None, list[dict[str, Any]]]:
+        """Content of a chat's answer, and its calls in OpenAI's shape; None for calls without any text."""
+        parsed = parsed_answer(self.answer_text(completion), self.asked.tools, self.served.tool_format)
+        calls = call_shapes(parsed.calls, f"{self.asked.id}_{number}")
+        return ((parsed.content.strip() or None) if calls else parsed.content), calls
+
     def chunk_head(self, version: int) -> str:
         """Beginning of every event of a stream, which `chunk` goes on from."""
         return f"data: {json.dumps(self._head(version, chunk=True))[:-1]}"
@@ -121,11 +130,13 @@ class ReplyWriter:
 
     def _chat_choice(self, number: int, one: Completion | None) -> dict[str, Any]:
         assert one is not None  # a chat always draws
+        text, calls = self.content_and_calls(number, one)
+        message = {"role": "assistant", "content": text, "refusal": None}
         choice: dict[str, Any] = {
             "index": number,
-            "message": {"role": "assistant", "content": self.answer_text(one), "refusal": None},
+            "message": {**message, "tool_calls": calls} if calls else message,
             "logprobs": None,
-            "finish_reason": FINISH_REASONS[one.finish_reason],
+            "finish_reason": CALLED if calls else FINISH_REASONS[one.finish_reason],
         }
         if self.asked.top_logprobs is not None:
             choice["logprobs"] = chat_logprobs(self.served.token_text, tokens_of_completion(one))
@@ -165,16 +176,24 @@ class StreamedChoice:
         self._waiting += self.text.add(one.position, one.token)
 
     def piece(self) -> dict[str, Any] | None:
-        """The choice of a chunk with what is certain by now; None without text."""
-        return self._piece(len(self._drawn) - 1) if self._waiting else None
+        """The choice of a chunk with what is certain by now; None without text. With tools all waits for the end of the
+        answer: a part of a call is not text."""
+        return self._piece(len(self._drawn) - 1) if self._waiting and not self.writer.asked.tools else None
 
     def finish(self, completion: Completion) -> list[dict[str, Any]]:
         """The rest of the answer, and its reason to end."""
         self._drawn = tokens_of_completion(completion)
-        self._waiting += self.text.finish(self.writer.answer_text(completion))
+        calls: list[dict[str, Any]] = []
+        if self.writer.asked.tools:
+            text, calls = self.writer.content_and_calls(self.number, completion)
+            self._waiting = text or ""
+        else:
+            self._waiting += self.text.finish(self.writer.answer_text(completion))
         rest = [self._piece(len(self._drawn))] if self._waiting or self._told < len(self._drawn) else []
+        if calls:
+            rest.append(self._choice({"tool_calls": [{"index": place, **one} for place, one in enumerate(calls)]}))
         last = self._choice({} if self.writer.chat else "")
-        last["finish_reason"] = FINISH_REASONS[completion.finish_reason]
+        last["finish_reason"] = CALLED if calls else FINISH_REASONS[completion.finish_reason]
         return [*rest, last]
 
     def _piece(self, until: int) -> dict[str, Any]:

@@ -104,10 +104,12 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
 
 def _address(opened: OpenedModel, host: str, port: int) -> str:
     shown = f"[{host}]" if ":" in host else host
+    calls = opened.served.tool_format
     named = opened.served.fingerprint_of(opened.engine.version)
     return (
         f"serving {opened.served.name} ({named}) at http://{shown}:{port}/v1: {opened.engine.runner.name}, "
-        f"{opened.source.slots} slots, context {opened.served.context} tokens"
+        f"{opened.source.slots} slots, context {opened.served.context} tokens, "
+        f"{'no tools' if calls is None else f'tools as {calls.name}'}"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from hone.envs.tools.formats import ToolFormat
 from hone.models.language.tokenizers import Tokenizer
 from hone.serve.completions.token_text import TokenText
 
@@ -26,6 +27,8 @@ class ServedModel:
     """Most tokens of a prompt and its answer."""
     fingerprint_of: Callable[[int], str]
     """`system_fingerprint` of the weights of a version (`Completion.version`)."""
+    tool_format: ToolFormat | None = None
+    """Format in which the model calls tools; None: it has none."""
     token_text: TokenText = field(init=False)
 
     def __post_init__(self) -> None:
