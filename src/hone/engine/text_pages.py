@@ -33,6 +33,8 @@ class KeptTurns:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._turns: dict[tuple[str, int], KeptTurn] = {}
+        self._first_s = 0.0
+        """No turn's time is over before."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -44,6 +46,7 @@ class KeptTurns:
     def keep(self, turn: KeptTurn) -> None:
         """Keep a turn, in place of an earlier one of the same request and sample. Takes its references over."""
         self._release(turn.sample.request.id, turn.sample.number)
+        self._first_s = min(self._first_s, turn.until_s) if self._turns else turn.until_s
         self._turns[turn.sample.request.id, turn.sample.number] = turn
 
     def take(self, fill: PrefillGroup) -> KeptTurn | None:
@@ -68,8 +71,10 @@ class KeptTurns:
 
     def expire(self, now_s: float) -> None:
         """Drop the turns whose time is over."""
-        if self._turns:
-            self._drop([key for key, turn in self._turns.items() if turn.until_s <= now_s])
+        if not self._turns or now_s < self._first_s:
+            return
+        self._drop([key for key, turn in self._turns.items() if turn.until_s <= now_s])
+        self._first_s = min((turn.until_s for turn in self._turns.values()), default=0.0)
 
     def drop(self, wanted: Callable[[SampleState], bool]) -> None:
         """Drop the turns of the samples that are `wanted`."""
