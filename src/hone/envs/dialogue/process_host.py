@@ -28,6 +28,7 @@ from hone.envs.dialogue.protocol import (
     turn_from_json,
 )
 from hone.process.child import ChildLostError, ChildProcess, LineParser
+from hone.process.user_files import describe_error
 from hone.process.wire import decode, encode, unpack
 
 _WAIT_S: Final = 0.5
@@ -186,6 +187,12 @@ class ProcessHost:
     # ---------------------------------------------------------------------------------------- the thread
 
     def _run(self, child: ChildProcess[bytes]) -> None:
+        try:
+            self._serve(child)
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it, and all answers would be awaited
+            self._lost(child, f"the process of all worlds cannot be understood: {describe_error(error)}")
+
+    def _serve(self, child: ChildProcess[bytes]) -> None:
         while self._child is child:
             ready = self._sleep(child)
             with self._lock:
@@ -216,7 +223,7 @@ class ProcessHost:
         head, _, body = reply.partition(b" ")
         with self._lock:
             pending = self._pending.pop(int(head), None)
-        message = cast("Json", decode(body))
+        message = _message(body)
         if "died" in message:
             self._living.discard(int(head))
         if pending is None:
@@ -275,6 +282,17 @@ def _started(
         child.kill()
         raise UserCodeError(*reply["refused"])
     return child, reply
+
+
+def _message(body: bytes) -> Json:
+    """A line of a dialogue's process; its world may have written it."""
+    try:
+        message = decode(body)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        return {"error": f"its process sent an answer that is none: {body[:80]!r}"}
+    return cast("Json", message)
 
 
 def _result(message: Json) -> object:

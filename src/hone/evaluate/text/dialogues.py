@@ -21,6 +21,7 @@ from hone.envs.dialogue.process_host import ProcessHost
 from hone.envs.dialogue.protocol import WorldFaultError
 from hone.envs.dialogue.rows import dialogue_examples
 from hone.envs.dialogue.thread_host import ThreadHost
+from hone.envs.text.agent_sessions import is_captured
 from hone.envs.text.conversation import ConversationLimits
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.world import Prompt
@@ -96,7 +97,7 @@ class OpenedDialogue:
             check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, told.render_chat)
         if self.is_chat():
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
-            told.check_chat_continuation(roles)
+            _check_template(told, roles, limits.history)
         return self.host.warnings
 
     def environment(
@@ -185,6 +186,18 @@ def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
     return OpenedDialogue(task, host(task.world_spec, task.world))
 
 
+def _check_template(tokenizer: Tokenizer, roles: Sequence[str], history: History) -> None:
+    """Raise DataError for a chat template that a dialogue cannot go on with, with both of its renderings."""
+    tokenizer.check_chat_beginning(roles)
+    if history == "append":
+        try:
+            tokenizer.check_chat_continuation(roles)
+        except DataError as fault:
+            raise DataError(
+                *fault.messages, 'rollout.history = "template" follows such a template: dialogues go on in new rows'
+            ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerDialogue:
     """Implements `DialogueTokens` by a tokenizer and its chat template."""
@@ -198,8 +211,10 @@ class TokenizerDialogue:
     def bridge(
         self, history: Sequence[Message], said: str, answer: NDArray[np.int32], new: Sequence[Message]
     ) -> Bridge:
-        del said
-        return Bridge(tokens=self.tokenizer.continue_chat(history, new, answer=answer))
+        if self.history == "append":
+            return Bridge(tokens=self.tokenizer.continue_chat(history, new, answer=answer))
+        tokens, prompt = self.tokenizer.continue_or_rewrite_chat(history, new, said=said, answer=answer)
+        return Bridge(tokens=tokens, prompt=prompt)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return self.tokenizer.encode(text)
@@ -209,8 +224,8 @@ class TokenizerDialogue:
 
 
 def with_world_reward(given: object) -> object:
-    """Values of a config with `task` and `rewards`; for a dialogue its world's rewards are among the rewards, with
-    weight 1 if they do not name them."""
+    """Values of a config with `task` and `rewards`; for dialogues, also those that agents hold, the world's rewards are
+    among the rewards, with weight 1 if they do not name them."""
     if not isinstance(given, dict):
         return given
     values = cast("dict[str, object]", given)
@@ -228,9 +243,10 @@ def with_world_reward(given: object) -> object:
 
 def _asks_for_dialogues(task: object) -> bool:
     if isinstance(task, DialogueTaskConfig):
-        return task.is_dialogue
+        return task.is_dialogue or task.is_captured
     table = cast("dict[str, object]", task) if isinstance(task, dict) else {}
-    return str(table.get("source", "")).startswith(PREFIX) or table.get("tools") is not None
+    source = str(table.get("source", ""))
+    return source.startswith(PREFIX) or is_captured(source) or table.get("tools") is not None
 
 
 def _kind_of(reward: object) -> object:
@@ -246,7 +262,7 @@ def dialogue_faults(
     if not task.is_dialogue:
         faults = [f"context = {context}: for dialogues, and task names no world and no tools"] if context else []
         faults += ['history = "template": for dialogues, and task names no world and no tools'] * (history != "append")
-        if any(isinstance(reward, RewardWorld) for reward in rewards.functions):
+        if not task.is_captured and any(isinstance(reward, RewardWorld) for reward in rewards.functions):
             faults.append('rewards.functions: kind = "world" needs a world in task.source, or task.tools')
         return faults
     faults = []

@@ -118,6 +118,38 @@ class Tokenizer:
         repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids
         return tokens[1:] if repeated else tokens
 
+    def continue_or_rewrite_chat(
+        self, history: Sequence[Message], new: Sequence[Message], *, said: str, answer: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32] | None]:
+        """`continue_chat`, and None where the chat template keeps all that was written; where it rewrites earlier
+        messages once the answer (text `said`, tokens `answer`) and `new` follow, no tokens, and the whole conversation
+        as it writes it.
+
+        Raises DataError when the template does not take these messages.
+        """
+        before, after = self._chat_around_answer(history, new)
+        whole = [*history, {"role": "assistant", "content": said}, *new]
+        appended = f"{before}{said}{''.join(text for text, _ in after)}"
+        if before == self.render_chat(history) and appended == self.render_chat(whole):
+            return self.continue_chat(history, new, answer=answer), None
+        return np.zeros(0, np.int32), self.apply_chat(whole)
+
+    def check_chat_beginning(self, roles: Sequence[str] = ("user",)) -> None:
+        """Self-test of the chat template, without a model: what stands before an answer must be what the template
+        renders as its prompt, with new messages of these `roles` after it.
+
+        Raises DataError that shows both texts.
+        """
+        faults, history = ErrorCollector(DataError), [{"role": "user", "content": "a question"}]
+        for role in roles:
+            before, _ = self._chat_around_answer(history, [{"role": role, "content": "a reply"}])
+            if before != (prompt := self.render_chat(history)):
+                faults.add(
+                    f"the chat template rewrites the prompt once an answer and a message of {role!r} follow: it "
+                    f"renders {before!r} before the answer, and {prompt!r} as the prompt: no dialogue can go on"
+                )
+        faults.raise_if_any()
+
     def check_chat_continuation(self, roles: Sequence[str] = ("user",)) -> None:
         """Self-test of the chat template, without a model: a conversation that `continue_chat` appends to must be what
         the template renders as a whole, with new messages of these `roles`.

@@ -67,13 +67,18 @@ class TokenLayout:
             require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
         begins = np.zeros(len(episodes), dtype=np.bool_)
+        forked = episodes.part is not None and bool((episodes.part > 0).any())
+        if forked:
+            begins = episodes.part <= 0
         if self.unit == "group":
             order = np.argsort(episodes.group, kind="stable")
             advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
             episodes = episodes.take(order)
             begins = np.diff(episodes.group, prepend=episodes.group[:1] - 1) > 0
         starts, trunks = shared_rows(episodes, row_tokens, begins)
-        units = np.flatnonzero(begins[starts]) if self.unit == "group" else np.arange(len(starts))
+        # Rows of a group, or of a dialogue, stay together; others are units of their own.
+        whole = self.unit == "group" or forked
+        units = np.flatnonzero(begins[starts]) if whole else np.arange(len(starts))
         return TokenRows(
             layout=self,
             episodes=episodes,
@@ -166,19 +171,24 @@ class TokenRows:
         return answers
 
     def _sequence_weight(self, reduction: Reduction) -> NDArray[np.float64]:
-        """`[E]` weight of a decision of each sequence, by the totals of all ranks. Rows of one dialogue are one
-        sequence."""
-        scheme, lengths, group = self.layout.scheme, self._counted_lengths(), self.episodes.group
-        number: Ints | slice = slice(None)
-        if self.episodes.part is not None and self.episodes.id is not None:
-            # A row of a log that knows no parts (-1) is a dialogue of its own.
-            own = np.where(self.episodes.part < 0, -1 - np.arange(len(group)), self.episodes.id)
-            first, number = np.unique(np.stack([group, own]), axis=1, return_index=True, return_inverse=True)[1:]
-            number = number.reshape(-1)
-            lengths, group = np.bincount(number, weights=lengths).astype(np.int64), group[first]
-        if isinstance(scheme, PromptScheme):
-            return whole_batch(scheme.weigh, reduction)(lengths, group)[number]
-        return whole_batch(scheme, reduction)(lengths)[number]
+        """`[E]` weight of a decision of each sequence, by the totals of all ranks."""
+        scheme, dialogue = self.layout.scheme, self._dialogue()
+        lengths = np.bincount(dialogue, weights=self._counted_lengths()).astype(np.int64)
+        if not isinstance(scheme, PromptScheme):
+            return whole_batch(scheme, reduction)(lengths)[dialogue]
+        group = np.zeros(len(lengths), np.int64)
+        group[dialogue] = self.episodes.group
+        return whole_batch(scheme.weigh, reduction)(lengths, group)[dialogue]
+
+    def _dialogue(self) -> Ints:
+        """`[E]` number of the dialogue of each sequence, which counts once however many rows it has."""
+        count = len(self.episodes)
+        if self.episodes.part is None or self.episodes.id is None:
+            return np.arange(count)
+        # A row of a log that knows no parts (-1) is a dialogue of its own.
+        own = np.where(self.episodes.part < 0, -1 - np.arange(count), self.episodes.id)
+        pairs = np.stack([self.episodes.group, own])
+        return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
     def _counted_lengths(self) -> Ints:
         """`[E]` decisions of each sequence that count in the weights' denominators."""
@@ -190,7 +200,10 @@ class TokenRows:
     def _fixed_weight(self, term: TermWeights, reduction: Reduction) -> NDArray[np.float64]:
         """`[E]` weight of the term for each sequence, or for its group, by the totals of all ranks."""
         if term.per != "group":
-            return whole_batch(term.scheme, reduction)(self._counted_lengths())
+            dialogue = self._dialogue()
+            lengths = np.bincount(dialogue, weights=self._counted_lengths()).astype(np.int64)
+            rows = np.bincount(dialogue) if term.per == "sequence" else np.ones(len(lengths))  # a value for each row
+            return (whole_batch(term.scheme, reduction)(lengths) / rows)[dialogue]
         assert self.layout.unit == "group", 'weights per group need unit = "group"'
         decisions = np.diff(offsets_of(self._counted_lengths())[self.unit_sequences])
         return whole_batch(term.scheme, reduction)(decisions)[owner_of(self.unit_sequences)]
