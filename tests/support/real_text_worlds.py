@@ -26,7 +26,12 @@ def best(piles: list[int]) -> str:
 
 
 def nim(seed: int, player) -> tuple[float, list[str]]:
-    world, texts = TextArenaWorld("Nim-v0", moves=MOVES, seat=0, show=["latest_board", "player_action"]), []
+    world, texts = (
+        TextArenaWorld(
+            "Nim-v0", opponent={"use": "random", "moves": MOVES}, seat=0, show=["latest_board", "player_action"]
+        ),
+        [],
+    )
     turn = world.begin({}, seed)
     while not turn.done:
         texts.append(turn.messages[0]["content"])
@@ -53,7 +58,9 @@ def guess(seed: int) -> float:
 
 
 def three_players() -> bool:
-    world = TextArenaWorld("ThreePlayerTicTacToe-v0", moves=[f"[{n}]" for n in range(25)], players=3)
+    world = TextArenaWorld(
+        "ThreePlayerTicTacToe-v0", opponent={"use": "random", "moves": [f"[{n}]" for n in range(25)]}, players=3
+    )
     turn, draws = world.begin({}, 5), random.Random(0)
     while not turn.done:
         turn = world.answer(PolicyTurn(text=f"[{draws.randrange(25)}]"))

@@ -25,7 +25,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nim(**options) -> TextArenaWorld:
-    return TextArenaWorld("Nim-v0", **{"moves": MOVES, **options})
+    return TextArenaWorld("Nim-v0", **{"opponent": {"use": "random", "moves": MOVES}, **options})
 
 
 def say(world: TextArenaWorld, text: str):
@@ -49,6 +49,12 @@ def test_the_latest_board_alone() -> None:
     world = nim(seat=0, show=["latest_board"])
     assert str(world.begin({}, 3).messages[0]["content"]).count("pile 0") == 1
     assert say(world, "[2 5]")[1].count("Current Pile") == 1
+
+
+def test_parts_of_the_messages() -> None:
+    world = nim(seat=0, show=["latest_board"], read=r"pile \d: (\d)")
+    assert world.begin({}, 3).messages[0]["content"] == "3 4 5\n"
+    assert len(say(world, "[2 5]")[1]) == 6
 
 
 def test_the_other_player_may_begin() -> None:
@@ -123,18 +129,19 @@ def test_another_player_may_play(tmp_path: Path) -> None:
 
 def test_faults_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as refused:
-        TextArenaWorld("Nim-v1", seat=2, show=["board"], rewards="own", opponent={}).begin({}, 0)
+        TextArenaWorld("Nim-v1", seat=2, show=["board"], rewards="own", opponent={"pile": 1}, read="(").begin({}, 0)
     words = "\n".join(refused.value.messages)
-    assert len(refused.value.messages) == 5
+    assert len(refused.value.messages) == 6
     assert "did you mean Nim-v0?" in words
     assert "opponent names no player" in words
     assert "rewards = 'own'" in words
+    assert "read = '('" in words
     assert "seat = 2 is none of 2 players" in words
     assert "show has the kind 'board'" in words
-    with pytest.raises(ConfigError, match="needs `moves`"):
-        TextArenaWorld("Nim-v0").begin({}, 0)
+    with pytest.raises(ConfigError, match="takes `moves`"):
+        nim(opponent="random").begin({}, 0)
     with pytest.raises(UserCodeError, match="no move of"):
-        nim(moves=["[7 7]"], seat=1).begin({}, 0)
+        nim(opponent={"use": "random", "moves": ["[7 7]"]}, seat=1).begin({}, 0)
     monkeypatch.setattr(textarena, "textarena", None)
     with pytest.raises(ResourceError, match="pip install textarena"):
         nim().begin({}, 0)

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import random
+import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,33 +34,33 @@ Player = Callable[[str], str]
 
 
 class TextArenaWorld:
-    """One game of TextArena, by its id: `{game = "TicTacToe-v0", moves = ["[0]", "[1]", ...]}`."""
+    """One game of TextArena, by its id: `{game = "Nim-v0", opponent = {use = "random", moves = ["[0 1]", ...]}}`."""
 
     def __init__(
         self,
         game: str,
         *,
-        moves: Sequence[str] = (),
-        opponent: str | Mapping[str, Any] = "random",
+        opponent: str | Mapping[str, Any] = "",
         players: int = 2,
         seat: int | None = None,
         show: Sequence[str] = _ALL,
+        read: str = "",
         rewards: RewardScale = "unit",
     ) -> None:
         """Describe a game.
 
-        `moves`: all moves of the game, of which the random opponent draws legal ones. `opponent`: `random`, or the
-        reference of a player (`file.py:name`): a function from its observation to its action, or a class, such as an
-        agent of `textarena.agents`; a table `{use = ..., NAME = ...}` gives arguments. `players`: number of seats.
-        `seat`: that of the policy; None draws it for each game. `show`: kinds of messages that the policy reads;
-        `latest_board` in the place of `game_board` leaves out all boards but the latest. `rewards`: the game's own, or
-        these from 0 to 1 (`unit`: 1 won, 0.5 drawn, 0 lost): a dialogue that a limit cuts has the reward 0, and with
-        -1 for a loss a policy learns to be cut.
+        `opponent`: a table `{use = ..., NAME = ...}` of a player and its arguments. `random` draws legal moves among
+        `moves`; `file.py:name` is a function from its observation to its action, or a class, such as an agent of
+        `textarena.agents`. `players`: number of seats. `seat`: that of the policy; None draws it for each game.
+        `show`: kinds of messages that the policy reads; `latest_board` in the place of `game_board` leaves out all
+        boards but the latest. `read`: a regular expression of which the policy reads the matches (their first groups)
+        in place of the messages. `rewards`: the game's own, or these from 0 to 1 (`unit`: 1 won, 0.5 drawn, 0 lost): a
+        dialogue that a limit cuts has the reward 0, and with -1 for a loss a policy learns to be cut.
         """
         self._game, self._players, self._seat, self._show = game, players, seat, frozenset(show)
         table = {"use": opponent} if isinstance(opponent, str) else dict(opponent)
         self._opponent, self._options = str(table.pop("use", "")), table
-        self._moves, self._rewards = tuple(moves), rewards
+        self._read_pattern, self._rewards = read, rewards
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
         """Begin a game; a column `seed` fixes its chance moves, for games that several samples are to share."""
@@ -89,7 +90,7 @@ class TextArenaWorld:
         while not done and state.current_player_id != self._place:
             self._read[state.current_player_id] += self._news(state.current_player_id, _ALL)
             done, _ = self._env.step(self._player(self._read[state.current_player_id]))
-        text = self._news(self._place, self._show)
+        text = self._read_by_policy(self._news(self._place, self._show))
         messages = [{"role": "user", "content": text}] if text else []
         if not done:
             return WorldTurn(messages=messages)
@@ -99,6 +100,12 @@ class TextArenaWorld:
         facts = {"won": float(paid > 0), "drawn": float(paid == 0), "invalid_moves": float(invalid)}
         reward = paid if self._rewards == "game" else (paid + 1) / 2
         return WorldTurn(messages=messages, reward=reward, done=True, facts=facts)
+
+    def _read_by_policy(self, text: str) -> str:
+        if not self._read_pattern:
+            return text
+        found = re.finditer(self._read_pattern, text)
+        return " ".join(one[1] if one.groups() else one[0] for one in found) + "\n"
 
     def _news(self, seat: int, kinds: Collection[str]) -> str:
         """Messages that a seat has not read yet, without its own moves."""
@@ -117,18 +124,19 @@ class TextArenaWorld:
     def _random_move(self, _: str) -> str:
         """A legal move, each with the same chance: moves are tried on copies of the game."""
         self._turn += 1
-        order = permutation(self._seed, "textarena/random", self._turn, count=len(self._moves)).tolist()
+        moves = list(self._options["moves"])
+        order = permutation(self._seed, "textarena/random", self._turn, count=len(moves)).tolist()
         for place in order:
             tried, before = copy.deepcopy(self._env), random.getstate()
             seat = tried.state.current_player_id
-            tried.step(self._moves[place])
+            tried.step(moves[place])
             random.setstate(before)
             if not _was_invalid(tried, seat):
-                return self._moves[place]
-        raise UserCodeError(f"no move of {list(self._moves)} is legal in {self._game}: name all its moves in `moves`")
+                return moves[place]
+        raise UserCodeError(f"no move of {moves} is legal in {self._game}: name all its moves")
 
     def _made_opponent(self) -> Player:
-        if self._opponent == "random":
+        if self._opponent == "random" or self._players == 1:
             return self._random_move
         found = load_reference(self._opponent, kind="opponent")
         if inspect.isclass(found):
@@ -143,12 +151,18 @@ class TextArenaWorld:
         if self._game not in textarena.envs.registration.ENV_REGISTRY:
             known = list(textarena.envs.registration.ENV_REGISTRY)
             faults.add(f"game = {self._game!r} is no game of TextArena{did_you_mean(self._game, known)}")
-        if self._opponent == "random" and self._players > 1 and not self._moves:
-            faults.add("the random opponent needs `moves`, all moves of the game: it plays the legal ones among them")
+        if self._players > 1 and not self._opponent:
+            faults.add(
+                "opponent names no player: write opponent = { use = 'random', moves = [...] }, or a file.py:name"
+            )
+        if self._opponent == "random" and (set(self._options) != {"moves"} or not self._options["moves"]):
+            faults.add("the random opponent takes `moves`, all moves of the game: it plays the legal ones among them")
         if self._rewards not in get_args(RewardScale):
             faults.add(f"rewards = {self._rewards!r} is none of {', '.join(get_args(RewardScale))}")
-        if not self._opponent:
-            faults.add("opponent names no player: write use = 'file.py:name' in its table")
+        try:
+            re.compile(self._read_pattern)
+        except re.error as error:
+            faults.add(f"read = {self._read_pattern!r} is no regular expression: {error}")
         if self._seat is not None and not 0 <= self._seat < self._players:
             faults.add(f"seat = {self._seat} is none of {self._players} players; the first seat is 0")
         for kind in sorted(self._show - {*_ALL, "latest_board"}):
