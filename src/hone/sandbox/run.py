@@ -18,6 +18,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, ResourceError
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import unpack
+from hone.sandbox.folders import remove_folders
 from hone.sandbox.frames import frame
 from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
 
@@ -54,6 +55,7 @@ LIBRARIES = (
 _CALLS_A_ZYGOTE = 5000
 _START_S = 60.0
 _GRACE_S = 30.0
+_END_S = 2.0
 _ATTEMPTS = 2
 
 
@@ -127,8 +129,7 @@ class CodeSandbox:
     def close(self) -> None:
         """Kill the processes; a later call starts others."""
         for _ in self._all:
-            zygote = self._free.get()
-            zygote.end()
+            self._free.get().end(patience_s=_END_S)
         for zygote in self._all:
             self._free.put(zygote)
 
@@ -189,15 +190,17 @@ class _Zygote:
                 raise
             self._calls += 1
             if self._calls >= _CALLS_A_ZYGOTE:
-                self.end()
+                self.end(patience_s=_END_S)
             return reply
         return {"verdict": "refused", "error": f"the process of the sandbox was lost {_ATTEMPTS} times: {lost}"}
 
-    def end(self) -> None:
-        """Kill the process, with everything in it."""
+    def end(self, *, patience_s: float = 0.0) -> None:
+        """End the process, with everything in it: by itself within `patience_s`, else by force."""
         child, self._child, self._report = self._child, None, None
         if child is not None:
-            child.kill()
+            pid = child.pid
+            child.shut_down(patience_s)
+            remove_folders(pid)
 
 
 def _hello(policy: SandboxPolicy) -> dict[str, object]:

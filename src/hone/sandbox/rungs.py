@@ -11,7 +11,6 @@ Each is tried in a process that is thrown away, never assumed.
 
 import contextlib
 import os
-import shutil
 import signal
 import stat
 import tempfile
@@ -42,6 +41,7 @@ from hone.process.linux import (
     try_in_child,
     unmount,
 )
+from hone.sandbox.folders import delete_folder, new_folder
 from hone.sandbox.jail import (
     DEVICES,
     ProgramLimits,
@@ -176,7 +176,7 @@ class LandlockRung:
 
     def open_folder(self) -> str:
         """Make a folder among the temporary ones."""
-        folder = tempfile.mkdtemp(prefix="hone-sandbox-")
+        folder = new_folder()
         self.own(folder)
         return folder
 
@@ -214,7 +214,7 @@ class NoRung:
 
     def open_folder(self) -> str:
         """Make a folder among the temporary ones."""
-        return tempfile.mkdtemp(prefix="hone-sandbox-")
+        return new_folder()
 
     def own(self, path: str) -> None:
         """Leave a file as it is."""
@@ -304,13 +304,3 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-
-
-def delete_folder(folder: str) -> None:
-    """Delete a folder with all in it, also where a program closed it to itself."""
-    for place, folders, _ in os.walk(folder):
-        for name in folders:
-            path = Path(place, name)
-            if not path.is_symlink():
-                path.chmod(0o700)
-    shutil.rmtree(folder)
