@@ -200,6 +200,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         options=(
             CommandOption(flag="--prompt", metavar="TEXT", help="the prompt (default: problems of its own task)"),
             CommandOption(flag="--raw", help="the prompt as it is, without the model's chat template"),
+            CommandOption(flag="--dialogue", help="turn by turn, with the world's answers, the end and the score"),
             CommandOption(flag="--count", metavar="N", default="10", help="number of answers (default: 10)"),
             CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
             *PROBLEMS,
@@ -214,6 +215,27 @@ COMMANDS: tuple[CommandSpec, ...] = (
         module="hone.cli.commands.serve",
         positionals=(CHECKPOINT,),
         options=SERVING,
+    ),
+    CommandSpec(
+        name="play",
+        summary="a dialogue with a trained policy: you take the world's side, or the user's",
+        module="hone.cli.commands.play",
+        positionals=(
+            ("world", "the world: file.py:Class, package.module:Class, or own for that of the run's task"),
+            CHECKPOINT,
+        ),
+        options=(
+            CommandOption(
+                flag="--side",
+                metavar="SIDE",
+                default="world",
+                help="world: you answer in its place, an empty line is its own answer (default); user: you ask",
+            ),
+            CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
+            SEED,
+            RUNS,
+            CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+        ),
     ),
     CommandSpec(
         name="export",

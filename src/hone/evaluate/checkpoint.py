@@ -34,9 +34,16 @@ from hone.evaluate.text.reward_models import load_reward_scorer
 from hone.evaluate.text.search_run import OpenedSearch
 from hone.evaluate.text.server import evaluate_text_server
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
-from hone.evaluate.text.text_eval import EvaluationConfig, GenerationReport, TextEvaluation, prepare_evaluation
+from hone.evaluate.text.text_eval import (
+    EvaluationConfig,
+    GenerationReport,
+    ScoredAnswers,
+    TextEvaluation,
+    prepare_evaluation,
+)
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
+from hone.store.answers import AnswerRow
 from hone.store.search import SearchRecord
 from hone.store.verification import verify_policy
 
@@ -202,6 +209,25 @@ def sample_answers(
     loaded = _open(policy, wanted.device)
     if wanted.prompt is not None:
         return [(wanted.prompt, answer, None) for answer in _answer_prompt(loaded, wanted.prompt, wanted, hearer)]
+    judged = _judged(policy, loaded, wanted, hearer)
+    scores = [None if np.isnan(score) else float(score) for score in judged.scores]
+    return list(zip(judged.prompts, judged.answers, scores, strict=True))
+
+
+def sample_dialogues(policy: Path, wanted: SampleRequest) -> Sequence[AnswerRow]:
+    """Hold `count` dialogues with the world or tools of the run's task. Raises ConfigError for a task without."""
+    if is_control(policy):
+        raise ConfigError(f"{policy} is a control policy, which writes no text; evaluate it with `hone eval`")
+    if wanted.prompt is not None:
+        raise ConfigError("--dialogue is about problems of the task, and --prompt asks one of yours; leave one out")
+    rows = _judged(policy, _open(policy, wanted.device), wanted, None).rows()
+    if not any(row.turns for row in rows):
+        raise ConfigError(f"{policy}: its task has prompts that are answered once; leave --dialogue out")
+    return rows
+
+
+def _judged(policy: Path, loaded: TokenPolicy, wanted: SampleRequest, hearer: StreamListener | None) -> ScoredAnswers:
+    """Answers to `count` held-out problems."""
     if wanted.run is None and not wanted.task.task:
         raise ConfigError(f"{policy} is not in a run: give a prompt with --prompt, or problems with --task")
     config = evaluation_config(wanted.run, wanted.task, problems=wanted.count, seed=wanted.seed).model_copy(
@@ -210,11 +236,9 @@ def sample_answers(
     context = loaded.decoder.config.max_positions
     exam = _prepared(config, wanted.run, loaded.tokenizer, context, wanted.count, wanted.seed, wanted.device)
     try:
-        judged = exam.evaluate_policy(loaded, hearer)
+        return exam.evaluate_policy(loaded, hearer)
     finally:
         exam.close()
-    scores = [None if np.isnan(score) else float(score) for score in judged.scores]
-    return list(zip(judged.prompts, judged.answers, scores, strict=True))
 
 
 def _open(policy: Path, device: str) -> TokenPolicy:

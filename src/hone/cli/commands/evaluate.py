@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from hone.cli.commands.perturb import parse_perturbations, show_robustness
 from hone.cli.commands.show import find_run
 from hone.cli.options import CommandCall, parse_number
+from hone.cli.terminal.dialogue import show_dialogues
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.cli.terminal.streaming import AnswerStream
@@ -172,6 +173,9 @@ def _sample(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
         device=asked.device,
         task=asked.task,
     )
+    if call.switch("dialogue"):
+        show_dialogues(screen, checkpoint.sample_dialogues(asked.policy, wanted))
+        return 0
     if not sys.stdout.isatty():
         show_answers(screen, checkpoint.sample_answers(asked.policy, wanted))
         return 0

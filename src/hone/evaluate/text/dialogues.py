@@ -111,8 +111,14 @@ class OpenedDialogue:
         one_seed: bool = False,
     ) -> DialogueEnvironment:
         """The other side of dialogues that begin with `prompts`; the rest as in `DialogueRules`."""
-        task, tools, told = self.task, self.task.tools, self.tokenizer(tokenizer)
-        rules = DialogueRules(
+        rules = self.rules(limits, keeps_last_words=keeps_last_words, one_seed=one_seed)
+        tokens = TokenizerDialogue(self.tokenizer(tokenizer), limits.history)
+        return DialogueEnvironment(self.host, rules, tokens, prompts, seed=seed)
+
+    def rules(self, limits: DialogueLimits, *, keeps_last_words: bool = False, one_seed: bool = False) -> DialogueRules:
+        """Limits of its dialogues, and the form of their calls."""
+        task, tools = self.task, self.task.tools
+        return DialogueRules(
             turns=task.turns,
             context=limits.context,
             message_tokens=task.world.message_tokens,
@@ -125,7 +131,6 @@ class OpenedDialogue:
             keeps_last_words=keeps_last_words,
             one_seed=one_seed,
         )
-        return DialogueEnvironment(self.host, rules, TokenizerDialogue(told, limits.history), prompts, seed=seed)
 
     def write_protect(self, folder: Path) -> None:
         """Keep worlds from writing into a folder; call it before the first dialogue."""
