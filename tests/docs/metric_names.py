@@ -17,14 +17,14 @@ def catalogue() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 def variable_parts() -> dict[str, list[str]]:
-    """The values of `{phase}`, `{stop}` and `{part}`; other names in braces stand for a number, or for another metric."""
+    """The values of `{phase}`, `{stop}`, `{part}`; other names in braces stand for a number, or for another metric."""
     return tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))["names"]
 
 
 def listed() -> re.Pattern[str]:
     """Matches every name that the catalogue lists."""
     parts = {name: "|".join(values) for name, values in variable_parts().items()}
-    parts |= {"task": r"\d+", "step": r"\d+", "metric": r".+", "reward": r".+", "fact": r"\w+"}
+    parts |= {"task": r"\d+", "step": r"\d+", "metric": r".+", "reward": r".+", "fact": r"\w+", "dialogue": r"\w+/\w+"}
     names = [re.sub(r"\\\{(\w+)\\\}", lambda found: f"(?:{parts[found[1]]})", re.escape(name)) for name in all_names()]
     return re.compile("|".join(names))
 
