@@ -21,6 +21,8 @@ from hone.core.errors import DataError
 from hone.store.durable import Json, from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
 CLOCK_PREFIX = "time/"
+CLOCK_NAMES = frozenset({"world/wait_s", "world/p95_s", "world/late", "rollout/idle_world"})
+"""Further metrics that depend on time; those of an evaluation have `eval/` before them."""
 STEP = "step"
 NON_FINITE = "non_finite"
 _MAX_STEP = 1 << 62
@@ -231,12 +233,17 @@ def without_clock_metrics(lines: Iterable[str]) -> list[str]:
     return [_without_clock(line) for line in lines]
 
 
+def depends_on_clock(name: str) -> bool:
+    """True for a metric that two equal runs do not have in common."""
+    return name.startswith(CLOCK_PREFIX) or name.removeprefix("eval/") in CLOCK_NAMES
+
+
 def _without_clock(line: str) -> str:
     parsed = cast("dict[str, Json]", json.loads(line))
-    kept = {name: value for name, value in parsed.items() if not name.startswith(CLOCK_PREFIX)}
+    kept = {name: value for name, value in parsed.items() if not depends_on_clock(name)}
     non_finite = kept.pop(NON_FINITE, None)
     if isinstance(non_finite, list):
-        names = [name for name in non_finite if not str(name).startswith(CLOCK_PREFIX)]
+        names = [name for name in non_finite if not depends_on_clock(str(name))]
         kept |= {NON_FINITE: names} if names else {}
     return json.dumps(kept, allow_nan=False) + "\n"
 
