@@ -181,6 +181,11 @@ def evaluate_server(
             f"{run}: evaluation.rewards has a reward model, which scores token ids, and --server gets text; serve the "
             'reward model as kind = "server", or leave --server out'
         )
+    if config.task.is_dialogue:
+        raise ConfigError(
+            f"{run}: evaluation.task is a dialogue, whose turns go on token by token, and --server gets text; leave "
+            "--server out"
+        )
     tokenizer, context = open_tokenizer(ModelSource(path=str(policy)))
     key_from = SERVER_KEY if SERVER_KEY in os.environ else None
     client = OpenAiClient(HttpClient(ServerAddress(url=url, api_key_env=key_from)), model=model, seed=seed)
@@ -262,7 +267,7 @@ def _prepared(
     try:
         scorer.check(exam.examples.column_names(), exam.examples.rows)
         if run is not None:
-            scorer.write_protect(run)
+            exam.write_protect(run)
     except BaseException:
         exam.close()
         raise

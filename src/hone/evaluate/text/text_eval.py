@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -270,6 +271,13 @@ class TextEvaluation:
         return replace(
             judged, generation=GenerationReport(runner=engine.runner.name, stats=engine.stats, note=engine.note)
         )
+
+    def write_protect(self, folder: Path) -> None:
+        """Keep worlds and reward functions from writing into a folder; call it before the first answers."""
+        if isinstance(self.scorer, RewardScorer):
+            self.scorer.write_protect(folder)
+        if self.dialogues is not None:
+            self.dialogues.dialogue.write_protect(folder)
 
     def _longest_prompt(self) -> int:
         """Most tokens before an answer."""
