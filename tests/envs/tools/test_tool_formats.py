@@ -1,6 +1,7 @@
 """Formats of tool calls: rendered calls are parsed again, faults are words, templates of other formats are found."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from hone.core.dialogue import ToolCall, ToolSchema
 from hone.core.errors import ConfigError, DataError
 from hone.envs.tools.formats import TOOL_FORMATS, check_round_trip, same_calls
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def schema(name: str, required: list[str] | None = None, **kinds: str) -> ToolSchema:
@@ -220,3 +223,34 @@ def test_a_template_of_another_format_is_refused(style: str, name: str) -> None:
     assert "The template writes" in message
     assert "the format writes" in message
     assert f"Formats that read it: {style}" in message
+
+
+FAMILIES = {
+    "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_instruct_2507": "hermes", "llama3_1": "llama3_json",
+    "llama3_2": "llama3_json", "qwen3_5_think": "qwen_xml", "qwen3_6": "qwen_xml", "nemotron_3_nano": "qwen_xml",
+}  # fmt: skip
+"""Chat templates of models, as TRL brings them, and the format of their calls."""
+
+
+@pytest.mark.slow  # makes an environment with TRL
+def test_templates_of_models_write_calls_in_the_format_of_their_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from peers import require_peer
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (folder,) = (require_peer("trl").parents[1] / "lib").glob("python3*/site-packages/trl/chat_templates")
+    described = [one.as_function() for one in (SEARCH, ADD, CLOCK)]
+    for family, fitting in FAMILIES.items():
+        text = (folder / f"{family}.jinja").read_text()
+
+        def render(messages, /, *, add_generation_prompt: bool, text=text) -> str:
+            (rendered,), _ = render_jinja_template(
+                conversations=[list(messages)], chat_template=text, tools=described,
+                add_generation_prompt=add_generation_prompt, bos_token="<s>", eos_token="</s>",
+            )  # fmt: skip
+            return rendered
+
+        check_round_trip(TOOL_FORMATS[fitting], (SEARCH, ADD, CLOCK), render)
+        for other in TOOL_FORMATS.keys() - {fitting}:
+            with pytest.raises(ConfigError, match=f"Formats that read it: {fitting}"):
+                check_round_trip(TOOL_FORMATS[other], (SEARCH, ADD, CLOCK), render)
