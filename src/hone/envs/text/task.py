@@ -82,8 +82,8 @@ class TaskConfig(Config):
         """
         if self.is_captured:
             raise ConfigError(
-                f"task.source = {self.source!r}: sessions of agents are for the recipes that learn from scored answers as "
-                "they are drawn, such as grpo; here a file or a reasoning-gym task is needed"
+                f"task.source = {self.source!r}: sessions of agents are for the recipes that learn from scored answers "
+                "as they are drawn, such as grpo; here a file or a reasoning-gym task is needed"
             )
         if self.source.startswith(PREFIX):
             return reasoning_gym_examples(

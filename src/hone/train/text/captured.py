@@ -1,0 +1,125 @@
+"""Sessions of agents, wired: the address that they call, the engine that answers, and the scorer of their sessions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hone.core.clock import SystemClock
+from hone.core.credit import Metrics
+from hone.core.errors import ConfigError
+from hone.envs.adapters.verifiers import VerifiersDriver
+from hone.envs.text.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
+from hone.envs.text.dataset import ExampleDataset, build_examples
+from hone.envs.text.task import TaskConfig
+from hone.envs.text.world import Prompt
+from hone.evaluate.text.engine_actor import EngineActor
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.scorer import RewardScorer
+from hone.serve.capture.capture_app import CaptureRoutes
+from hone.serve.capture.capture_desk import CaptureDesk
+from hone.serve.capture.capture_server import CaptureServer
+from hone.serve.capture.capture_world import CaptureLimits, CaptureWorld
+from hone.serve.capture.session_plan import SessionPlan
+from hone.train.sources.live import LiveSource
+from hone.train.text.live import engine_actor
+from hone.train.text.open_text import TextInputs
+from hone.train.text.rollout_config import RolloutConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedText:
+    """Sessions of agents as a live task: the address, the engine and the scorer."""
+
+    world: CaptureWorld
+    actor: EngineActor
+    scorer: RewardScorer
+    server: CaptureServer
+
+    def source(self) -> LiveSource[TokenPolicy]:
+        """Source of their episodes."""
+        return LiveSource[TokenPolicy](self.world, self.actor, actor_metrics=self.metrics)
+
+    def metrics(self) -> Metrics:
+        """Metrics of the latest rollout."""
+        return {**self.actor.metrics(), **self.scorer.metrics(), **self.world.metrics()}
+
+    def notes(self) -> list[str]:
+        """Notes for the user since the last call."""
+        return [*self.scorer.notes(), *self.actor.notes(), *self.world.notes()]
+
+    def close(self) -> None:
+        """End the agents that were started, then the address."""
+        if self.world.driver is not None:
+            self.world.driver.close()
+        self.world.desk.close("the run has ended")
+        self.server.close()
+
+
+def captured_examples(task: TaskConfig) -> ExampleDataset:
+    """The tasks of an environment of verifiers; none where agents bring their own. Raises HoneError."""
+    driver = _driver(task)
+    return build_examples([], source=task.source) if driver is None else driver.examples()
+
+
+def check_captured(rollout: RolloutConfig, tokenizer: Tokenizer) -> list[str]:
+    """None; raises HoneError for a chat template by which dialogues cannot go on token by token, and for settings of
+    generation that sessions of agents do not have."""
+    if rollout.asynchrony.steps:
+        raise ConfigError(
+            f"rollout.max_staleness = {rollout.asynchrony.steps}: agents wait while the policy learns, so that all "
+            "answers of a step are drawn by one policy; leave it out"
+        )
+    tokenizer.check_chat_continuation()
+    return []
+
+
+def open_captured_text(
+    inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, rollout: RolloutConfig
+) -> CapturedText:
+    """Take the address, and serve it. Raises ResourceError if something else has it."""
+    task, clock, desk = inputs.config.task, SystemClock(), CaptureDesk()
+    tokenizer, context = policy.tokenizer, policy.decoder.config.max_positions
+    driver, agents = _driver(task), task.agents or AgentSessionsConfig()
+    host, port = agent_address(task.source) if driver is None else ("127.0.0.1", 0)
+    server = CaptureServer(host, port)
+    address = server.bind()
+    server.start(CaptureRoutes(desk, clock, lambda token: tokenizer.decode([token], special=True)).app())
+    world = CaptureWorld(
+        desk=desk,
+        tokenizer=tokenizer,
+        sampling=rollout.sampling(),
+        limits=CaptureLimits(
+            sessions=rollout.prompts_per_step * rollout.samples_per_prompt,
+            context=context,
+            deadline_s=agents.deadline_s,
+            patience_s=agents.patience_s,
+        ),
+        clock=clock,
+        address=address,
+        scorer=inputs.scorer,
+        plan=None if driver is None else _plan(inputs, rollout),
+        driver=driver,
+    )
+    actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed)
+    return CapturedText(world=world, actor=actor, scorer=inputs.scorer, server=server)
+
+
+def _plan(inputs: TextInputs[Sequence[Prompt]], rollout: RolloutConfig) -> SessionPlan:
+    rows = inputs.examples.rows
+    return SessionPlan(
+        rows=[row.columns for row in rows],
+        ids=[row.id for row in rows],
+        per_step=rollout.prompts_per_step,
+        samples=rollout.samples_per_prompt,
+        seed=inputs.config.seed,
+    )
+
+
+def _driver(task: TaskConfig) -> VerifiersDriver | None:
+    """Holder of the sessions; None where agents come of themselves."""
+    if not task.source.startswith(VERIFIERS):
+        return None
+    agents = task.agents or AgentSessionsConfig()
+    return VerifiersDriver(
+        name=task.source.removeprefix(VERIFIERS), config=agents.environment, size=task.size, python=agents.python
+    )
