@@ -24,6 +24,7 @@ from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits
 from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
+from hone.envs.tools.formats import TOOL_FORMATS
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
@@ -33,6 +34,7 @@ from hone.serve.capture.capture_app import CaptureRoutes
 from hone.serve.capture.capture_desk import CaptureDesk
 from hone.serve.capture.capture_server import CaptureServer
 from hone.serve.capture.capture_world import CaptureLimits, CaptureWorld
+from hone.serve.completions.served_model import ServedModel
 
 TOKENIZER = character_tokenizer(["abc123+= ?"], chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
 CONFIG = ModelConfig(
@@ -111,12 +113,22 @@ class Address:
 def served(sessions: int, *, deadline_s: float = 20.0, patience_s: float = 20.0) -> Iterator[Address]:
     server, desk, clock = CaptureServer("127.0.0.1", 0), CaptureDesk(), SystemClock()
     url = server.bind()
-    server.start(CaptureRoutes(desk, clock, lambda token: TOKENIZER.decode([token], special=True)).app())
+    served = ServedModel(
+        name="policy", tokenizer=TOKENIZER, context=128, fingerprint_of=lambda version: f"run@{version}"
+    )
+    server.start(CaptureRoutes(desk, clock, served).app())
     limits = CaptureLimits(sessions=sessions, context=128, deadline_s=deadline_s, patience_s=patience_s)
     sampling = SamplingParams(max_tokens=6)
     world = CaptureWorld(
-        desk=desk, tokenizer=TOKENIZER, sampling=sampling, limits=limits, clock=clock, address=url, scorer=ReportedScores()
-    )  # fmt: skip
+        desk=desk,
+        tokenizer=TOKENIZER,
+        sampling=sampling,
+        limits=limits,
+        clock=clock,
+        address=url,
+        scorer=ReportedScores(),
+        tool_format=TOOL_FORMATS["bracket"],
+    )
     try:
         yield Address(world, url)
     finally:
@@ -241,14 +253,14 @@ def asked(**changes: object) -> dict[str, object]:
     ("path", "body", "words"),
     [
         ("/v1/chat/completions", asked(), "X-Session-ID"),
-        (CHAT, {"messages": [user("1")]}, "model must be"),
-        (CHAT, asked(messages=[]), "at least one"),
+        (CHAT, {"messages": [user("1")]}, "model: Field required"),
+        (CHAT, asked(messages=[]), "messages: List should have at least 1"),
         (CHAT, asked(messages=[{"role": "assistant", "content": "1"}]), "the last message is the assistant's"),
-        (CHAT, asked(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "only text is read"),
-        (CHAT, asked(n=0), "n must be 1 to 64, got 0"),
-        (CHAT, asked(stop=[1]), "stop must be texts"),
-        (CHAT, asked(max_tokens=-1), "max_tokens must be"),
-        (CHAT, asked(logit_bias={"1": 2}), "not supported: logit_bias"),
+        (CHAT, asked(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "content has parts: image_url"),
+        (CHAT, asked(n=0), "n: Input should be greater"),
+        (CHAT, asked(stop=[1]), "stop"),
+        (CHAT, asked(max_tokens=-1), "max_tokens: Input"),
+        (CHAT, asked(logit_bias={"1": 2}), "logit_bias is not served"),
         (CHAT, [1], "must be an object"),
         ("/sessions/s/reward", {}, "finite number"),
         ("/sessions/s/reward", {"reward": "much"}, "finite number"),

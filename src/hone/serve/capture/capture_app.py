@@ -1,15 +1,15 @@
 """The routes that agents call: OpenAI's chat completions below a session's path, and the session's reward.
 
-POST /sessions/ID/v1/chat/completions      a request of the session ID; an agent's base_url is http://.../sessions/ID/v1
+POST /sessions/ID/v1/chat/completions      a request of session ID: an agent's base_url is http://.../sessions/ID/v1
 POST /v1/chat/completions                  the same, with the session in the header X-Session-ID
 POST /sessions/ID/reward                   {"reward": 1.0, "group": "question 7"} ends the session
 GET  /v1/models, /sessions/ID/v1/models, /health
 """
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -20,15 +20,19 @@ from starlette.routing import Route
 
 from hone.core.agent_session import SessionReport
 from hone.core.clock import Clock
-from hone.core.conversation import Message
 from hone.core.strict_json import strict_json
-from hone.serve.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, RefusedRequestError, ReportedSession
-from hone.serve.capture.chat_shapes import chat_completion, chat_events, error_body
+from hone.serve.capture.agent_replies import AgentReply
+from hone.serve.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
+from hone.serve.completions.api_errors import ApiError, error_of, unsupported
+from hone.serve.completions.app import IGNORED
+from hone.serve.completions.asked import chat_messages
+from hone.serve.completions.fields import ChatFields, read_body
+from hone.serve.completions.served_model import ServedModel
 
 MODEL_NAME: Final = "policy"
 SESSION_HEADER: Final = "x-session-id"
-_UNSUPPORTED: Final = ("functions", "audio", "response_format", "logit_bias", "modalities", "tools")
-_MAX_CHOICES: Final = 64
+_CLOSED: Final = 499
+_DRAWN_BY_CONFIG: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,179 +41,135 @@ class CaptureRoutes:
 
     desk: CaptureDesk
     clock: Clock
-    decode_token: Callable[[int], str]
-    """Text of one token, a special one by its name."""
+    served: ServedModel
 
     def app(self) -> Starlette:
         """The application."""
         chat, models = "/v1/chat/completions", "/v1/models"
         return Starlette(
             routes=[
-                Route(chat, self.chat, methods=["POST"]),
-                Route(f"/sessions/{{session}}{chat}", self.chat, methods=["POST"]),
-                Route("/sessions/{session}/reward", self.reward, methods=["POST"]),
-                Route(models, _models),
-                Route(f"/sessions/{{session}}{models}", _models),
-                Route("/health", _health),
+                Route(chat, _guarded(self.chat), methods=["POST"]),
+                Route(f"/sessions/{{session}}{chat}", _guarded(self.chat), methods=["POST"]),
+                Route("/sessions/{session}/reward", _guarded(self.reward), methods=["POST"]),
+                Route(models, self.models),
+                Route(f"/sessions/{{session}}{models}", self.models),
+                Route("/health", self.health),
             ]
         )
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, call: Request) -> Response:
         """Answer a chat completion with what the policy draws."""
-        try:
-            body = await _object(request)
-            session, role = _session(request)
-            asked = [_agent_request(body, session, role) for _ in range(_choices(body))]
-            for one in asked:
-                self.desk.put(one)
-            answers = await _until_gone(request, asked)
-        except RefusedRequestError as refusal:
-            return _error(refusal)
-        whole = chat_completion(
-            answers, model=MODEL_NAME, created=int(self.clock.now_s()), logprobs=self._logprobs(body, answers)
+        fields = read_body(await call.body(), ChatFields)
+        session, role = _session(call)
+        asked = [_agent_request(fields, session, role) for _ in range(fields.n or 1)]
+        for one in asked:
+            self.desk.put(one)
+        answers = await _until_gone(call, asked)
+        reply = AgentReply(
+            served=self.served, fields=fields, answers=answers, id=uuid.uuid4().hex, created=int(self.clock.now_s())
         )
-        if body.get("stream") is True:
-            usage = cast("Mapping[str, Any]", body.get("stream_options") or {}).get("include_usage") is True
-            return StreamingResponse(chat_events(whole, usage=usage), media_type="text/event-stream")
-        return JSONResponse(whole)
+        # The policy's own distribution is drawn from: what an agent asks of it has no effect, and is named.
+        unused = [*(name for name in _DRAWN_BY_CONFIG if name in fields.model_fields_set), *fields.unknown]
+        headers = {IGNORED: ", ".join(unused)} if unused else None
+        if fields.stream:
+            return StreamingResponse(iter(reply.events()), media_type="text/event-stream", headers=headers)
+        return JSONResponse(reply.whole(), headers=headers)
 
-    async def reward(self, request: Request) -> Response:
+    async def reward(self, call: Request) -> Response:
         """End a session with its reward."""
+        reported = ReportedSession(_report(await call.body(), call.path_params["session"]))
+        self.desk.put(reported)
+        await asyncio.wrap_future(reported.taken)
+        return JSONResponse({"session": reported.report.session, "reward": reported.report.score})
+
+    async def models(self, call: Request) -> Response:
+        """The policy, as a list."""
+        del call
+        model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "hone"}
+        return JSONResponse({"object": "list", "data": [{**model, "max_model_len": self.served.context}]})
+
+    async def health(self, call: Request) -> Response:
+        """200 while the run goes on."""
+        del call
+        return JSONResponse({"status": "ok"})
+
+
+def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """A handler whose errors have OpenAI's shape."""
+
+    async def guarded(call: Request) -> Response:
         try:
-            report = _report(await _object(request), request.path_params["session"])
-            reported = ReportedSession(report)
-            self.desk.put(reported)
-            await asyncio.wrap_future(reported.taken)
-        except RefusedRequestError as refusal:
-            return _error(refusal)
-        return JSONResponse({"session": report.session, "reward": report.score})
+            return await handler(call)
+        except Exception as error:  # noqa: BLE001 - every failure has a status and words for its agent
+            return error_of(error).response()
 
-    def _logprobs(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> list[dict[str, Any] | None]:
-        if body.get("logprobs") is not True:
-            return [None for _ in answers]
-        return [{"content": self._token_logprobs(one), "refusal": None} for one in answers]
-
-    def _token_logprobs(self, answer: AgentAnswer) -> list[dict[str, Any]]:
-        pairs = zip(answer.completion.tokens.tolist(), answer.completion.logp.tolist(), strict=True)
-        texts = [(self.decode_token(token), logp) for token, logp in pairs]
-        return [
-            {"token": text, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []} for text, logp in texts
-        ]
+    return guarded
 
 
-async def _object(request: Request) -> dict[str, Any]:
-    try:
-        body = strict_json(await request.body())
-    except ValueError as error:
-        raise RefusedRequestError(400, "invalid_json", f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise RefusedRequestError(400, "invalid_json", f"the body must be an object, found {type(body).__name__}")
-    return cast("dict[str, Any]", body)
-
-
-def _session(request: Request) -> tuple[str, str]:
+def _session(call: Request) -> tuple[str, str]:
     """Session and role of a request: with a session in the path, the header names the role."""
-    header = request.headers.get(SESSION_HEADER, "")
-    if (session := request.path_params.get("session")) is not None:
+    header = call.headers.get(SESSION_HEADER, "")
+    if (session := call.path_params.get("session")) is not None:
         return session, header
     if not header:
-        raise RefusedRequestError(
+        raise ApiError(
             400,
-            "no_session",
             "this server trains on what agents ask, and must know which requests belong together: give each dialogue a "
             "base_url of its own, http://.../sessions/ID/v1, or send the header X-Session-ID",
+            code="no_session",
         )
     return header, ""
 
 
-def _choices(body: Mapping[str, Any]) -> int:
-    given = body.get("n")
-    count = 1 if given is None else given
-    if not isinstance(count, int) or not 1 <= count <= _MAX_CHOICES:
-        raise RefusedRequestError(400, "invalid_value", f"n must be 1 to {_MAX_CHOICES}, got {count!r}")
-    return count
-
-
-def _agent_request(body: Mapping[str, Any], session: str, role: str) -> AgentRequest:
-    if not isinstance(body.get("model"), str):
-        raise RefusedRequestError(400, "missing_model", f'model must be a text, such as "{MODEL_NAME}"')
-    if unsupported := sorted(name for name in _UNSUPPORTED if body.get(name)):
-        raise RefusedRequestError(400, "unsupported", f"not supported: {', '.join(unsupported)}; leave it out")
-    most = body.get("max_completion_tokens") or body.get("max_tokens")
-    if most is not None and (not isinstance(most, int) or most < 1):
-        raise RefusedRequestError(400, "invalid_value", f"max_tokens must be a number from 1 on, got {most!r}")
-    stop = body.get("stop") or []
-    stops = cast("list[object]", [stop] if isinstance(stop, str) else stop)
-    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):  # pyright: ignore[reportUnnecessaryIsInstance] - JSON
-        raise RefusedRequestError(400, "invalid_value", f"stop must be texts, got {stop!r}")
-    messages = _messages(body.get("messages"))
+def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
+    if faults := fields.neutral_faults():
+        raise unsupported(faults[0][0], "; ".join(text for _, text in faults))
+    messages = chat_messages(fields.messages)
+    if messages[-1]["role"] == "assistant":
+        raise unsupported("messages", "the last message is the assistant's: nothing is to be answered")
+    tools = (
+        () if fields.tool_choice == "none" else tuple(one.model_dump(exclude_none=True) for one in fields.tools or ())
+    )
     return AgentRequest(
-        session=session, messages=messages, role=role, max_tokens=most, stop=tuple(cast("list[str]", stops))
+        session=session,
+        messages=messages,
+        tools=tuple(one.model_dump(exclude_none=True) for one in offered),
+        role=role,
+        max_tokens=fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens,
+        stop=fields.stops,
+        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
     )
 
 
-def _messages(given: object) -> tuple[Message, ...]:
-    """Messages with their content as text."""
-    if not isinstance(given, list) or not given:
-        raise RefusedRequestError(400, "invalid_value", "messages must be a list of at least one message")
-    found: list[Message] = []
-    for place, one in enumerate(cast("list[object]", given)):
-        message = cast("Mapping[str, object]", one) if isinstance(one, dict) else {}
-        if not isinstance(message.get("role"), str):
-            raise RefusedRequestError(400, "invalid_value", f"messages[{place}] must have a role, got {one!r}")
-        found.append({**message, "content": _text(message.get("content"), place)})
-    if found[-1]["role"] == "assistant":
-        raise RefusedRequestError(400, "unsupported", "the last message is the assistant's: nothing is to be answered")
-    return tuple(found)
-
-
-def _text(content: object, place: int) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = cast("list[Mapping[str, object]]", content) if isinstance(content, list) else []
-    texts = [one.get("text") for one in parts if one.get("type") == "text"]
-    if not parts or len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise RefusedRequestError(400, "unsupported", f"messages[{place}].content: only text is read")
-    return "".join(cast("list[str]", texts))
-
-
-def _report(body: Mapping[str, Any], session: str) -> SessionReport:
-    reward, group = body.get("reward"), body.get("group", "")
+def _report(raw: bytes, session: str) -> SessionReport:
+    try:
+        body = strict_json(raw)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    table = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    reward, group = table.get("reward"), table.get("group", "")
     number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-    if "reward" not in body or (reward is not None and not number):
-        raise RefusedRequestError(
-            400, "invalid_value", f"reward must be a finite number, or null for no score; got {body.get('reward')!r}"
-        )
+    if "reward" not in table or (reward is not None and not number):
+        told = f"reward must be a finite number, or null for no score; got {table.get('reward')!r}"
+        raise ApiError(400, told, param="reward", code="invalid_value")
     if not isinstance(group, str):
-        raise RefusedRequestError(400, "invalid_value", f"group must be a text, got {group!r}")
-    if unknown := sorted(set(body) - {"reward", "group"}):
-        raise RefusedRequestError(400, "unknown_field", f"unknown: {', '.join(unknown)}; known: reward, group")
+        raise ApiError(400, f"group must be a text, got {group!r}", param="group", code="invalid_value")
+    if unknown := sorted(set(table) - {"reward", "group"}):
+        told = f"unknown: {', '.join(unknown)}; known: reward, group"
+        raise ApiError(400, told, param=unknown[0], code="unknown_field")
     return SessionReport(session=session, score=None if reward is None else float(reward), group=group)
 
 
-async def _until_gone(request: Request, asked: Sequence[AgentRequest]) -> list[AgentAnswer]:
-    """The answers; once the agent is gone, they are cancelled, so that nothing that it never saw is learnt from."""
+async def _until_gone(call: Request, asked: Sequence[AgentRequest]) -> list[AgentAnswer]:
+    """The answers; once the agent is gone they are cancelled, so that nothing that it never saw is learnt from."""
     answers = asyncio.gather(*(asyncio.wrap_future(one.answer) for one in asked))
-    gone = asyncio.ensure_future(request.receive())
+    gone = asyncio.ensure_future(call.receive())
     try:
         await asyncio.wait({answers, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
-            raise RefusedRequestError(499, "gone", "the agent closed its connection")
+            raise ApiError(_CLOSED, "the agent closed its connection")
         return answers.result()
     finally:
         answers.cancel()
         gone.cancel()
-        with contextlib.suppress(asyncio.CancelledError, RefusedRequestError):
-            await answers
-
-
-async def _models(_: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [{"id": MODEL_NAME, "object": "model", "owned_by": "hone"}]})
-
-
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
-def _error(refusal: RefusedRequestError) -> Response:
-    return JSONResponse(error_body(refusal.code, str(refusal), status=refusal.status), status_code=refusal.status)
+        await asyncio.gather(answers, gone, return_exceptions=True)

@@ -1,21 +1,18 @@
 """The desk between agents and the engine: requests wait here until the thread that owns the engine takes them."""
 
 import queue
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hone.core.agent_session import SessionReport
 from hone.core.conversation import Message
 from hone.core.generation import Completion
-
-
-class RefusedRequestError(Exception):
-    """A request that is not answered, with the status of HTTP and the code that its agent is told."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
+from hone.serve.completions.api_errors import ApiError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +20,10 @@ class AgentAnswer:
     """The answer to a request of an agent."""
 
     completion: Completion
-    text: str
-    """Text up to the end of its stop string."""
-    prompt_tokens: int
+    message: Message
+    """The answer as the agent sees it."""
+    prompt: NDArray[np.int32]
+    """`[n]` all tokens before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -38,6 +36,9 @@ class AgentRequest:
     """Which of an agent's parts asks; empty where it has one."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the agent offers, as OpenAI's protocol has them."""
+    top_logprobs: int = 0
     answer: "Future[AgentAnswer]" = field(default_factory=lambda: Future[AgentAnswer]())
     """Cancelled once nobody waits for it any more."""
 
@@ -48,7 +49,7 @@ class ReportedSession:
 
     report: SessionReport
     taken: "Future[None]" = field(default_factory=lambda: Future[None]())
-    """Done once the report was taken; has a RefusedRequestError where its session is not under way."""
+    """Done once the report was taken; has a ApiError where its session is not under way."""
 
 
 DeskEvent: TypeAlias = AgentRequest | ReportedSession
@@ -64,7 +65,7 @@ class CaptureDesk:
     def put(self, event: DeskEvent) -> None:
         """Queue an event. After `close` it is refused at once."""
         if self._closed:
-            refuse(event, RefusedRequestError(503, "training_ended", self._closed))
+            refuse(event, ApiError(503, self._closed, code="training_ended"))
         else:
             self._events.put(event)
 
@@ -86,10 +87,10 @@ class CaptureDesk:
         """Refuse everything that waits, and all that comes."""
         self._closed = reason
         for event in self.take(0):
-            refuse(event, RefusedRequestError(503, "training_ended", reason))
+            refuse(event, ApiError(503, reason, code="training_ended"))
 
 
-def refuse(event: DeskEvent, error: RefusedRequestError) -> None:
+def refuse(event: DeskEvent, error: ApiError) -> None:
     """Tell whoever waits for an event that it is refused."""
     waiting: Future[AgentAnswer] | Future[None] = event.answer if isinstance(event, AgentRequest) else event.taken
     if waiting.set_running_or_notify_cancel():

@@ -11,13 +11,14 @@ from hone.core.errors import DataError, LostResourceError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
 from hone.core.judging import Scorer
 from hone.core.state import State, integer, substate
+from hone.envs.tools.formats import ToolFormat
 from hone.models.language.tokenizers import Tokenizer
+from hone.serve.capture.agent_messages import answer_message
 from hone.serve.capture.capture_desk import (
     AgentAnswer,
     AgentRequest,
     CaptureDesk,
     DeskEvent,
-    RefusedRequestError,
     ReportedSession,
     refuse,
 )
@@ -25,6 +26,8 @@ from hone.serve.capture.capture_episodes import captured_episodes
 from hone.serve.capture.capture_step import Admission, CapturedSession, CaptureStep
 from hone.serve.capture.dialogue_tree import PlannedAnswer
 from hone.serve.capture.session_plan import SessionPlan
+from hone.serve.completions.api_errors import ApiError, error_of
+from hone.serve.completions.token_text import without_stop
 
 _TICK_S: Final = 0.05
 """Longest wait between two looks at deadlines and at the driver."""
@@ -71,6 +74,8 @@ class CaptureWorld:
     """Address that agents call, without a path."""
     scorer: Scorer
     """Gives a session its score: what was reported, and reward functions."""
+    tool_format: ToolFormat
+    """Form in which the policy writes calls of an agent's tools."""
     plan: SessionPlan | None = None
     driver: SessionDriver | None = None
     """Holds the planned sessions; None: agents come of themselves."""
@@ -96,7 +101,7 @@ class CaptureWorld:
         finally:
             session.cancel(self._in_flight)
             for one in self._in_flight.values():
-                refuse(one.asked, RefusedRequestError(503, "step_ended", "the step ended before this answer"))
+                refuse(one.asked, ApiError(503, "the step ended before this answer", code="step_ended"))
             self._in_flight.clear()
         first = self.steps * self.limits.sessions
         self.steps += 1
@@ -169,14 +174,11 @@ class CaptureWorld:
     def _ask(self, engine: GenerationSession, asked: AgentRequest, session: CapturedSession) -> None:
         """Hand a request to the engine, or refuse it."""
         try:
-            planned = session.tree.plan(asked.messages, self.tokenizer, role=asked.role)
+            planned = session.tree.plan(asked.messages, self.tokenizer, tools=asked.tools, role=asked.role)
             request = self._request(asked, session, planned)
             engine.submit([request], round=self.steps)
-        except DataError as error:
-            refuse(asked, RefusedRequestError(400, "invalid_messages", str(error)))
-            return
-        except RefusedRequestError as refusal:
-            refuse(asked, refusal)
+        except (DataError, ApiError) as error:
+            refuse(asked, error_of(error))
             return
         session.requests += 1
         session.in_flight += 1
@@ -188,7 +190,8 @@ class CaptureWorld:
         left = [id_ for id_, one in self._in_flight.items() if one.session is session]
         engine.cancel([*left, *(one.completion.request_id for one in session.tree.answers)])
         for id_ in left:
-            ended = RefusedRequestError(410, "session_ended", f"session {session.id!r} was reported before this answer")
+            told = f"session {session.id!r} was reported before this answer"
+            ended = ApiError(410, told, code="session_ended")
             refuse(self._in_flight.pop(id_).asked, ended)
         session.in_flight = 0
 
@@ -196,12 +199,10 @@ class CaptureWorld:
         room = self.limits.context - len(planned.prompt)
         most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
         if most < 1:
-            raise RefusedRequestError(
-                400,
-                "context_length_exceeded",
-                f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}",
-            )
-        sampling = replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *asked.stop))
+            told = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
+            raise ApiError(400, told, code="context_length_exceeded")
+        stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
+        sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
         return Request(
             id=f"{session.id}:{planned.key}",
             prompt=planned.prompt,
@@ -220,8 +221,11 @@ class CaptureWorld:
             one.session.abandoned += 1
             return
         text = completion.text(self.tokenizer.decode)
-        one.session.tree.add(one.planned, completion, {"role": "assistant", "content": text})
-        answer = AgentAnswer(completion=completion, text=text, prompt_tokens=len(one.planned.prompt))
+        if completion.finish_reason == "stop":
+            text = without_stop(text, one.asked.stop)
+        message = answer_message(text, one.asked.tools, self.tool_format, one.planned.key)
+        one.session.tree.add(one.planned, completion, message)
+        answer = AgentAnswer(completion=completion, message=message, prompt=one.planned.prompt)
         one.asked.answer.set_result(answer)
 
     def _expire(self, step: CaptureStep) -> None:
@@ -236,7 +240,7 @@ class CaptureWorld:
             )
 
 
-def _not_under_way(session: str, admission: Admission) -> RefusedRequestError:
+def _not_under_way(session: str, admission: Admission) -> ApiError:
     if admission == "ended":
-        return RefusedRequestError(410, "session_ended", f"session {session!r} has ended")
-    return RefusedRequestError(404, "unknown_session", f"session {session!r} is not under way in this step")
+        return ApiError(410, f"session {session!r} has ended", code="session_ended")
+    return ApiError(404, f"session {session!r} is not under way in this step", code="unknown_session")

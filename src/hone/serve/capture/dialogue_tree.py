@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,18 @@ from hone.core.conversation import Message, TranscriptBuilder
 from hone.core.errors import DataError
 from hone.core.generation import Completion
 from hone.models.language.tokenizers import Tokenizer
+from hone.serve.capture.agent_messages import for_template, with_tools
 
 _COMPARED = ("role", "content", "tool_calls", "tool_call_id", "name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingPart:
+    """Which part of an agent asks, and what it offers: requests that differ in it never share a row."""
+
+    role: str = ""
+    tools: str = ""
+    """Digest of the tools that it offers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +45,7 @@ class DrawnAnswer:
     written: NDArray[np.int32]
     """`[n]` tokens that stand between that answer and this one; the whole prompt where there is none before."""
     completion: Completion
-    role: str = ""
-    """Which of an agent's parts asked: requests of different roles never share a row."""
+    asking: AskingPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +58,7 @@ class PlannedAnswer:
     written: NDArray[np.int32]
     prompt: NDArray[np.int32]
     """`[n]` all tokens before the answer."""
-    role: str = ""
-    rewritten: bool = False
-    """The history continues an answer, but the chat template writes it in another way: it is a new row."""
+    asking: AskingPart
 
 
 @dataclass(slots=True, eq=False)
@@ -68,24 +76,27 @@ class DialogueTree:
         messages: Sequence[Message],
         tokenizer: Tokenizer,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         role: str = "",
     ) -> PlannedAnswer:
         """Place a request. Raises DataError for messages that the chat template does not take."""
-        asked = tuple(messages)
-        before = self._continued(asked, role)
-        key = self._key(asked, before, role)
+        asked, told = tuple(messages), with_tools(tokenizer, tools)
+        asking = AskingPart(role=role, tools=_digest(tools) if tools else "")
+        before = self._continued(asked, asking)
+        key = self._key(asked, before, asking)
         if before is not None:
-            new = asked[len(before.history) :]
+            history, new = for_template(before.history[:-1]), for_template(asked[len(before.history) :])
             try:
-                written = tokenizer.continue_chat(before.history[:-1], new, answer=before.completion.tokens)
+                written = told.continue_chat(history, new, answer=before.completion.tokens)
             except DataError:
                 self.rewritten += 1
-                before = None
             else:
                 prompt = np.concatenate([_tokens_to(before), written]).astype(np.int32)
-                return PlannedAnswer(key=key, messages=asked, before=before, written=written, prompt=prompt, role=role)
-        prompt = tokenizer.apply_chat(asked)
-        return PlannedAnswer(key=key, messages=asked, before=None, written=prompt, prompt=prompt, role=role)
+                return PlannedAnswer(
+                    key=key, messages=asked, before=before, written=written, prompt=prompt, asking=asking
+                )
+        prompt = told.apply_chat(for_template(asked))
+        return PlannedAnswer(key=key, messages=asked, before=None, written=prompt, prompt=prompt, asking=asking)
 
     def add(self, planned: PlannedAnswer, completion: Completion, answer: Message) -> None:
         """Append the answer to a planned request; `answer` is the message that the agent is sent."""
@@ -96,14 +107,14 @@ class DialogueTree:
                 planned.before,
                 planned.written,
                 completion,
-                planned.role,
+                planned.asking,
             )
         )
 
     @property
     def opening(self) -> str:
         """Names the first request: dialogues with equal openings answer the same question. Empty without an answer."""
-        return "" if not self.answers else _digest(self.answers[0].history[:-1], "")
+        return "" if not self.answers else _digest(_compared(self.answers[0].history[:-1]))
 
     def rows(self, *, without: frozenset[str] = frozenset()) -> list[TranscriptBuilder]:
         """Every drawn answer as a decision of exactly one row, in an order that does not depend on time.
@@ -111,7 +122,7 @@ class DialogueTree:
         Where two requests continue one answer, the first by key goes on in its row; in the row of the other the shared
         tokens are its prompt. Answers of the roles in `without` are left out.
         """
-        kept = [one for one in self.answers if one.role not in without]
+        kept = [one for one in self.answers if one.asking.role not in without]
         after: dict[int, list[DrawnAnswer]] = {}
         for one in sorted(kept, key=lambda one: one.key):
             after.setdefault(0 if one.before is None else id(one.before), []).append(one)
@@ -124,19 +135,19 @@ class DialogueTree:
             begun = [*branches, *begun]
         return rows
 
-    def _continued(self, messages: tuple[Message, ...], role: str) -> DrawnAnswer | None:
+    def _continued(self, messages: tuple[Message, ...], asking: AskingPart) -> DrawnAnswer | None:
         """The answer with the longest history that `messages` begin with and go beyond; the latest of equal ones."""
         compared = _compared(messages)
         best: DrawnAnswer | None = None
         for one in self.answers:
             length = len(one.history)
-            fits = one.role == role and length < len(messages) and _compared(one.history) == compared[:length]
+            fits = one.asking == asking and length < len(messages) and _compared(one.history) == compared[:length]
             if fits and (best is None or length >= len(best.history)):
                 best = one
         return best
 
-    def _key(self, messages: tuple[Message, ...], before: DrawnAnswer | None, role: str) -> str:
-        content = _digest(messages, f"{role} {'' if before is None else before.key}")
+    def _key(self, messages: tuple[Message, ...], before: DrawnAnswer | None, asking: AskingPart) -> str:
+        content = _digest([_compared(messages), asking.tools, "" if before is None else before.key])
         place = self._asked.get(content, 0)
         self._asked[content] = place + 1
         return f"{content}.{place}"
@@ -179,6 +190,6 @@ def _compared(messages: Sequence[Message]) -> list[dict[str, object]]:
     return [{name: one[name] for name in _COMPARED if one.get(name)} for one in messages]
 
 
-def _digest(messages: Sequence[Message], place: str) -> str:
-    content = json.dumps([place, _compared(messages)], sort_keys=True, ensure_ascii=False, default=str)
+def _digest(value: object) -> str:
+    content = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
