@@ -103,8 +103,8 @@ class VerifiersDriver:
     def _cannot_open(self, fault: str) -> HoneError:
         if "No module named 'verifiers'" in fault:
             return ConfigError(
-                f"{VERIFIERS}{self.name}: {self.python or sys.executable} has no package verifiers; install it there (pip "
-                "install verifiers), or name an interpreter that has it in task.agents.python"
+                f"{VERIFIERS}{self.name}: {self.python or sys.executable} has no package verifiers; install it there "
+                "(pip install verifiers), or name an interpreter that has it in task.agents.python"
             )
         return UserCodeError(f"{VERIFIERS}{self.name} cannot be opened: {fault}")
 

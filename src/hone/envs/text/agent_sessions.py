@@ -1,7 +1,7 @@
 """Config of tasks whose dialogues are held by agents that call the policy by an address."""
 
 import ipaddress
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
@@ -19,6 +19,8 @@ class AgentSessionsConfig(Config):
     """Config of a verifiers environment, as verifiers takes it: `{agent = {harness = {id = "null"}}}`."""
     python: str = ""
     """Interpreter that has the package of the environment; empty: this one."""
+    tool_format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
+    """Form in which the policy writes calls of the tools that agents offer."""
     deadline_s: float = Field(default=120.0, gt=0)
     """A session that neither asks nor reports for so many seconds has no score."""
     patience_s: float = Field(default=600.0, gt=0)

@@ -264,6 +264,9 @@ def dialogue_faults(
     task: DialogueTaskConfig, rewards: RewardsConfig, *, max_tokens: int, context: int | None, history: History
 ) -> list[str]:
     """Settings that do not go together, of a task with dialogues or without."""
+    if task.is_captured:
+        faults = ['history = "template": agents say in each request what the history is; leave it out']
+        return faults * (history != "append")
     if not task.is_dialogue:
         faults = [f"context = {context}: for dialogues, and task names no world and no tools"] if context else []
         faults += ['history = "template": for dialogues, and task names no world and no tools'] * (history != "append")

@@ -127,9 +127,7 @@ def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
     messages = chat_messages(fields.messages)
     if messages[-1]["role"] == "assistant":
         raise unsupported("messages", "the last message is the assistant's: nothing is to be answered")
-    tools = (
-        () if fields.tool_choice == "none" else tuple(one.model_dump(exclude_none=True) for one in fields.tools or ())
-    )
+    offered = [] if fields.tool_choice == "none" else fields.tools or []
     return AgentRequest(
         session=session,
         messages=messages,

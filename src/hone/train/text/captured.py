@@ -11,18 +11,22 @@ from hone.envs.text.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_
 from hone.envs.text.dataset import ExampleDataset, build_examples
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt
+from hone.envs.tools.formats import TOOL_FORMATS
+from hone.evaluate.text.dialogues import dialogue_context
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.scorer import RewardScorer
-from hone.serve.capture.capture_app import CaptureRoutes
+from hone.serve.capture.capture_app import MODEL_NAME, CaptureRoutes
 from hone.serve.capture.capture_desk import CaptureDesk
 from hone.serve.capture.capture_server import CaptureServer
 from hone.serve.capture.capture_world import CaptureLimits, CaptureWorld
 from hone.serve.capture.session_plan import SessionPlan
+from hone.serve.completions.served_model import ServedModel
 from hone.train.sources.live import LiveSource
 from hone.train.text.live import engine_actor
 from hone.train.text.open_text import TextInputs
+from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.rollout_config import RolloutConfig
 
 
@@ -51,6 +55,7 @@ class CapturedText:
         """End the agents that were started, then the address."""
         if self.world.driver is not None:
             self.world.driver.close()
+        self.actor.close()
         self.world.desk.close("the run has ended")
         self.server.close()
 
@@ -61,29 +66,52 @@ def captured_examples(task: TaskConfig) -> ExampleDataset:
     return build_examples([], source=task.source) if driver is None else driver.examples()
 
 
-def check_captured(rollout: RolloutConfig, tokenizer: Tokenizer) -> list[str]:
-    """None; raises HoneError for a chat template by which dialogues cannot go on token by token, and for settings of
-    generation that sessions of agents do not have."""
-    if rollout.asynchrony.steps:
-        raise ConfigError(
-            f"rollout.max_staleness = {rollout.asynchrony.steps}: agents wait while the policy learns, so that all "
-            "answers of a step are drawn by one policy; leave it out"
-        )
-    tokenizer.check_chat_continuation()
-    return []
+def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> TextInputs[Sequence[Prompt]]:
+    """Inputs of a run whose dialogues are held by agents: they bring the prompts."""
+
+    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        del examples
+        dialogue_context(config.rollout.context, context)
+        tokenizer.check_chat_continuation()
+        return [], []
+
+    def check_staleness() -> list[str]:
+        if steps := config.rollout.asynchrony.steps:
+            raise ConfigError(
+                f"rollout.max_staleness = {steps}: agents wait while the policy learns, so that all answers of a step "
+                "are drawn by one policy; leave it out"
+            )
+        return []
+
+    return TextInputs(
+        config=config,
+        read=lambda _: captured_examples(config.task),
+        lay_out=lay_out,
+        rewards=config.rewards,
+        other_policies=[*other_policies, *config.rewards.local_judges],
+        more_checks={**config.more_checks(), "agents": check_staleness},
+    )
 
 
 def open_captured_text(
-    inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, rollout: RolloutConfig
+    inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, rollout: RolloutConfig, *, greedy_baseline: bool
 ) -> CapturedText:
-    """Take the address, and serve it. Raises ResourceError if something else has it."""
+    """Take the address, and serve it. Raises ResourceError if something else has it, and ConfigError for credit that
+    needs greedy answers."""
     task, clock, desk = inputs.config.task, SystemClock(), CaptureDesk()
-    tokenizer, context = policy.tokenizer, policy.decoder.config.max_positions
+    if greedy_baseline:
+        raise ConfigError(
+            f"task.source = {task.source!r}: this recipe compares answers with greedy ones, and an agent's dialogue is "
+            "held once; take a recipe such as grpo"
+        )
+    tokenizer = policy.tokenizer
+    context = dialogue_context(rollout.context, policy.decoder.config.max_positions)
     driver, agents = _driver(task), task.agents or AgentSessionsConfig()
     host, port = agent_address(task.source) if driver is None else ("127.0.0.1", 0)
     server = CaptureServer(host, port)
     address = server.bind()
-    server.start(CaptureRoutes(desk, clock, lambda token: tokenizer.decode([token], special=True)).app())
+    served = ServedModel(name=MODEL_NAME, tokenizer=tokenizer, context=context, fingerprint_of="version {}".format)
+    server.start(CaptureRoutes(desk, clock, served).app())
     world = CaptureWorld(
         desk=desk,
         tokenizer=tokenizer,
@@ -97,6 +125,7 @@ def open_captured_text(
         clock=clock,
         address=address,
         scorer=inputs.scorer,
+        tool_format=TOOL_FORMATS[agents.tool_format],
         plan=None if driver is None else _plan(inputs, rollout),
         driver=driver,
     )

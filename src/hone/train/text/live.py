@@ -140,6 +140,10 @@ class LiveText:
         told = {} if self.dialogues is None else self.dialogues.pop_metrics()
         return {**self.actor.metrics(), **self.scorer.metrics(), **told, **idle}
 
+    def close(self) -> None:
+        """End what the engine has open elsewhere."""
+        self.actor.close()
+
     def notes(self) -> list[str]:
         """Notes for the user since the last call."""
         told = [] if self.dialogues is None else self.dialogues.notes()
@@ -191,13 +195,14 @@ def open_live_text(
         longest = most - rollout.max_tokens
     return LiveText(
         world=world,
-        actor=_engine_actor(policy, rollout, longest, seed=seed),
+        actor=engine_actor(policy, rollout, longest, seed=seed),
         scorer=inputs.scorer,
         dialogues=environment if isinstance(environment, DialogueEnvironment) else None,
     )
 
 
-def _engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:
+def engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:
+    """The engine of a run, or the client of its server, for prompts of at most `longest` tokens."""
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
     return EngineActor(

@@ -144,6 +144,8 @@ class TextInputs(Generic[T]):
         return open_tokenizer(model, chat=model.new is not None and self._has_conversations())
 
     def _has_conversations(self) -> bool:
+        if self.config.task.is_captured:
+            return True
         datasets = [self.examples, *(() if self.held_out is None else (self.held_out,))]
         worlds = [one for one in (self.dialogue, self.evaluation_dialogue) if one is not None]
         return any(world.is_chat() for world in worlds) or any(

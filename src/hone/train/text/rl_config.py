@@ -67,7 +67,7 @@ class TextRunConfig(LanguageRunConfig):
         for requirement in self.requires:
             requirement(self)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
-        if self.task.is_dialogue and self.second_answer() is not None:
+        if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:
             raise ValueError(
                 f"task.source = {self.task.source!r}: this recipe answers prompts twice, and has no dialogues"
             )

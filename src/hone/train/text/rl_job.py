@@ -23,9 +23,10 @@ from hone.train.sources.live import LiveSource
 from hone.train.sources.mixed import of_live_groups
 from hone.train.sources.wrapper import WithState
 from hone.train.text.balance import missing_routes
+from hone.train.text.captured import CapturedText, captured_inputs, open_captured_text
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
-from hone.train.text.live import open_live_text, prompt_inputs
+from hone.train.text.live import LiveText, open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
 from hone.train.text.loss_adapters import AGGREGATIONS, AggregationConfig
 from hone.train.text.open_text import TextInputs, opened_text_run
@@ -48,13 +49,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     judge = inputs.scorer
     judge.check(inputs.examples.column_names())
     chosen = config.method(text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens()))
-    live = open_live_text(
-        inputs,
-        policy,
-        config.rollout,
-        greedy_baseline=chosen.greedy_baseline,
-        keeps_last_words=config.keeps_last_words,
-    )
+    live = _open_live(config, inputs, policy, chosen)
     actor = live.actor
     ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
 
@@ -66,12 +61,23 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
 
     def close() -> None:
         ahead.close()
-        actor.close()
+        live.close()
 
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
     warnings = [*config.rollout.warnings(), *missing_routes(policy, config.rollout), *actor.notes()]
     job = language_job(inputs, policy, recipe, warnings=warnings)
     return replace(job, pop_notices=lambda: [*live.notes(), *chosen.pop_notes()], close=close)
+
+
+def _open_live(
+    config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, chosen: TextMethod
+) -> LiveText | CapturedText:
+    """The task and its engine: prompts or worlds of hone, or agents that call an address."""
+    greedy = chosen.greedy_baseline
+    if config.task.is_captured:
+        return open_captured_text(inputs, policy, config.rollout, greedy_baseline=greedy)
+    last_words = config.keeps_last_words
+    return open_live_text(inputs, policy, config.rollout, greedy_baseline=greedy, keeps_last_words=last_words)
 
 
 def _wrapped_source(
@@ -128,6 +134,8 @@ def text_parts(
 
 def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+    if config.task.is_captured:
+        return opened_text_run(captured_inputs(config, other_policies=config.other_policies()), text_job)
     inputs = prompt_inputs(
         config,
         other_policies=config.other_policies(),
