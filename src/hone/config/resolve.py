@@ -7,7 +7,8 @@ they configure.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -15,6 +16,7 @@ from hone.config.explain import explain, format_value
 from hone.config.overrides import ConfigDocument, dotted, parse_overrides
 from hone.config.schema import all_keys
 from hone.config.toml import KeyPath, read_toml
+from hone.core.addresses import is_loopback
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.store.durable import Json
@@ -23,6 +25,8 @@ from hone.store.manifest import ConfigSetting
 C = TypeVar("C", bound=Config)
 
 HIGH_LEARNING_RATE = 1.0
+SERVER_PREFIX: Final = "openenv:"
+"""Beginning of a `source` that is a server."""
 ENVIRONMENT_KEYS = ("env.id", "finite.world.id", "finite.world.kind")
 """Keys that name the environment of a config, in order of preference."""
 
@@ -190,3 +194,11 @@ def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, a
                 f"{key} = {format_value(value)} ({document.source_of((*at, *path))}) is above {HIGH_LEARNING_RATE:g}: "
                 "such a learning rate nearly always diverges"
             )
+        if path[-1] == "source" and isinstance(value, str) and value.startswith(SERVER_PREFIX):
+            host = urlsplit(value.removeprefix(SERVER_PREFIX)).hostname or ""
+            if not is_loopback(host):
+                key = dotted((*at, *path))
+                yield (
+                    f"{key} = {format_value(value)} ({document.source_of((*at, *path))}): whoever runs {host} reads what "
+                    "the policy says, and decides what it learns"
+                )

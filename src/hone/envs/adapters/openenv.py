@@ -15,8 +15,6 @@ from hone.core.conversation import Message
 from hone.core.dialogue import PolicyTurn, WorldTurn
 from hone.core.errors import ConfigError, ResourceError
 
-PREFIX: Final = "openenv:"
-WORLD: Final = "hone.envs.adapters.openenv:OpenEnvWorld"
 _WAIT_S: Final = 60.0
 _ATTEMPTS: Final = 40
 _AGAIN_S: Final = 0.1
@@ -143,8 +141,8 @@ class OpenEnvServerError(Exception):
         """Sessions that it allows at the same time, where that is the reason."""
 
 
-def check_server(address: str, sessions: int, options: Mapping[str, Any]) -> None:
-    """Open as many sessions as a run will hold at the same time, and close them.
+def check_server(address: str, sessions: int, options: Mapping[str, Any]) -> list[str]:
+    """Open as many sessions as a run will hold at the same time, and close them; returns no warnings.
 
     Raises ResourceError where no server answers, or one that allows fewer sessions; ConfigError where its actions have
     no field for a text.
@@ -160,6 +158,7 @@ def check_server(address: str, sessions: int, options: Mapping[str, Any]) -> Non
                 session.call("state")
         except OpenEnvServerError as error:
             raise ResourceError(f"task.source: {_refusal(error, address, opened, sessions)}") from None
+    return []
 
 
 def _refusal(error: "OpenEnvServerError", address: str, opened: int, sessions: int) -> str:

@@ -1,6 +1,7 @@
 """Config of dialogue tasks: the world, its limits, and the tools of a dialogue."""
 
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -13,6 +14,9 @@ from hone.process.user_files import check_reference
 
 PREFIX: Final = "dialogue:"
 """Beginning of a `task.source` that names a world."""
+OPENENV: Final = "openenv:"
+"""Beginning of a `task.source` that names an OpenEnv server."""
+OPENENV_WORLD: Final = "hone.envs.adapters.openenv:OpenEnvWorld"
 DEFAULT_TURNS: Final = 8
 
 
@@ -77,7 +81,7 @@ class DialogueTaskConfig(TaskConfig):
 
     source: str = Field(min_length=1)
     """`reasoning_gym:TASK`, a `.jsonl`, `.json` or `.parquet` file, or a world: `dialogue:file.py:Class`,
-    `dialogue:module:Class`. Agents that call the policy by an address: `verifiers:NAME`, an environment of verifiers,
+    `dialogue:module:Class`, or an OpenEnv server, `openenv:http://127.0.0.1:8000`. Agents that call the policy by an address: `verifiers:NAME`, an environment of verifiers,
     or `agents:HOST:PORT` for any (docs/howto/other_environments.md)."""
     rows: str | None = None
     """File with the rows of a world's dialogues; unset: those that its class brings, else `size` rows, which hold a
@@ -98,7 +102,12 @@ class DialogueTaskConfig(TaskConfig):
     @property
     def has_world(self) -> bool:
         """True if a world answers."""
-        return self.source.startswith(PREFIX)
+        return self.source.startswith((PREFIX, OPENENV))
+
+    @property
+    def server(self) -> str | None:
+        """Address of an OpenEnv server; None for other tasks."""
+        return self.source.removeprefix(OPENENV) if self.source.startswith(OPENENV) else None
 
     @property
     def is_generated(self) -> bool:
@@ -107,9 +116,11 @@ class DialogueTaskConfig(TaskConfig):
     @property
     def world_spec(self) -> WorldSpec:
         """The world and the tools to load."""
+        reference = self.source.removeprefix(PREFIX) if self.has_world else None
+        server = {} if self.server is None else {"address": self.server}
         return WorldSpec(
-            reference=self.source.removeprefix(PREFIX) if self.has_world else None,
-            options=self.world.options,
+            reference=reference if self.server is None else OPENENV_WORLD,
+            options={**server, **self.world.options},
             tools=() if self.tools is None else self.tools.uses,
             reward=None if self.tools is None else self.tools.reward,
         )
@@ -125,6 +136,13 @@ class DialogueTaskConfig(TaskConfig):
             raise ValueError(f"{named}: for dialogues; name a world in task.source, as {PREFIX}file.py:Class")
         if self.tools is not None and not self.tools.use and not self.has_world:
             raise ValueError("task.tools.use is empty, and there is no world to hand calls to; name a tool")
+        return self
+
+    @model_validator(mode="after")
+    def _server_has_an_address(self) -> "DialogueTaskConfig":
+        parts = urlsplit(self.server or "http://localhost")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"source = {self.source!r}: expected {OPENENV}http://HOST:PORT")
         return self
 
     @model_validator(mode="after")

@@ -1,11 +1,11 @@
 """Config of tasks whose dialogues are held by agents that call the policy by an address."""
 
-import ipaddress
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
+from hone.core.addresses import is_loopback
 from hone.core.config import Config
 
 VERIFIERS: Final = "verifiers:"
@@ -48,11 +48,3 @@ def agent_address(source: str) -> tuple[str, int]:
             f"{port})"
         )
     return host, port
-
-
-def is_loopback(host: str) -> bool:
-    """True for a host name or address of this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hone.core.conversation import Message
 from hone.core.dialogue import WorldTurn
 from hone.core.errors import ConfigError, DataError, UserCodeError
-from hone.envs.dialogue.config import PREFIX, DialogueTaskConfig
+from hone.envs.dialogue.config import OPENENV, PREFIX, DialogueTaskConfig
 from hone.envs.dialogue.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.envs.dialogue.hosted import WorldDescription
 from hone.envs.dialogue.process_host import ProcessHost
@@ -251,7 +251,7 @@ def _asks_for_dialogues(task: object) -> bool:
         return task.is_dialogue or task.is_captured
     table = cast("dict[str, object]", task) if isinstance(task, dict) else {}
     source = str(table.get("source", ""))
-    return source.startswith(PREFIX) or is_captured(source) or table.get("tools") is not None
+    return source.startswith((PREFIX, OPENENV)) or is_captured(source) or table.get("tools") is not None
 
 
 def _kind_of(reward: object) -> object:

@@ -11,6 +11,7 @@ from functools import partial
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.turns import dialogues_as_one
+from hone.envs.adapters.openenv import check_server
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
@@ -141,9 +142,20 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
         other_policies=config.other_policies(),
         second_answer=config.second_answer(),
         check_folders=config.check_folders,
-        more_checks=config.more_checks(),
+        more_checks={**config.more_checks(), **_server_checks(config)},
     )
     return opened_text_run(inputs, text_job)
+
+
+def _server_checks(config: TextRunConfig) -> dict[str, Callable[[], Sequence[str]]]:
+    """The check that an OpenEnv server allows as many sessions as the run holds at the same time."""
+    task, rollout = config.task, config.rollout
+    if task.server is None:
+        return {}
+    # A loop of dialogues holds twice as many as the engine answers.
+    sessions = min(2 * rollout.max_concurrent, rollout.prompts_per_step * rollout.samples_per_prompt)
+    address, options = task.server, task.world.options
+    return {"server": lambda: check_server(address, sessions, options)}
 
 
 def derive_text_run(config: TextRunConfig) -> dict[str, str]:
