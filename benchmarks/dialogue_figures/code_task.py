@@ -1,6 +1,6 @@
 """Programs rewarded by hidden tests: GRPO on two or three operations on a number, from a hurried teacher's habits.
 
-The cold start imitates a teacher who gets three tasks in four wrong (no parentheses, or the last operation forgotten).
+The cold start imitates a teacher who gets two tasks in three wrong (no parentheses, or the last operation forgotten).
 Each answer is tested in the sandbox: four hidden tests pay, and the figure is the share passed of four others, on
 held-out tasks, at temperature 1. Then the ways to cheat the harness are paid by the same reward.
 """

@@ -104,6 +104,9 @@ CHEATS = {
         "open('test.py', 'w').write('')\nopen('json.py', 'w').write('passed = True')\ndef add(a, b): return None"
     ),
     "a stop that ends a loop of checks": "def add(a, b): raise StopIteration",
+    "claim that it was not confined": "import os\nos.write(2, b'no')\nos._exit(78)",
+    "close what it has": "import os\nos.closerange(0, 100)\ndef add(a, b): return 3",
+    "flood the reports": "import os\ndef add(a, b):\n    while True: os.write(3, b'x' * 1000)",
     "nonsense": "import os\ndef add(a, b): os.write(3, b'[' * 19000 + b'\\n')",
     "a value that is none": 'import os\ndef add(a, b): os.write(3, b\'{"value": {"~": "set", "of": [[]]}}\\n\')',
     "signal the harness": (

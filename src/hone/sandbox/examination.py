@@ -56,8 +56,8 @@ def _outcomes(reply: dict[str, object]) -> tuple[list[HiddenTestOutcome], str]:
     """The outcomes that a process reported, the last one perhaps of a test that it did not survive; and the fault of a
     program that does not load."""
     stopped = str(reply.get("stopped", ""))
-    if reply["verdict"] == "refused" or stopped.startswith("refused"):
-        raise ResourceError(f"the sandbox refused: {reply.get('error', stopped)}")
+    if reply["verdict"] == "refused":
+        raise ResourceError(f"the sandbox refused: {reply['error']}")
     reports = cast("list[dict[str, Any]]", reply["reports"])
     if not reports:
         return [], f"the program did not load: {stopped or 'its process ended'}"

@@ -50,9 +50,12 @@ class ProgramChannel:
             raise ProgramLostError("its process answered nonsense")
         return cast("dict[str, Any]", answer)
 
-    def ask(self, what: str, of: object, arguments: Sequence[object] = (), **rest: object) -> object:
-        """The value of a call. Raises what the program raised, or ProgramLostError."""
-        request = {"what": what, "of": of, "arguments": [_given(argument) for argument in arguments], **rest}
+    def ask(
+        self, what: str, of: object, arguments: Sequence[object] = (), detail: Mapping[str, object] | None = None
+    ) -> object:
+        """The value of a call; `detail` are further parts of the request. Raises what the program raised, or
+        ProgramLostError."""
+        request = {"what": what, "of": of, "arguments": [_given(one) for one in arguments], **(detail or {})}
         try:
             data = memoryview(json.dumps(request).encode() + b"\n")
             while data:
@@ -81,17 +84,17 @@ class RemoteObject:
     def __call__(self, *arguments: object, **named: object) -> object:
         """Call it in the program's process."""
         given = {name: _given(value) for name, value in named.items()}
-        return self.__dict__["_channel"].ask("call", self.__dict__["_of"], arguments, named=given)
+        return self.__dict__["_channel"].ask("call", self.__dict__["_of"], arguments, {"named": given})
 
     def __getattr__(self, name: str) -> object:
         """Read an attribute there."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.__dict__["_channel"].ask("read", self.__dict__["_of"], name=name)
+        return self.__dict__["_channel"].ask("read", self.__dict__["_of"], (), {"name": name})
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute there."""
-        self.__dict__["_channel"].ask("set", self.__dict__["_of"], [value], name=name)
+        self.__dict__["_channel"].ask("set", self.__dict__["_of"], [value], {"name": name})
 
     def __iter__(self) -> Iterator[object]:
         """Go through it there, to its end, then through the items here."""

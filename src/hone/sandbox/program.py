@@ -15,31 +15,53 @@ import threading
 import traceback
 from collections.abc import Callable
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from hone.process.wire import pack
 
 PROGRAM_NAME = "<program>"
 REPORT_FD = 3
-MEMORY_EXIT, UNCONFINED_EXIT = 77, 78
-"""Exit codes of a process that has no memory left to report, and of one that could not be confined."""
+MEMORY_EXIT = 77
+"""Exit code of a process that has no memory left to report."""
 _FRAMES = 12
 _RECURSION = 1000
 _ERROR_CHARACTERS = 4000
 
 
+class UnconfinedError(Exception):
+    """A process could not be confined; nothing ran in it."""
+
+
 def start_program(confine: Callable[[], None], descriptors: list[int], folder: str, body: Callable[[], None]) -> int:
-    """Fork a process that has only `descriptors`, as 0, 1, 2 ..., is confined, and runs `body`; its number."""
+    """Fork a process that has only `descriptors`, as 0, 1, 2 ..., is confined, and runs `body`; its number.
+
+    Raises UnconfinedError. It is told through a pipe that is closed before `body` begins: no program can claim it.
+    """
+    told, tell = os.pipe()
     child = os.fork()
-    if child:
-        return child
+    if child == 0:
+        _become_program(confine, [*descriptors, tell], folder, body)
+    os.close(tell)
+    with os.fdopen(told, "rb") as reader:
+        if fault := reader.read():
+            os.waitpid(child, 0)
+            raise UnconfinedError(fault.decode(errors="replace"))
+    return child
+
+
+def _become_program(
+    confine: Callable[[], None], descriptors: list[int], folder: str, body: Callable[[], None]
+) -> NoReturn:
+    tell = len(descriptors) - 1
     try:
         os.setsid()
         _take_descriptors(descriptors)
         os.chdir(folder or "/")
         confine()
+        os.close(tell)
     except BaseException as error:  # noqa: BLE001 - nothing may run here unconfined
-        os.write(2, str(error).encode(errors="replace"))
-        os._exit(UNCONFINED_EXIT)
+        os.write(tell, (str(error) or type(error).__name__).encode(errors="replace"))
+        os._exit(1)
     try:
         _clean_interpreter(folder)
         body()

@@ -21,8 +21,6 @@ from hone.sandbox.frames import read_frame
 from hone.sandbox.jail import ProgramLimits
 from hone.sandbox.rungs import ConfinementRung
 
-CHANNEL_CLOSED = 3
-"""Exit code of a supervisor that no request will reach."""
 _TICK_S = 0.02
 _READ_BYTES = 1 << 16
 _RECURSION = 200
@@ -126,13 +124,16 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     sys.setrecursionlimit(_RECURSION)  # what is nested deeper than the caller can read is not read here either
     data = read_frame(channel.request_fd)
     if data is None:
-        os._exit(CHANNEL_CLOSED)
+        os._exit(1)  # no request will come
     request = cast("dict[str, object]", json.loads(data))
     _write_files(cast("dict[str, str]", request["files"]), rung, folder)
-    if "stdin" in request:
-        reply = run_program(request, rung, limits, folder)
-    else:
-        reply = run_examination(str(request["code"]), channel, rung, limits, folder)
+    try:
+        if "stdin" in request:
+            reply = run_program(request, rung, limits, folder)
+        else:
+            reply = run_examination(str(request["code"]), channel, rung, limits, folder)
+    except program.UnconfinedError as error:
+        reply: dict[str, object] = {"verdict": "refused", "error": f"the program could not be confined: {error}"}
     with contextlib.suppress(BrokenPipeError):
         channel.reply(json.dumps(reply).encode() + b"\n")
     os._exit(0)
@@ -160,8 +161,10 @@ def run_examination(
     """Run a program in one process and its tests in another; the tests are read when the program's has been forked."""
     (calls_out, calls_in), (answers_out, answers_in) = os.pipe(), os.pipe()
     serve, ask = (lambda: remote.serve_program(code)), _Tests()
-    solution = _start(serve, rung, limits, folder, writers=[answers_in], readers=[calls_out])
-    ask.read(channel, limits)
+    try:
+        solution = _start(serve, rung, limits, folder, writers=[answers_in], readers=[calls_out])
+    finally:
+        ask.read(channel, limits)  # only now, and also when nothing could be started: the next request is behind them
     tests = _start(ask.run, rung, limits, "", readers=[calls_in, answers_out])
     for descriptor in (calls_out, calls_in, answers_out, answers_in):
         os.close(descriptor)
@@ -182,7 +185,7 @@ def run_examination(
         "verdict": "ok",
         "reports": lines,
         "seconds": seconds + [0.0] * (len(lines) - len(seconds)),
-        "stopped": stopped or _lost_how(solution, tests),
+        "stopped": stopped or _lost_how(solution),
     }
 
 
@@ -203,12 +206,8 @@ class _Tests:
         examiner.examine(self._setup, self._tests, self._max_bytes)
 
 
-def _lost_how(solution: WatchedProcess, tests: WatchedProcess) -> str:
-    """How a process of an examination ended that should not have: a verdict and its reason; empty for none."""
-    for watched in (tests, solution):
-        code = os.waitstatus_to_exitcode(watched.status or 0)
-        if code == program.UNCONFINED_EXIT:
-            return f"refused: {_text(watched.written['stderr'])}"
+def _lost_how(solution: WatchedProcess) -> str:
+    """How the program's process ended."""
     code = os.waitstatus_to_exitcode(solution.status or 0)
     return "memory" if code == program.MEMORY_EXIT else f"exit code {code}"
 
@@ -246,14 +245,12 @@ def outcome(watched: WatchedProcess, verdict: str, limits: ProgramLimits) -> dic
     signalled = watched.status is not None and os.WIFSIGNALED(watched.status)
     if signalled and watched.cpu_s() > limits.cpu_s:  # the kernel was quicker
         return {**printed, "verdict": "timeout", "error": f"killed after {limits.cpu_s:g} s of processor time"}
-    return {**printed, **_ended(report, watched.status or 0, printed["stderr"])}
+    return {**printed, **_ended(report, watched.status or 0)}
 
 
-def _ended(report: Mapping[str, object] | None, status: int, stderr: str) -> dict[str, object]:
+def _ended(report: Mapping[str, object] | None, status: int) -> dict[str, object]:
     """The verdict on a program that came to an end of its own."""
     code = os.waitstatus_to_exitcode(status)
-    if code == program.UNCONFINED_EXIT and report is None:
-        return {"verdict": "refused", "error": f"the program could not be confined: {stderr}"}
     if code == program.MEMORY_EXIT and report is None:
         return {"verdict": "memory", "error": "MemoryError"}
     if code < 0:

@@ -18,7 +18,7 @@ from hone.process.parent import ParentChannel, connect_to_parent
 from hone.sandbox.frames import read_frame
 from hone.sandbox.jail import ProgramLimits, library_paths
 from hone.sandbox.rungs import ConfinementRung, choose_rung
-from hone.sandbox.supervisor import CHANNEL_CLOSED, supervise
+from hone.sandbox.supervisor import supervise
 
 
 def main() -> None:
@@ -28,8 +28,8 @@ def main() -> None:
     values = cast("dict[str, object]", hello["limits"])
     limits = ProgramLimits(**{**values, "readable": tuple(cast("list[str]", values["readable"]))})  # pyright: ignore[reportArgumentType]
     missing = _import_libraries(cast("list[str]", hello["libraries"]))
-    prctl(PR_SET_DUMPABLE, 0)  # no program may look into this process
     rung, reasons = choose_rung(limits, str(hello["rung"]), unsafe=bool(hello["unsafe"]))
+    prctl(PR_SET_DUMPABLE, 0)  # no program may look into this process; earlier, it could not have entered namespaces
     name = "" if rung is None else rung.name
     _reply(channel, {"rung": name, "reasons": reasons, "missing": missing})
     if rung is not None:
@@ -61,10 +61,8 @@ def _serve(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits)
             supervise(channel, rung, limits, folder)
         _, status = os.waitpid(supervisor, 0)
         rung.clean_up(folder)
-        if os.waitstatus_to_exitcode(status) == CHANNEL_CLOSED:
+        if status:  # the end of the channel, or of a supervisor; the caller sees that this process is gone
             return
-        if status:
-            _reply(channel, {"verdict": "refused", "error": f"the program's supervisor ended with status {status}"})
 
 
 def _reply(channel: ParentChannel, message: dict[str, object]) -> None:
