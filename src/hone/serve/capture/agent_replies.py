@@ -32,17 +32,18 @@ class AgentReply:
 
     def events(self) -> Iterator[str]:
         """The same as server-sent events."""
-        writer, version, body = self._writer(), self._version(), self.whole()
+        writer, body = self._writer(), self.whole()
+        head = writer.chunk_head(self._version())
         for choice in body["choices"]:
             number, message = choice["index"], choice["message"]
             calls = [{"index": place, **call} for place, call in enumerate(message.get("tool_calls", ()))]
             delta = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
             said = {"index": number, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
             end = {"index": number, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-            yield writer.chunk([said], version)
-            yield writer.chunk([end], version)
+            yield writer.chunk(head, [said])
+            yield writer.chunk(head, [end])
         if writer.asked.usage:
-            yield writer.chunk([], version, usage=body["usage"])
+            yield writer.chunk(head, [], usage=body["usage"])
         yield DONE
 
     def _writer(self) -> ReplyWriter:
