@@ -54,7 +54,9 @@ shared = {
     "save_strategy": "no",
     "disable_tqdm": True,
     # Only rows that keep a column `length` can be grouped by it: TRL's own columns are called otherwise.
-    **({"train_sampling_strategy": "group_by_length", "remove_unused_columns": False} if asked.get("by_length") else {}),
+    **(
+        {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False} if asked.get("by_length") else {}
+    ),
 }
 loading = {"dtype": asked.get("dtype", "float32"), "attn_implementation": asked["attention"]}
 if asked["kind"] == "reward_pairs":
@@ -62,10 +64,12 @@ if asked["kind"] == "reward_pairs":
 else:
     model = AutoModelForCausalLM.from_pretrained(asked["model"], **loading)
 tokenizer = AutoTokenizer.from_pretrained(asked["model"])
-data = Dataset.from_list([
-    {name: row[name] for name in asked["columns"]} | {"length": sum(len(row[name]) for name in asked["columns"])}
-    for row in ROWS
-])
+data = Dataset.from_list(
+    [
+        {name: row[name] for name in asked["columns"]} | {"length": sum(len(row[name]) for name in asked["columns"])}
+        for row in ROWS
+    ]
+)
 if asked["kind"] == "dpo":
     config = DPOConfig(**shared, beta=0.1, precompute_ref_log_probs=True)
     trainer = DPOTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer, callbacks=[clock])

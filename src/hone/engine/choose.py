@@ -69,7 +69,7 @@ def choose_runner(
             compiled=kind == "torch_compiled",
         )
         message = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
-        return RunnerChoice(runner=runner, own_weights=copy_weights, note=message)
+        return RunnerChoice(runner=runner, own_weights=copy_weights, dtype=runner.dtype, note=message)
     readable = cast(weights.DecoderWeights, model)  # what its layers are called is checked when they are read
     low = kind == "native_bfloat16" or model.dtype == torch.bfloat16
     native = NativeRunner(

@@ -1,4 +1,4 @@
-"""Attention and decoding on a CUDA device: torch's paged variable-length attention, and steps recorded as graphs.
+"""Attention on a CUDA device by torch's paged variable-length kernel; recorded decoding steps are in `cuda_steps`.
 
 Not run by the tests of a machine without a GPU; `-m gpu` selects its tests.
 """
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.engine.protocol import ForwardFn, LinearFn, ModelShape, PagedAttentionFn
+from hone.engine.protocol import ModelShape
 from hone.engine.work import ForwardBatch
 
 PAGE_TOKENS: Final = 256
@@ -19,8 +19,7 @@ PAGE_TOKENS: Final = 256
 
 @dataclass(slots=True)
 class FlashInputs:
-    """Positions of one pass's tokens, on the device; a recorded CUDA graph reads these tensors again, with new
-    contents."""
+    """Positions of one pass's tokens, on the device."""
 
     tokens: Tensor
     """`[T]` int64, as are the next three."""
@@ -37,19 +36,6 @@ class FlashInputs:
     """`[B, most]` int32."""
     longest: int
     """Largest number of tokens of a sequence in this pass."""
-
-    def load(self, other: "FlashInputs") -> None:
-        """Copy the contents of tensors of the same shapes."""
-        for mine, theirs in (
-            (self.tokens, other.tokens),
-            (self.positions, other.positions),
-            (self.page, other.page),
-            (self.slot, other.slot),
-            (self.starts, other.starts),
-            (self.used, other.used),
-            (self.pages, other.pages),
-        ):
-            mine.copy_(theirs, non_blocking=True)
 
 
 def flash_inputs(work: ForwardBatch, *, rows: int, scratch: int, page_tokens: int, device: torch.device) -> FlashInputs:
@@ -108,36 +94,3 @@ class FlashPagedAttention:
         )  # fmt: skip
         assert isinstance(mixed, Tensor)
         return mixed.flatten(1)
-
-
-class CudaGraphSteps:
-    """Passes of one token each, recorded once for each number of rows and played again."""
-
-    def __init__(
-        self, run: ForwardFn, shape: ModelShape, store: Tensor, linear: LinearFn, *, splits: int | None
-    ) -> None:
-        self._run, self._shape, self._store, self._linear, self._splits = run, shape, store, linear, splits
-        self._known: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, FlashInputs, Tensor]] = {}
-
-    def run(self, places: FlashInputs) -> Tensor:
-        """Hidden states `[T, hidden_size]`; they stay valid until the next run."""
-        key = (len(places.tokens), places.pages.shape[1])
-        if key not in self._known:
-            self._known[key] = self._record(places)
-        graph, inputs, hidden = self._known[key]
-        inputs.load(places)
-        graph.replay()
-        return hidden
-
-    def _record(self, places: FlashInputs) -> tuple[torch.cuda.CUDAGraph, FlashInputs, Tensor]:
-        attend: PagedAttentionFn = FlashPagedAttention(self._shape, self._store, places, splits=self._splits)
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # workspaces are allocated outside of the recording
-            for _ in range(2):
-                self._run(places.tokens, places.positions, attend, self._linear)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            hidden = self._run(places.tokens, places.positions, attend, self._linear)
-        return graph, places, hidden

@@ -52,7 +52,15 @@ _LOGITS: Final = 1 << 25
 """Largest number of elements of the prompts' logits in one pass."""
 
 
-def default_limits(*, slots: int, page_tokens: int, sequence_tokens: int, vocab: int) -> SchedulerLimits:
+PASS_TOKENS: Final = 512
+"""Prompt tokens of a pass on a CPU: answers in progress wait for it."""
+CUDA_PASS_TOKENS: Final = 8192
+"""Prompt tokens of a pass on a GPU, which takes about as long for a few hundred."""
+
+
+def default_limits(
+    *, slots: int, page_tokens: int, sequence_tokens: int, vocab: int, pass_tokens: int = PASS_TOKENS
+) -> SchedulerLimits:
     """Pages for the longest sequence in every slot, and for prompts that are prefilled early."""
     most = -(-sequence_tokens // page_tokens)
     return SchedulerLimits(
@@ -60,6 +68,7 @@ def default_limits(*, slots: int, page_tokens: int, sequence_tokens: int, vocab:
         pages=most * (slots + max(1, slots // 8)) + 1,
         page_tokens=page_tokens,
         sequence_tokens=sequence_tokens,
+        pass_tokens=pass_tokens,
         pass_draws=max(64, _LOGITS // vocab),
     )
 

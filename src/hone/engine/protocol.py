@@ -81,6 +81,16 @@ class GenerationModel(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
     @property
+    def compute(self) -> torch.dtype:
+        """Dtype of the products of the trainer's forward pass."""
+        ...
+
+    @property
+    def output_weight(self) -> Tensor:
+        """`[vocab_size, hidden_size]` of the output layer."""
+        ...
+
+    @property
     def rows(self) -> BatchInvariantLinearFn: ...
     @property
     def exactness(self) -> Literal["parity", "bitwise"]:
@@ -93,8 +103,16 @@ class GenerationModel(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn) -> Tensor:
-        """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`."""
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        linear: LinearFn,
+        kind: torch.dtype | None = None,
+    ) -> Tensor:
+        """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`. `kind`: dtype between additions to
+        the residual stream; None: the weights'."""
         ...
 
     def run_routed(
@@ -109,7 +127,7 @@ class GenerationModel(Protocol):
         those of `replayed` `[T, L, k]`."""
         ...
 
-    def compiled_run(self) -> ForwardFn:
+    def compiled_run(self, kind: torch.dtype | None = None) -> ForwardFn:
         """`run`, its layers as torch's compiler writes them at its first call for each kind of shape."""
         ...
 

@@ -1,6 +1,7 @@
 """The runner that needs no compiler: the trainer's own parameters, or a copy, over pages that torch keeps."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch.nn import functional
 
 from hone.core.routing import Routing, routing_dtype
 from hone.engine import flash
+from hone.engine.cuda_steps import RecordedSteps, can_record, draw_rows, recorded_rows, truncates
+from hone.engine.half_weights import HalfWeights, casting_linear
 from hone.engine.paged import PagedAttention, PagedKvCache
-from hone.engine.protocol import GenerationModel, PagedAttentionFn
+from hone.engine.protocol import GenerationModel, LinearFn, PagedAttentionFn
 from hone.engine.sampler import sample_tokens
 from hone.engine.work import ForwardBatch, SamplerOutput
 
@@ -22,7 +25,8 @@ PAGE_TOKENS: Final = 64
 class TorchRunner:
     """Implements `ModelRunner`. Parameter updates take effect at once, unless the model is a copy of `trainer`'s.
 
-    On CUDA in half precision it uses torch's paged attention, and records decode steps as CUDA graphs.
+    On CUDA in bfloat16, a mixed-precision trainer's included, it uses torch's paged attention, and records decoding
+    steps as CUDA graphs.
     """
 
     def __init__(
@@ -45,19 +49,28 @@ class TorchRunner:
         `compiled`: layers are compiled by `torch.compile`, which takes seconds to minutes at first.
         """
         self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
-        self._flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
+        self._half = HalfWeights(model) if _computes_in_half(model) else None
+        self._flash = model.device.type == "cuda" and (self._half is not None or model.dtype == torch.bfloat16)
         self._page_tokens = page_tokens or (flash.PAGE_TOKENS if self._flash else PAGE_TOKENS)
         self._compiled, self._tile = compiled, model.rows.tile
-        self._run = model.compiled_run() if compiled else model.run
-        self._linear = functional.linear if compiled else model.rows
+        kind = None if self._half is None else torch.bfloat16
+        self._run = model.compiled_run(kind) if compiled else partial(model.run, kind=kind)
+        self._linear: LinearFn = functional.linear if compiled else model.rows
+        if self._half is not None:
+            self._linear = casting_linear if compiled else self._half.linear
         self._keys: PagedKvCache | None = None
-        self._steps: flash.CudaGraphSteps | None = None
+        self._steps: RecordedSteps | None = None
         self._scratch = 0
 
     @property
     def name(self) -> str:
-        kind = str(self._model.dtype).removeprefix("torch.")
+        kind = str(self.dtype).removeprefix("torch.")
         return f"torch {kind} ({self._model.device.type}{', compiled' if self._compiled else ''})"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its products, and of its keys and values."""
+        return self._model.dtype if self._half is None else torch.bfloat16
 
     @property
     def exact(self) -> bool:
@@ -74,31 +87,37 @@ class TorchRunner:
             model.config,
             pages=pages + 1,  # the last is where padding goes
             page_tokens=self._page_tokens,
-            dtype=model.dtype,
+            dtype=self.dtype,
             device=model.device,
         )
-        splits = 1 if self._fixed else None
-        if self._flash:
-            store = self._keys.store
-            self._steps = flash.CudaGraphSteps(self._run, model.config, store, self._linear, splits=splits)
+        if self._flash and model.config.experts is None:  # how many tokens an expert gets is not known beforehand
+            self._steps = RecordedSteps(
+                self._step_logits, scratch=self._scratch, page_tokens=self._page_tokens, device=model.device
+            )
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Copy the trainer's weights, in place; nothing to do where the model is the trainer's own."""
+        """Copy the trainer's weights, in place, where it does not read them."""
         if self._trainer is not None:
             theirs = self._trainer.stored_tensors()
             for name, mine in self._model.stored_tensors().items():
                 mine.copy_(theirs[name])
+        if self._half is not None:
+            self._half.refresh()
 
     @torch.inference_mode()
     def run(self, work: ForwardBatch) -> SamplerOutput:
         assert self._keys is not None, "reserve pages first"
+        if self._steps is not None and can_record(work):
+            count = len(work.tokens)
+            return self._steps.run(work, rows=recorded_rows(count) if self._fixed is None else self._rows(count))
         hidden, chosen = self._flashed(work) if self._flash else self._eager(work, self._keys)
         wanted = len(work.draws.token_index)
         at = np.zeros(self._rows(wanted), np.int64)
         at[:wanted] = work.draws.token_index
-        logits = self._model.logits(hidden[torch.from_numpy(at).to(self._model.device)], self._linear)
-        drawn = sample_tokens(logits[:wanted, : self._vocab], work.draws)
+        logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)])
+        same = self._flash and not truncates(work.draws)
+        drawn = draw_rows(logits, work.draws) if same else sample_tokens(logits[:wanted], work.draws)
         return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
 
     @torch.inference_mode()
@@ -129,19 +148,31 @@ class TorchRunner:
         return self._forward(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend)
 
     def _flashed(self, work: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        assert self._keys is not None and self._steps is not None
-        single = len(work.tokens) == len(work.pages)
-        count = len(work.tokens)
-        rows = 1 << (count - 1).bit_length() if single and self._fixed is None else self._rows(count)
+        rows = self._rows(len(work.tokens))
         places = flash.flash_inputs(
             work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self._model.device
         )
-        if single and self._model.config.experts is None:  # how many tokens an expert gets is not known beforehand
-            return self._steps.run(places), None
+        return self._forward(places.tokens, places.positions, self._attention(places))
+
+    def _step_logits(self, places: flash.FlashInputs, at: Tensor) -> Tensor:
+        """`[R, vocab_used]` logits after the tokens `at` `[R]` of a pass."""
+        hidden = self._run(places.tokens, places.positions, self._attention(places), self._linear)
+        return self._logits(hidden[at])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        found = self._model.logits(hidden, self._linear) if self._half is None else self._half.logits(hidden)
+        return found[:, : self._vocab]
+
+    def _attention(self, places: flash.FlashInputs) -> PagedAttentionFn:
+        assert self._keys is not None
         splits = 1 if self._fixed else None
-        attend = flash.FlashPagedAttention(self._model.config, self._keys.store, places, splits=splits)
-        return self._forward(places.tokens, places.positions, attend)
+        return flash.FlashPagedAttention(self._model.config, self._keys.store, places, splits=splits)
 
     def _rows(self, count: int) -> int:
         multiple = self._fixed or self._tile
         return -(-count // multiple) * multiple
+
+
+def _computes_in_half(model: GenerationModel) -> bool:
+    """True for a dense model on a GPU whose trainer computes in bfloat16."""
+    return model.device.type == "cuda" and model.compute == torch.bfloat16 and model.config.experts is None

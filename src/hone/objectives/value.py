@@ -18,9 +18,8 @@ def _metrics(value: PerDecision, target: PerDecision) -> Mapping[str, PerDecisio
 
 def squared_error(value: PerDecision, target: PerDecision) -> LossTerms:
     """(V - target)^2 / 2."""
-    return LossTerms(
-        loss=0.5 * F.mse_loss(value, target, reduction="none"), compute_metrics=lambda: _metrics(value, target)
-    )
+    loss = 0.5 * F.mse_loss(value, target.to(value.dtype), reduction="none")  # CUDA's gradient wants one dtype
+    return LossTerms(loss=loss, compute_metrics=lambda: _metrics(value, target))
 
 
 def huber(value: PerDecision, target: PerDecision, *, delta: float = 1.0) -> LossTerms:

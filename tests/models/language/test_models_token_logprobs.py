@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hone.models.language import token_logprobs as module
-from hone.models.language.token_logprobs import token_logprobs
+from hone.models.language.token_logprobs import LogprobQuery, query_logprobs, token_logprobs
 
 
 def draws(rows=23, width=6, vocab=11):
@@ -148,3 +148,22 @@ def test_the_likeliest_tokens(monkeypatch, chunk):
     torch.testing.assert_close(found.logp, logp[:, :4].detach(), rtol=0, atol=1e-13)
     assert not found.logp.requires_grad
     assert module.top_k_tokens(hidden[:0], weight, 0.7, 4).ids.shape == (0, 4)
+
+
+@pytest.mark.parametrize("chunk", [1, 200, 1 << 22])
+def test_products_of_bfloat16_numbers_have_float32_sums(monkeypatch, chunk):
+    """Against float64 products of the rounded factors; the gradient of the logits is rounded, too."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, chosen = draws()
+    low = [x.detach().float().requires_grad_() for x in (hidden, weight)]
+    found = query_logprobs(*low, chosen, None, LogprobQuery(0.7, entropy=True, half=True))
+    rounded = [x.detach().bfloat16().double().requires_grad_() for x in low]
+    logp, entropy = plain(*rounded, chosen, 0.7)
+    torch.testing.assert_close(found.logp.double(), logp, rtol=0, atol=2e-6)
+    assert found.entropy is not None
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=2e-6)
+    mine = torch.autograd.grad(found.logp.sum(), low)
+    theirs = torch.autograd.grad(logp.sum(), rounded)
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=2**-8 * float(b.abs().max()))

@@ -13,7 +13,7 @@ from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.remote import RemoteEngine
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
+from hone.engine.limits import CUDA_PASS_TOKENS, PASS_TOKENS, default_limits
 from hone.engine.stops import TokenizerRules
 from hone.envs.text.dataset import Example, ExampleDataset
 from hone.envs.text.files import MAX_FAULTS_SHOWN
@@ -115,6 +115,7 @@ def make_engine(
         page_tokens=chosen.runner.page_tokens,
         sequence_tokens=min(longest_prompt + max_tokens, decoder.config.max_positions),
         vocab=vocab,
+        pass_tokens=CUDA_PASS_TOKENS if decoder.device.type == "cuda" and fixed is None else PASS_TOKENS,
     )
     return EmbeddedEngine(
         chosen,

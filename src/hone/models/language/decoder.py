@@ -33,6 +33,7 @@ from hone.models.language.decoder_layer import CompiledLayerHalves, DecoderLayer
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
 from hone.models.language.fused_ops import gated_silu, mixed_linear, tiled_linear
+from hone.models.language.half_products import uses_half_products
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rotary import rope_frequencies
 from hone.models.language.token_logprobs import (
@@ -207,9 +208,11 @@ class Decoder(nn.Module):
         record = RoutingRecord(replayed)
         return self.run(tokens, positions, attend, linear, routing=record), record.chosen()
 
-    def compiled_run(self) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
+    def compiled_run(
+        self, kind: torch.dtype | None = None
+    ) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
         """`run`, its layers as torch's compiler writes them."""
-        return partial(self.run, halves=CompiledLayerHalves())
+        return partial(self.run, kind=kind, halves=CompiledLayerHalves())
 
     def hidden(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden_size]`: state t depends on tokens up to t of its row (and branch), and predicts the next."""
@@ -330,14 +333,17 @@ class Decoder(nn.Module):
         vocabulary padded beyond its tokenizer) have probability 0.
         """
         weight = self.output_weight
-        question = LogprobQuery(temperature, entropy, sampling_mask)
+        half = uses_half_products(self.device, self.compute)
+        question = LogprobQuery(temperature, entropy, sampling_mask, half=half)
         if self.exactness == "bitwise":
             question = replace(question, matmul=batch_invariant_logits(self.rows, weight))
         return query_logprobs(hidden, weight[:vocab_size_used], chosen, extra_tokens, question)
 
     def top_k_tokens(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> TopKTokens:
         """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""
-        return top_k_tokens(hidden, self.output_weight[:vocab_size_used], temperature, min(count, vocab_size_used))
+        half = uses_half_products(self.device, self.compute)
+        weight, count = self.output_weight[:vocab_size_used], min(count, vocab_size_used)
+        return top_k_tokens(hidden, weight, temperature, count, half=half)
 
     def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
         """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.models.gradient_buffers import write_gradient
+from hone.models.language.half_products import half_matmul
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.native.products import tiled_matmul, weight_gradient
 
@@ -108,6 +109,8 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     """`g^T x` of dtype `kind`. The smaller factor is transposed, because libraries are slow at that."""
     if kind == torch.float32 and (result := weight_gradient(g, x)) is not None:
         return result
+    if kind == torch.float32 and g.is_cuda:
+        return half_matmul(g.t(), x)
     return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
 
 

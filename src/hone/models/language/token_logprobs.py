@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hone.models.language.half_products import half_matmul
 from hone.models.native.products import tiled_matmul as tiled
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Logits that live at once: 16 MiB in float32."""
+CUDA_CHUNK_ELEMENTS: Final = 1 << 27
+"""The same on a GPU, 512 MiB: smaller products would leave most of it idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,8 @@ def scaled_logits(
     product: Callable[[Tensor, Tensor], Tensor] = functional.linear,
 ) -> Tensor:
     """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider; shared by trainer and engine."""
-    return at_least_float32(product(hidden, weight)) / temperature
+    logits = at_least_float32(product(hidden, weight))
+    return logits if isinstance(temperature, float) and temperature == 1.0 else logits / temperature
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -86,6 +90,10 @@ def token_logprobs(
     return query_logprobs(hidden, weight, chosen, extra_tokens, LogprobQuery(temperature, entropy, sampling_mask))
 
 
+def _half_linear(hidden: Tensor, weight: Tensor) -> Tensor:
+    return half_matmul(hidden, weight.t())
+
+
 def _by_tiles(hidden: Tensor, weight: Tensor) -> Tensor:
     return tiled(hidden, weight.t())
 
@@ -99,10 +107,17 @@ class LogprobQuery:
     sampling_mask: SamplingMask | None = None
     matmul: Callable[[Tensor, Tensor], Tensor] = _by_tiles
     """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: the arithmetic of the logits."""
+    half: bool = False
+    """Products, also those of the backward pass, are of bfloat16 numbers with float32 sums; `matmul` is not asked."""
+
+    def operands(self, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What is multiplied."""
+        return (hidden.to(torch.bfloat16), weight.to(torch.bfloat16)) if self.half else (hidden, weight)
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
         """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
-        logits = scaled_logits(hidden[part], weight, self.temperature, self.matmul)
+        product = _half_linear if self.half else self.matmul
+        logits = scaled_logits(hidden[part], weight, self.temperature, product)
         if self.sampling_mask is not None:
             logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits), -torch.inf)
         return torch.log_softmax(logits, dim=-1)
@@ -122,12 +137,11 @@ def query_logprobs(
 
 
 @torch.no_grad()
-def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int) -> TopKTokens:
+def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int, *, half: bool = False) -> TopKTokens:
     """The `count` likeliest tokens of each row of `hidden` `[N, D]`, as data."""
-    result = [
-        LogprobQuery(temperature).log_softmax(hidden, weight, part).topk(count, dim=-1)
-        for part in _chunks(len(hidden), len(weight))
-    ]
+    question = LogprobQuery(temperature, half=half)
+    hidden, weight = question.operands(hidden, weight)
+    result = [question.log_softmax(hidden, weight, part).topk(count, dim=-1) for part in _chunks(hidden, weight)]
     if not result:
         nothing = at_least_float32(hidden.new_zeros(0, count))
         return TopKTokens(ids=nothing.long(), logp=nothing)
@@ -136,8 +150,9 @@ def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int)
     )  # fmt: skip
 
 
-def _chunks(rows: int, vocab: int) -> list[slice]:
-    size = max(16, CHUNK_ELEMENTS // max(1, vocab))
+def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
+    most = CUDA_CHUNK_ELEMENTS if hidden.is_cuda else CHUNK_ELEMENTS
+    rows, size = len(hidden), max(16, most // max(1, len(weight)))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
@@ -170,8 +185,9 @@ class _TokenLogprobsFunction(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(asked.shape, dtype=dtype, device=hidden.device)
         entropies = torch.zeros(len(hidden) if question.entropy else 0, dtype=dtype, device=hidden.device)
-        for part in _chunks(len(hidden), len(weight)):
-            all_logp = question.log_softmax(hidden, weight, part)
+        factors = question.operands(hidden, weight)
+        for part in _chunks(*factors):
+            all_logp = question.log_softmax(*factors, part)
             logp[part] = all_logp.gather(1, asked[part])
             if question.entropy:
                 entropies[part] = _entropy(all_logp.exp(), all_logp)
@@ -187,18 +203,27 @@ class _TokenLogprobsFunction(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
-        for part in _chunks(len(hidden), len(weight)):
-            all_logp = question.log_softmax(hidden, weight, part)
-            p = all_logp.exp()
-            grad = -p * to_logp[part].sum(1, keepdim=True)
-            grad.scatter_add_(1, asked[part], to_logp[part])
+        low_hidden, low_weight = question.operands(hidden, weight)
+        for part in _chunks(hidden, weight):
+            all_logp = question.log_softmax(low_hidden, low_weight, part)
+            share = -to_logp[part].sum(1, keepdim=True)
             if question.entropy:
+                p = all_logp.exp()
                 h = _entropy(p, all_logp)[:, None]
+                grad = (p * share).scatter_add_(1, asked[part], to_logp[part])
                 grad -= torch.where(p > 0, p * (all_logp + h), 0.0) * to_entropy[part, None]
-            grad = (grad / question.temperature).to(hidden.dtype)
-            if grad_hidden is not None:
+            else:
+                grad = all_logp.exp_().mul_(share).scatter_add_(1, asked[part], to_logp[part])
+            if question.temperature != 1.0:
+                grad = grad / question.temperature
+            grad = grad.to(low_hidden.dtype)
+            if grad_hidden is not None and question.half:
+                grad_hidden[part] = half_matmul(grad, low_weight)
+            elif grad_hidden is not None:
                 tiled(grad, weight, out=grad_hidden[part])
-            if grad_weight is not None:
+            if grad_weight is not None and question.half:
+                grad_weight += half_matmul(grad.T, low_hidden[part])
+            elif grad_weight is not None:
                 tiled(grad.T, hidden[part], out=grad_weight, add=True)
         return grad_hidden, grad_weight, None, None
 

@@ -35,7 +35,9 @@ def engine_copy_bytes(
     if isinstance(runner, ServerEngine):
         return 0
     if device != "cpu" or model.exactness == "bitwise" or runner.startswith("torch"):
-        return WEIGHT_BYTES[model.weights] if is_stale else 0
+        own = WEIGHT_BYTES[model.weights] if is_stale else 0
+        mixed = model.weights == "float32" and model.compute != "float32" and runner != "torch_compiled"
+        return own + (WEIGHT_BYTES["bfloat16"] if device.startswith("cuda") and mixed else 0)
     return 2 if runner == "native_bfloat16" else WEIGHT_BYTES[model.weights]
 
 
