@@ -30,16 +30,15 @@ def recorded_rows(count: int) -> int:
 
 
 def can_record(work: ForwardBatch) -> bool:
-    """True if a pass is one token of each sequence and nothing truncates: what a recorded step computes."""
-    draws = work.draws
-    single = len(work.tokens) == len(work.pages) and len(draws.token_index) <= len(work.tokens)
-    return single and not truncates(draws)
+    """True if a pass is one token of each sequence, drawn without more questions: what a recorded step computes."""
+    single = len(work.tokens) == len(work.pages) and len(work.draws.token_index) <= len(work.tokens)
+    return single and draws_only(work.draws)
 
 
-def truncates(draws: SamplerInput) -> bool:
-    """True if top-k, top-p or min-p removes tokens in any row."""
+def draws_only(draws: SamplerInput) -> bool:
+    """True if no row truncates (top-k, top-p, min-p) or asks for its likeliest tokens."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
-    return bool((cut & ~draws.greedy).any())
+    return draws.top_logprobs is None and not bool((cut & ~draws.greedy).any())
 
 
 class StepInputs:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from hone.core.routing import Routing, routing_dtype
 from hone.engine import flash
-from hone.engine.cuda_steps import RecordedSteps, can_record, draw_rows, recorded_rows, truncates
+from hone.engine.cuda_steps import RecordedSteps, can_record, draw_rows, draws_only, recorded_rows
 from hone.engine.half_weights import HalfWeights, casting_linear
 from hone.engine.paged import PagedAttention, PagedKvCache
 from hone.engine.protocol import GenerationModel, LinearFn, PagedAttentionFn
@@ -116,7 +116,7 @@ class TorchRunner:
         at = np.zeros(self._rows(wanted), np.int64)
         at[:wanted] = work.draws.token_index
         logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)])
-        same = self._flash and not truncates(work.draws)
+        same = self._flash and draws_only(work.draws)
         drawn = draw_rows(logits, work.draws) if same else sample_tokens(logits[:wanted], work.draws)
         return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
 
