@@ -59,7 +59,13 @@ FORBIDDEN_CALLS: dict[str, str] = {
 # path::name -> reason
 OPEN_DOORS: dict[str, str] = {}
 # Config class -> (fields allowed, reason)
-WIDE_CONFIGS: dict[str, tuple[int, str]] = {}
+WIDE_CONFIGS: dict[str, tuple[int, str]] = {
+    "hone.envs.dialogue.config.DialogueTaskConfig": (
+        14,
+        "prompts and dialogues are one table",
+    ),
+    "hone.train.text.rollout_config.RolloutConfig": (14, "limits of a dialogue stand beside those of an answer"),
+}
 
 GUESSING = {"getattr", "hasattr", "setattr", "delattr"}
 RUNNING_TEXT = {"eval", "exec", "compile", "__import__"}

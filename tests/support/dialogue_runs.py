@@ -1,17 +1,18 @@
 """Dialogues without a model: a table policy of four tokens (`scripted_session`), a world, and rewards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scripted_session import WORDS, ScriptedSession
+from scripted_session import END, WORDS, ScriptedSession
 
 from hone.core.conversation import Message
 from hone.core.episodes import Episodes
-from hone.core.generation import SamplingParams
+from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
 from hone.envs.dialogue.config import DialogueTaskConfig
 from hone.envs.dialogue.environment import Bridge, DialogueEnvironment, DialogueRules
+from hone.envs.dialogue.hosted import WorldDescription
 from hone.envs.dialogue.process_host import ProcessHost
 from hone.envs.dialogue.rows import dialogue_examples
 from hone.envs.dialogue.thread_host import ThreadHost
@@ -24,6 +25,7 @@ from hone.rewards.config import RewardsConfig
 TABLE = np.array(
     [[0.4, 0.3, 0.1, 0.2], [0.3, 0.3, 0.1, 0.3], [0.4, 0.4, 0.1, 0.1], [0.3, 0.3, 0.1, 0.3], [0.5, 0.3, 0.1, 0.1]]
 )
+LIMITS = ConversationLimits(context=400)
 EVERY = "".join(chr(code) for code in range(32, 127)) + "\n"
 
 
@@ -46,6 +48,38 @@ class PlainTokens:
 
 
 @dataclass
+class Sayings:
+    """Session that says given texts, one in each turn; the last one again and again."""
+
+    texts: Sequence[str]
+    queue: list[tuple[Request, int]] = field(default_factory=list[tuple[Request, int]])
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        self.queue += [(one, one.first_sample + k) for one in requests for k in range(one.samples)]
+
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        if not self.queue:
+            return None
+        request, sample = self.queue.pop(0)
+        text = self.texts[min(request.turn, len(self.texts) - 1)]
+        tokens = np.append(PlainTokens().encode(text), END).astype(np.int32)
+        cut = len(tokens) > request.sampling.max_tokens
+        tokens = tokens[: request.sampling.max_tokens]
+        zeros = np.zeros(len(tokens), np.float32)
+        return Completion(
+            request_id=request.id, sample_index=sample, tokens=tokens, logp=zeros, sampled_logp=zeros,
+            version=np.zeros(len(tokens), np.int32), finish_reason="length" if cut else "eos", turn=request.turn,
+        )  # fmt: skip
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        self.queue = [one for one in self.queue if request_ids is not None and one[0].id not in request_ids]
+
+    def reset_stats(self) -> None: ...
+
+
+@dataclass
 class Played:
     """Result of a rollout."""
 
@@ -56,54 +90,47 @@ class Played:
     messages: list[list[Message]] = field(default_factory=list)
 
 
+def rules_of(config: DialogueTaskConfig, described: WorldDescription, context: int) -> DialogueRules:
+    """Limits of a task's dialogues."""
+    tools = config.tools
+    return DialogueRules(
+        turns=config.turns,
+        context=context,
+        message_tokens=config.world.message_tokens,
+        result_tokens=64 if tools is None else tools.result_tokens,
+        invalid_in_a_row=3 if tools is None else tools.invalid_in_a_row,
+        format=None if tools is None else TOOL_FORMATS[tools.format],
+        schemas=described.schemas,
+        begins=described.begins,
+        pays=described.pays,
+    )
+
+
 def play(
     task: dict[str, Any],
     *,
     prompts: int = 4,
     samples: int = 2,
     order: int = 0,
-    slots: int = 2**20,
-    context: int = 400,
+    limits: ConversationLimits = LIMITS,
     max_tokens: int = 8,
     rewards: dict[str, Any] | None = None,
-    session: ScriptedSession | None = None,
+    session: GenerationSession | None = None,
     steps: int = 1,
 ) -> Played:
     """Lead the dialogues of `steps` rollouts, `prompts` rows by `samples` each; the last rollout's episodes."""
     config = DialogueTaskConfig.model_validate({"size": prompts, **task})
     host = (ThreadHost if config.world.isolate == "thread" else ProcessHost)(config.world_spec, config.world)
-    tokens, tools = PlainTokens(), config.tools
-    given = RewardsConfig.model_validate(
-        {"functions": [{"kind": "world"}], "max_unscored_batches": 10**6, "missing_window": 10**6, **(rewards or {})}
-    )
-    scorer = reward_scorer(given, load=lambda *_: None)  # type: ignore[arg-type]
+    given = {"functions": [{"kind": "world"}], "max_unscored_batches": 10**6, "missing_window": 10**6}
+    scorer = reward_scorer(RewardsConfig.model_validate({**given, **(rewards or {})}), load=lambda *_: None)  # type: ignore[arg-type]
+    tokens, heard = PlainTokens(), list[list[Message]]()
     try:
-        described = host.describe()
-        rows = dialogue_examples(config, host)
+        rules, rows = rules_of(config, host.describe(), limits.context), dialogue_examples(config, host)
         asked = [
             Prompt(id=row.id, content=row.prompt, tokens=tokens.encode(str(row.prompt)), columns=row.columns)
             for row in rows
         ]
-        rules = DialogueRules(
-            turns=config.turns,
-            context=context,
-            message_tokens=config.world.message_tokens,
-            result_tokens=64 if tools is None else tools.result_tokens,
-            invalid_in_a_row=3 if tools is None else tools.invalid_in_a_row,
-            format=None if tools is None else TOOL_FORMATS[tools.format],
-            schemas=described.schemas,
-            begins=described.begins,
-            pays=described.pays,
-        )
         environment = DialogueEnvironment(host, rules, tokens, asked, seed=5)
-        heard: list[list[Message]] = []
-        end = environment.end
-
-        def noted(conversation: Any) -> None:
-            heard.append(list(conversation.messages))
-            end(conversation)
-
-        environment.end = noted  # type: ignore[method-assign]
         world = TextWorld(
             prompts=asked,
             scorer=scorer,
@@ -113,10 +140,11 @@ def play(
             samples=samples,
             seed=1,
             environment=environment,
-            limits=ConversationLimits(context=context, slots=slots),
+            limits=limits,
         )
         for _ in range(steps):
             episodes = world.rollout(session or ScriptedSession(TABLE, seed=3, order=order))
+        heard = [list(one.messages) for one in world.conversations]
         return Played(episodes, environment.pop_metrics(), environment.notes(), environment, heard)
     finally:
         scorer.close()

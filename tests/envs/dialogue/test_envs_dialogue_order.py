@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.episodes import Episodes
+from hone.envs.text.conversation import ConversationLimits
 
 COUNTING = "dialogue:dialogue_worlds:Counting"
 
@@ -34,7 +35,7 @@ def straight() -> Played:
 @settings(max_examples=4, deadline=None)
 @given(order=st.integers(0, 1000), slots=st.sampled_from([1, 2, 5, 64]))
 def test_delays_and_slots_change_no_bit(straight: Played, order: int, slots: int) -> None:
-    late = lead(options={"longest_s": 0.03}, order=order, slots=slots)
+    late = lead(options={"longest_s": 0.03}, order=order, limits=ConversationLimits(context=400, slots=slots))
     assert_same(straight.episodes, late.episodes)
     clocks = {"world/wait_s", "world/p95_s"}
     assert {k: v for k, v in straight.metrics.items() if k not in clocks} == {
