@@ -33,6 +33,10 @@ SHORTER = {
         *("stage.1.algorithm.learn_steps=1", "stage.1.algorithm.min_score=-1"),
         *("stage.2.steps=2", "stage.2.rollout.prompts_per_step=4"),
     ],
+    "dialogues/lake_gigpo.toml": [
+        *("stage.0.steps=3", "stage.0.batch=8", "stage.1.steps=2", "stage.1.rollout.prompts_per_step=2"),
+        *("stage.1.rollout.samples_per_prompt=4", "stage.1.task.size=8"),
+    ],
     "offline/bc.toml": ["steps=3", "evaluation.episodes=2"],
     "offline/bcq.toml": ["steps=2", "evaluation.episodes=2"],
     "offline/bear.toml": ["steps=2", "evaluation.episodes=2"],
@@ -113,6 +117,8 @@ def test_an_example_is_valid_and_runs(
 ) -> None:
     if name.startswith("offline/"):
         record(monkeypatch)
+    if name == "dialogues/lake_gigpo.toml":
+        runpy.run_path("examples/dialogues/lake.py", run_name="__main__")
     assert main(["plan", f"examples/{name}"]) == 0, capsys.readouterr().err
     assert main(["train", f"examples/{name}", *SHORTER[name], "name=short"]) == 0, capsys.readouterr().err
     assert (workplace / "runs" / "short" / "report.html").is_file()

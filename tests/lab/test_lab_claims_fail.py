@@ -15,6 +15,7 @@ import pytest
 
 from hone.lab import experiments
 from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL, OptimisedPoint
+from hone.lab.experiments.credit_by_turn import OVER_TURNS, STATES, TOKENS, WHOLE, CreditErrors
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.length_bias import SCHEMES
@@ -71,6 +72,16 @@ REFUTED: dict[str, Sequence[Case]] = {
     "clip-higher": [
         {"batches": {0.2: 20, 0.28: 20, 0.5: 20}, "narrow": 0.2, "dapo": 0.28, "wide": 0.5, "change": 0.5},
         {"batches": {0.2: 5, 0.28: 5, 0.5: 5}, "narrow": 0.2, "dapo": 0.28, "wide": 0.5, "change": -0.5},
+    ],
+    "credit-by-turn": [
+        {
+            "errors": {
+                WHOLE: CreditErrors(0.2, 0.0, 0.9),
+                STATES: CreditErrors(0.3, 0.5, 0.9),
+                TOKENS: CreditErrors(0.2, 0.0, 0.9),
+                OVER_TURNS: CreditErrors(0.2, 0.2, 0.9),
+            }
+        }
     ],
     "critic-or-group": [
         {
