@@ -243,3 +243,26 @@ def test_rows_of_one_dialogue_weigh_as_one_sequence(scheme) -> None:
         return np.repeat(laid.sequence_weight, laid.episodes.lengths)
 
     np.testing.assert_array_equal(weights(rows), weights(alone))
+
+
+@pytest.mark.parametrize("scheme", [token_mean, sequence_mean, PromptScheme(prompt_sequence_mean)])
+@settings(max_examples=15)
+@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4), st.integers(0, 99))
+def test_what_the_environment_says_has_no_weight(scheme, talks: list[list[int]], seed: int) -> None:
+    """0, 1 and 1,000 tokens between the turns of dialogues: the loss has a term for each sampled token and no other,
+    with the same weights and advantages."""
+    rng = np.random.default_rng(seed)
+    said = [[rng.integers(1, VOCAB, count).astype(np.int32) for count in talk] for talk in talks]
+    advantage = rng.normal(size=sum(map(sum, talks))).astype(np.float32)
+    found: list[tuple[list[float], ...]] = []
+    for count in (0, 1, 1000):
+        heard = np.zeros(count, np.int32)  # nobody samples token 0
+        pieces = [[np.ones(1, np.int32), *(np.append(heard, turn) for turn in talk)] for talk in said]
+        texts = [np.concatenate(talk).astype(np.int32) for talk in pieces]
+        whole = supervised_episodes([text[:1] for text in texts], [text[1:] for text in texts])
+        episodes = whole.keep_decisions(np.asarray(whole.chosen) != 0)
+        rows = TokenLayout(scheme=scheme)(episodes, Credits(advantage=advantage)).weighted()
+        batch = rows.tensors()
+        found.append((batch.weight.tolist(), batch.advantage.tolist(), batch.chosen.tolist()))
+        assert batch.chosen.tolist() == np.concatenate([turn for talk in said for turn in talk]).tolist()
+    assert found[0] == found[1] == found[2]
