@@ -30,7 +30,7 @@ if machine == "container":
     unshare = {"unshare": ((272, 97), [REFUSE]), "clone3": ((435, 435), [UNKNOWN])}
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     install_filter(assemble(os.uname().machine, unshare, otherwise=ALLOW, foreign=ALLOW))
-print(json.dumps([(one.name, one.good, one.told) for one in run_battery(rung, seconds=1.0)]))
+print(json.dumps([(one.name, one.good, one.told) for one in run_battery(rung, seconds=0.5)]))
 """
 LANDLOCK = landlock.abi() >= landlock.TRUNCATE_ABI
 

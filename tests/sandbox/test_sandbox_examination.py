@@ -10,7 +10,7 @@ from hone.sandbox.examiner import free_names
 from hone.sandbox.policy import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
-POLICY = SandboxPolicy(cpu_s=0.5, wall_s=1.0, output_bytes=20_000)
+POLICY = SandboxPolicy(cpu_s=0.5, wall_s=30.0, output_bytes=20_000)
 TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
 
 

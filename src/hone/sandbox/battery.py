@@ -67,6 +67,8 @@ HOSTILE: Mapping[str, str] = {
     ),
 }
 """Name -> program. The last one is judged by a second program that looks for the file."""
+_SLEEPS = "sleep without end"
+_PATIENCE_S = 60.0
 _LEAVES = "leave a file behind"
 _LOOKS = (
     "import os\nany(os.path.exists(folder + '/' + {left!r}) for folder in "
@@ -103,11 +105,21 @@ class BatteryOutcome:
     """Last line of the error, or the verdict."""
 
 
-def run_battery(rung: RungName = "best", *, seconds: float = 2.0) -> list[BatteryOutcome]:
-    """Run all 27 programs on a rung; one that does not end is killed after `seconds`."""
-    policy = SandboxPolicy(rung=rung, cpu_s=seconds / 2, wall_s=seconds)
-    with _targets() as targets, CodeSandbox(policy, zygotes=4) as sandbox, ThreadPoolExecutor(4) as pool:
-        hostile = pool.map(lambda name: _attack(sandbox, name, targets), HOSTILE)
+def run_battery(rung: RungName = "best", *, seconds: float = 1.0) -> list[BatteryOutcome]:
+    """Run all 27 programs on a rung; one that computes or sleeps without end is killed after `seconds`.
+
+    The others have all the time that a busy machine takes: none is held by its clock.
+    """
+    policy = SandboxPolicy(rung=rung, cpu_s=seconds, wall_s=_PATIENCE_S)
+    asleep = SandboxPolicy(rung=rung, cpu_s=seconds, wall_s=seconds)
+    with (
+        _targets() as targets,
+        CodeSandbox(policy, zygotes=3) as sandbox,
+        CodeSandbox(asleep) as bedroom,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        place = {_SLEEPS: bedroom}
+        hostile = pool.map(lambda name: _attack(place.get(name, sandbox), name, targets), HOSTILE)
         ordinary = pool.map(lambda name: _ordinary(sandbox, name), ORDINARY)
         return [*hostile, *ordinary]
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 from hone.core.errors import DataError, ResourceError
 from hone.sandbox.run import CodeSandbox
 
-_MOST_LOST = 3
+_MOST_LOST = 2
 """Tests that may take the program's process down, by time or otherwise, before the rest counts as failed."""
 
 

@@ -4,6 +4,7 @@ The report is a claim of the program, as anything that its process writes: what 
 """
 
 import ast
+import fcntl
 import io
 import json
 import linecache
@@ -75,7 +76,7 @@ def _become_program(
 
 
 def _take_descriptors(descriptors: list[int]) -> None:
-    high = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate(descriptors)]
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
     for place, descriptor in enumerate(high):
         os.dup2(descriptor, place, inheritable=place < REPORT_FD)
     os.closerange(len(high), 1 << 16)

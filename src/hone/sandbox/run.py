@@ -8,6 +8,7 @@ import atexit
 import json
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -282,7 +283,8 @@ def shared_sandbox(policy: SandboxPolicy) -> CodeSandbox:
     key = policy.model_dump_json()
     with _shared_lock:
         if key not in _shared:
-            _shared[key] = CodeSandbox(policy, zygotes=len(os.sched_getaffinity(0)))
+            cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+            _shared[key] = CodeSandbox(policy, zygotes=cores)
         return _shared[key]
 
 

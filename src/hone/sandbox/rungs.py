@@ -11,8 +11,10 @@ Each is tried in a process that is thrown away, never assumed.
 
 import contextlib
 import os
+import platform
 import signal
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,9 +55,9 @@ from hone.sandbox.jail import (
     set_limits,
 )
 
-_FIRST_USERS = (2_000_000_000, 20_000)
-"""Users of programs begin here: where every number exists, and in a container with 65,536 of them."""
-_MAX_PROCESSES = 1 << 14
+_OWN_USERS = ((2_000_000_000, 1 << 22), (20_000, 1 << 14))
+"""First user number of programs, and for how many processes there are two: where every number exists, and in a
+container with 65,536 of them."""
 _WORK = "/run/program"
 _ROOT_BYTES = 1 << 20
 
@@ -100,7 +102,7 @@ class NamespaceRung:
         prepare_filter(self._limits)
         flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
         if may_map_users():
-            first = _first_user(2)
+            first = _own_users()
             enter_namespaces(flags, {"uid_map": f"0 {first} 2", "gid_map": f"0 {first} 2"})
             self._user = ProgramUser(number=1, counted=True)
         else:
@@ -170,7 +172,7 @@ class LandlockRung:
             raise OSError(f"Landlock {version or 'is not in this kernel'}: needs {landlock.TRUNCATE_ABI} (Linux 6.2)")
         if own_user:
             reads_all = not open_to_all(library_paths())
-            self._user = ProgramUser(number=_first_user(1), counted=True, reads_all=reads_all)
+            self._user = ProgramUser(number=_own_users(), counted=True, reads_all=reads_all)
         elif self._limits.processes > 1:
             raise OSError("processes > 1 needs namespaces, or a user of its own: what a program left would stay")
 
@@ -232,6 +234,8 @@ class NoRung:
 def choose_rung(limits: ProgramLimits, wanted: str, *, unsafe: bool) -> tuple[ConfinementRung | None, list[str]]:
     """Enter the strongest rung that holds, or the wanted one; None where none does, and why the stronger do not."""
     ladder: Sequence[Callable[[ProgramLimits], ConfinementRung]] = (NamespaceRung, LandlockRung)
+    if sys.platform != "linux":
+        return None, [f"{platform.system()} has no means for it"]
     reasons: list[str] = []
     for build in ladder:
         rung = build(limits)
@@ -255,14 +259,14 @@ def _try_rung(rung: ConfinementRung) -> None:
         rung.clean_up(folder)
 
 
-def _first_user(count: int) -> int:
-    """First of `count` user numbers that belong to nobody: by this process's number, which is nobody else's.
+def _own_users() -> int:
+    """First of two user numbers that belong to nobody else: by this process's number.
 
-    Raises OSError where no such number exists.
+    Raises OSError where no such numbers exist.
     """
-    for base in _FIRST_USERS:
-        first = base + count * (os.getpid() % (_MAX_PROCESSES if base < _FIRST_USERS[0] else 1 << 22))
-        if not try_in_child(lambda last=first + count - 1: os.setresuid(last, last, last)):
+    for base, processes in _OWN_USERS:
+        first = base + 2 * (os.getpid() % processes)
+        if not try_in_child(lambda last=first + 1: os.setresuid(last, last, last)):
             return first
     raise OSError("no user numbers that programs could have")
 

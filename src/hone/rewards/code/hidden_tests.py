@@ -38,7 +38,7 @@ def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes,
     """The share of the row's tests that the answer's program passes; with `all_or_nothing` 1 for all of them, else 0.
 
     The program is the last fenced block of the completion, or all of it; with `join_prompt` it follows the prompt. Each
-    test may take `seconds` of processor time, and twice as long by the clock. Without tests in the row, or with wrong
+    test may take `seconds` of processor time, and four times that by the clock. Without tests in the row, or with wrong
     ones, the score is missing; whatever the program does to avoid a test is a test that it did not pass.
     """
     columns: Mapping[str, object] = {
@@ -54,7 +54,7 @@ def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes,
     if join_prompt:
         code = completion_text(prompt) + code
     policy = SandboxPolicy(
-        cpu_s=seconds, wall_s=2 * seconds, memory_bytes=memory_bytes, output_bytes=2**18, if_no_rung=if_no_rung
+        cpu_s=seconds, wall_s=4 * seconds, memory_bytes=memory_bytes, output_bytes=2**18, if_no_rung=if_no_rung
     )
     try:
         outcomes = _tested(shared_sandbox(policy), code, read_tests(columns), spaces)
