@@ -77,8 +77,8 @@ def test_a_call_that_cannot_be_read_is_told_and_three_in_a_row_end_the_dialogue(
         {**asked, **tools("double")}, max_tokens=40, prompts=2, rewards=by_length(tmp_path),
         session=Sayings(["[double {]", '[double {"number": "x"}]', '[double {"number": 1}]', "[half 3]", "2"]),
     )  # fmt: skip
-    heard = [str(message["content"]) for message in once.messages[0] if message["role"] == "user"]
-    assert ["invalid JSON" in heard[0], "number" in heard[1], "half" in heard[2]] == [True] * 3
+    heard = [str(message["content"]) for message in once.messages[0] if message["role"] == "tool"]
+    assert ["invalid JSON" in heard[0], "number" in heard[1], "half" in heard[3]] == [True] * 3
     assert once.metrics["tools/invalid"] == 1
     assert once.metrics["stops/done"] == 1
     never = play(

@@ -302,7 +302,7 @@ def test_a_world_of_tools_ends_with_the_first_turn_without_a_call(use) -> None:
     called = world.answer(PolicyTurn(text="", calls=(ToolCall(name="add", arguments={"a": 1}),)))
     assert [one["content"] for one in called.messages] == ["sum 3.0"]
     assert not called.done
-    assert [one["role"] for one in world.answer(PolicyTurn(text="[", fault="bad")).messages] == ["user"]
+    assert [one["role"] for one in world.answer(PolicyTurn(text="[", fault="bad")).messages] == ["tool"]
     assert world.answer(PolicyTurn(text="3")).done
     world.close()
 

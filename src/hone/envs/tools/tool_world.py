@@ -16,7 +16,8 @@ from hone.envs.tools.toolbox import ToolBox
 
 
 class ToolWorld:
-    """Implements `DialogueWorld`: calls are answered by messages of the role `tool`, a fault by one of `user`."""
+    """Implements `DialogueWorld`: calls and faults are answered by messages of the role `tool`: what is said to a
+    policy as a user may let a chat template drop its thoughts."""
 
     def __init__(self, box: ToolBox, reward: Callable[..., object] | None = None) -> None:
         """`box`: the tools of this dialogue, closed with the world. `reward`: a function of TRL that scores the
@@ -44,7 +45,7 @@ class ToolWorld:
         self._said.append({"role": "assistant", "content": said.text})
         if said.fault is None and not said.calls:
             return WorldTurn(done=True, reward=self._reward())
-        messages: list[Message] = [{"role": "user", "content": said.fault}] if said.fault is not None else []
+        messages: list[Message] = [{"role": "tool", "content": said.fault}] if said.fault is not None else []
         messages += [self._box.call(one).message() for one in said.calls]
         self._said += messages
         return WorldTurn(messages=messages, reward=self._reward() if said.turns_left == 0 else 0.0)
