@@ -390,6 +390,11 @@ def test_joined_rows_come_apart_again(talks, cuts: set[int]) -> None:
     assert again.transcript.offsets.tolist() == apart.transcript.offsets.tolist()
     assert again.transcript.at.tolist() == apart.transcript.at.tolist()
     assert again.group.tolist() == apart.group.tolist()
+    order = np.arange(len(talks))[::-1]
+    turned = joined.take(order).split_rows()
+    wanted = apart.take(np.concatenate([np.flatnonzero(np.asarray(apart.id) == k) for k in order]))
+    assert turned.transcript.offsets.tolist() == wanted.transcript.offsets.tolist()
+    assert turned.transcript.tokens.tolist() == wanted.transcript.tokens.tolist()
     plain = dialogues(talks)
     assert plain.join_rows() is plain
     assert plain.split_rows() is plain

@@ -305,7 +305,14 @@ def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -
         offsets=offsets,
         at=seen.at[rows] + shift,
         kept=None if seen.kept is None else seen.kept.take(rows),
+        rows=None if seen.rows is None else _take_rows(seen.rows, seen.offsets, index),
     )
+
+
+def _take_rows(rows: Ints, offsets: Ints, index: NDArray[np.integer]) -> Ints:
+    """First tokens of the rows of episodes `index`, whose tokens stand one after another."""
+    first = np.searchsorted(rows, offsets)
+    return offsets_of(np.diff(rows)[ranges(first[:-1][index], np.diff(first)[index])])
 
 
 def concatenate(pieces: Sequence[Episodes]) -> Episodes:

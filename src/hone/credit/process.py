@@ -31,10 +31,8 @@ def step_group_relative(
     scored = episodes.scored[steps.episode]
     numbers = np.unique(episodes.group[steps.episode[scored]], return_inverse=True)[1].astype(np.int64)
     deviation, dead = group_deviation(steps.reward[scored], numbers)
-    normal = np.zeros(len(scored))
-    normal[scored] = np.where(
-        dead[numbers], 0.0, centred(steps.reward[scored], numbers) / (deviation[numbers] + epsilon)
-    )
+    divisor, normal = np.where(dead, 1.0, deviation + epsilon), np.zeros(len(scored))
+    normal[scored] = np.where(dead[numbers], 0.0, centred(steps.reward[scored], numbers) / divisor[numbers])
     ahead = discounted_sums(normal, steps.per_episode, discount)
     return Credits(
         advantage=np.repeat(ahead, steps.lengths).astype(np.float32),
