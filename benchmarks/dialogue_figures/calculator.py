@@ -59,7 +59,7 @@ def _tables(files: dict[str, str], *, steps: int, seed: int) -> dict[str, object
     task = {
         "turns": 4,
         "tools": {"use": ["hone:calculator"], "format": "bracket", "result_tokens": 16},
-        "world": {"message_tokens": 16},
+        "world": {"message_tokens": 16, "isolate": "thread"},
     }
     rewards = {"functions": [{"use": "exact_match"}], "workers": 1}
     sampling = {"max_tokens": 10, "stop": list(STOPS), "max_concurrent": 128}

@@ -1,6 +1,6 @@
 """Guessing a number by listening: 15 numbers in 4 turns, beside a control in which the world says nothing.
 
-The cold start imitates a player who does not listen in 60% of his turns. Wins are of 510 games at temperature 1, 34 for
+The cold start imitates a player who does not listen in 60% of his turns. Wins are of 300 games at temperature 1, 20 for
 each number; the deaf control learns from the same start for as many steps.
 """
 
@@ -25,21 +25,23 @@ BARS = (
 
 def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Wins before and after, hearing and deaf, and pass@n of the cold start."""
-    return played(seed, numbers=15, turns=4, steps=4 if quick else 120, imitated=100 if quick else 600, quick=quick)
+    return played(seed, numbers=15, turns=4, steps=2 if quick else 80, imitated=60 if quick else 1000, quick=quick)
 
 
 def played(seed: int, *, numbers: int, turns: int, steps: int, imitated: int, quick: bool) -> dict[str, float]:
     """Figures of a game of `numbers`."""
     with tempfile.TemporaryDirectory() as name:
         folder, rows = Path(name), secret_rows(numbers, turns)
-        taught = imitation_rows(100 if quick else 1000, seed=seed, numbers=numbers, turns=turns)
+        taught = imitation_rows(100 if quick else 4000, seed=seed, numbers=numbers, turns=turns)
         base = imitate(folder, taught, alphabet=ALPHABET, steps=imitated, seed=seed)
         files = {
             "asked": write_rows(folder / "asked.jsonl", rows),
-            "judged": write_rows(folder / "judged.jsonl", repeated(rows, 4 if quick else 34)),
+            "judged": write_rows(folder / "judged.jsonl", repeated(rows, 4 if quick else 20)),
         }
         found = {
-            world: reinforce(folder / world, base, _tables(world, files, turns=turns, steps=steps, seed=seed))
+            world: reinforce(
+                folder / world, base, _tables(world, files, prompts=2 * numbers, turns=turns, steps=steps, seed=seed)
+            )
             for world in ("GuessingGame", "DeafGuessingGame")
         }
     hearing, deaf = found["GuessingGame"], found["DeafGuessingGame"]
@@ -55,14 +57,14 @@ def played(seed: int, *, numbers: int, turns: int, steps: int, imitated: int, qu
     }
 
 
-def _tables(world: str, files: dict[str, str], *, turns: int, steps: int, seed: int) -> dict[str, object]:
+def _tables(world: str, files: dict[str, str], *, prompts: int, turns: int, steps: int, seed: int) -> dict[str, object]:
     task = {"source": f"dialogue:hone.games.guess:{world}", "turns": turns, "world": {"isolate": "thread"}}
     return {
         "steps": steps,
         "seed": seed,
         "task": {**task, "rows": files["asked"]},
         "rollout": {
-            "prompts_per_step": 48, "samples_per_prompt": 8, "max_tokens": 4, "stop": [END], "max_concurrent": 128,
+            "prompts_per_step": prompts, "samples_per_prompt": 8, "max_tokens": 4, "stop": [END], "max_concurrent": 128,
         },
         "learner": {"lr": 5e-4},
         "evaluation": {

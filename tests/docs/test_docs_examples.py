@@ -58,6 +58,14 @@ SHORTER = {
         "stage.1.task.size=60",
         "stage.1.rollout.prompts_per_step=4",
     ],
+    "dialogues/calculator.toml": [
+        *("stage.0.steps=2", "stage.0.batch=8", "stage.1.steps=1", "stage.1.rollout.prompts_per_step=2"),
+        "stage.1.rollout.samples_per_prompt=4",
+    ],
+    "dialogues/guess.toml": [
+        *("stage.0.steps=2", "stage.0.batch=8", "stage.1.steps=1", "stage.1.rollout.prompts_per_step=3"),
+        "stage.1.rollout.samples_per_prompt=4",
+    ],
     "control/sarsa_cliff_walking.toml": ["steps=5"],
     "control/sarsa_lambda_frozen_lake.toml": ["steps=5"],
     "control/td_prediction_random_walk.toml": ["steps=5"],
@@ -69,7 +77,8 @@ AFTER = {
     "search/pipeline.toml": [
         *("eval", "short/base", "--problems", "4", "--search", "best_of:4", "--search", "weighted_vote:4"),
         *("--scorer", "runs/short/verifier", "--step=;", r"--answer=-?\d+"),
-    ]
+    ],
+    "dialogues/guess.toml": ["sample", "runs/short/play", "--dialogue", "--count", "3"],
 }
 """The command that the head of an example says to run afterwards, made smaller."""
 ELSEWHERE = ("chain_sum/", "control/", "critics/", "preferences/")
@@ -119,6 +128,8 @@ def test_an_example_is_valid_and_runs(
         record(monkeypatch)
     if name == "dialogues/lake_gigpo.toml":
         runpy.run_path("examples/dialogues/lake.py", run_name="__main__")
+    if name in ("dialogues/guess.toml", "dialogues/calculator.toml"):
+        runpy.run_path("examples/dialogues/players.py", run_name="__main__")
     assert main(["plan", f"examples/{name}"]) == 0, capsys.readouterr().err
     assert main(["train", f"examples/{name}", *SHORTER[name], "name=short"]) == 0, capsys.readouterr().err
     assert (workplace / "runs" / "short" / "report.html").is_file()
