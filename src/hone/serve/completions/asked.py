@@ -15,7 +15,7 @@ from hone.serve.completions.api_errors import ApiError, unsupported
 from hone.serve.completions.fields import MAX_PROMPTS, ChatFields, ChatMessage, SamplingFields, TextFields
 from hone.serve.completions.served_model import ServedModel
 from hone.serve.completions.token_text import token_array
-from hone.serve.completions.tool_calls import told_of_tools, tool_schemas, with_objects
+from hone.serve.completions.tool_calls import begun_call, told_of_tools, tool_schemas, with_objects
 
 _DEFAULT_TOKENS = 16
 """`max_tokens` of a completion that does not say it, as in OpenAI's protocol."""
@@ -55,6 +55,8 @@ class AskedAnswers:
     """Messages of a chat; empty for texts."""
     tools: tuple[ToolSchema, ...] = ()
     """Tools that the model may call."""
+    begun: str = ""
+    """Text that the answer begins with: a call that was required. Its tokens end the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,9 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
     messages = chat_messages(fields.messages)
     tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
     tokens = told_of_tools(served.tokenizer, tools, served.tool_format).apply_chat(messages)
+    begun = begun_call(fields.tool_choice, tools, served.tool_format)
+    if begun:
+        tokens = np.concatenate([tokens, served.tokenizer.encode(begun)])
     given = fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens
     most = _most_tokens(given, len(tokens), served, default=served.context)
     top = (fields.top_logprobs or 0) if fields.logprobs else None
@@ -119,6 +124,7 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
         token_ids=bool(fields.return_token_ids),
         messages=messages,
         tools=tools,
+        begun=begun,
     )
 
 

@@ -151,6 +151,19 @@ class ToolFields(_Body):
     function: FunctionFields
 
 
+class ChosenFunction(_Body):
+    """The function of a tool choice."""
+
+    name: str
+
+
+class ToolChoice(_Body):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class ChatFields(SamplingFields):
     """Body of `/v1/chat/completions`."""
 
@@ -161,14 +174,13 @@ class ChatFields(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
     tools: list[ToolFields] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    """`required`, or a tool: the answer begins as a call does."""
     parallel_tool_calls: bool | None = None
 
     def neutral_faults(self) -> list[tuple[str, str]]:
         """As above, and those of chats."""
         faults = super().neutral_faults()
-        if self.tool_choice not in (None, "auto", "none"):
-            faults.append(("tool_choice", f"tool_choice = {self.tool_choice!r} is not served: the policy decides"))
         if self.top_logprobs and not self.logprobs:
             faults.append(("top_logprobs", "top_logprobs needs logprobs = true"))
         return faults

@@ -80,7 +80,8 @@ class ReplyWriter:
 
     def content_and_calls(self, number: int, completion: Completion) -> tuple[str | None, list[dict[str, Any]]]:
         """Content of a chat's answer, and its calls in OpenAI's shape; None for calls without any text."""
-        parsed = parsed_answer(self.answer_text(completion), self.asked.tools, self.served.tool_format)
+        text = self.asked.begun + self.answer_text(completion)
+        parsed = parsed_answer(text, self.asked.tools, self.served.tool_format)
         calls = call_shapes(parsed.calls, f"{self.asked.id}_{number}")
         return ((parsed.content.strip() or None) if calls else parsed.content), calls
 

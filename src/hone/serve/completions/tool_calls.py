@@ -8,10 +8,10 @@ from typing import Any, Final, cast
 from hone.core.conversation import Message
 from hone.core.dialogue import ToolCall, ToolSchema
 from hone.core.errors import ConfigError, DataError, did_you_mean
-from hone.envs.tools.formats import TOOL_FORMATS, ParsedAnswer, ToolFormat, check_round_trip
+from hone.envs.tools.formats import TOOL_FORMATS, ParsedAnswer, ToolFormat, check_round_trip, example_arguments
 from hone.models.language.tokenizers import Tokenizer
 from hone.serve.completions.api_errors import ApiError, unsupported
-from hone.serve.completions.fields import ToolFields
+from hone.serve.completions.fields import ToolChoice, ToolFields
 
 _PROBE: Final = ToolSchema(
     name="probe_of_tools",
@@ -66,6 +66,22 @@ def tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
         )
         for one in given
     )
+
+
+def begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> str:
+    """Text with which an answer begins that has to call a tool: up to the name of the tool, and that name where one is
+    chosen. Empty where the model decides. Raises ApiError for a tool that is not among `tools`."""
+    if not isinstance(choice, ToolChoice) and choice != "required":
+        return ""
+    name = choice.function.name if isinstance(choice, ToolChoice) else (tools[0].name if len(tools) == 1 else "")
+    tool = next((one for one in tools if not name or one.name == name), None)
+    if tool is None or tool_format is None:
+        asked = f"the tool {name!r}" if name else "a call"
+        raise ApiError(
+            400, f"tool_choice asks for {asked}, which is not in tools", param="tool_choice", code="invalid_value"
+        )
+    text = tool_format.render([ToolCall(name=tool.name, arguments=example_arguments(tool))], tools)
+    return text[: text.index(tool.name) + len(name)]
 
 
 def with_objects(message: Message, place: int) -> Message:
