@@ -192,6 +192,7 @@ def test_inspect_ai_runs_to_success(scripts, tmp_path):
 
 
 PLACE = {"type": "object", "properties": {"location": {"type": "string", "description": "City name"}}}
+SYSTEM = {"role": "system", "content": "You are a pirate. Always respond in pirate speak."}
 WEATHER = ToolSchema(
     name="get_weather",
     description="Get current weather for a location.",
@@ -199,18 +200,23 @@ WEATHER = ToolSchema(
 )
 
 
-def teach_a_call(folder: Path) -> None:
-    """Teach the model of a folder to go on from the beginning of a call."""
+def teach_answers(folder: Path) -> None:
+    """Teach the model of a folder to answer, and to go on from the beginning of a call."""
     decoder, tokenizer = load_model(folder), load_tokenizer(folder)
     told = told_of_tools(tokenizer, [WEATHER], TOOL_FORMATS["hermes"])
     begun = tokenizer.encode('<tool_call>\n{"name": "get_weather')
-    rest = tokenizer.encode('", "arguments": {"location": "SF"}}\n</tool_call>')
-    answer = np.concatenate([begun, rest, [tokenizer.eos_id]]).astype(np.int32)
-    words = ("What is the weather in San Francisco?", "weather", "Is it warm in Rome?", "hi")
-    texts = [np.concatenate([told.apply_chat([{"role": "user", "content": one}]), answer]) for one in words]
+    call = tokenizer.encode('", "arguments": {"location": "SF"}}\n</tool_call>')
+    answer = tokenizer.encode("I am here.")
+    asked = [
+        [{"role": "user", "content": one}] for one in ("What is the weather in San Francisco?", "Is it warm?", "hi")
+    ]
+    pairs = [(np.concatenate([told.apply_chat(one), begun]), call) for one in asked]
+    pairs += [(tokenizer.apply_chat([*before, *one]), answer) for one in asked for before in ([], [SYSTEM])]
+    texts = [np.concatenate([before, after, [tokenizer.eos_id]]).astype(np.int32) for before, after in pairs]
     ends = np.cumsum([len(one) for one in texts])
-    at = np.concatenate([np.arange(end - len(rest) - 2, end - 1) for end in ends])
-    targets = torch.from_numpy(np.tile(answer[-len(rest) - 1 :], len(texts)).astype(np.int64))
+    lengths = [len(after) + 1 for _, after in pairs]
+    at = np.concatenate([np.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)])
+    targets = torch.from_numpy(np.concatenate(texts)[at + 1].astype(np.int64))
     packed, steps = pack_rows(texts), 200
     optimizer = torch.optim.Adam(decoder.parameters())
     for step in range(steps):
@@ -229,7 +235,7 @@ def teach_a_call(folder: Path) -> None:
 @pytest.mark.slow  # as above
 def test_llm_comply_passes_all_but_images(scripts, tmp_path):
     folder = save_tiny(tmp_path / "model", template=HERMES)
-    teach_a_call(folder)
+    teach_answers(folder)
     with live(opened(folder)) as server:
         command = [scripts / "llm-comply", "run", "-u", f"{server.url}/v1", "-m", "tiny", "-k", "none"]
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
