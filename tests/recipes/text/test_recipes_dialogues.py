@@ -10,7 +10,7 @@ from tiny_runs import files_of, hone, lines_of
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import byte_tokenizer
+from hone.models.language.tokenizers import character_tokenizer
 
 WORLD = '''
 from hone.core.dialogue import WorldTurn
@@ -139,13 +139,17 @@ def test_rewritten_history_trains_in_rows_that_are_told(place: Path) -> None:
     turn = "'<|' + message.role + '|>' + (message.content | trim) + '<eos>'"
     template = f"{{% for message in messages %}}{{{{ {turn} }}}}{{% endfor %}}"
     template += "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-    tokenizer = byte_tokenizer(chat_template=template, chat_tokens=("<|user|>", "<|assistant|>"))
+    tokenizer = character_tokenizer(["ab "], chat_template=template, chat_tokens=("<|user|>", "<|assistant|>"))
     shape = {"hidden_size": 16, "intermediate_size": 24, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8}
     config = ModelConfig(family="qwen3", vocab_size=tokenizer.size, max_positions=128, **shape)
     TokenPolicy(new_model(config, seed=1), tokenizer, 1.0).save(place / "base")
     text = CONFIG.partition("[model.new]")[0] + 'path = "base"\n[task]' + CONFIG.partition("[task]")[2]
-    (place / "rows.toml").write_text(text.replace("max_tokens = 12", 'max_tokens = 16\nhistory = "template"'))
+    (place / "rows.toml").write_text(
+        text.replace("max_tokens = 12", 'max_tokens = 16\nhistory = "template"\nstop = [" "]')
+    )
     assert hone("train", "rows.toml", "name=rows", "steps=2") == 0
     told = figures(place / "runs/rows")[-1]
-    assert told["turns/forked"] >= 0
+    assert told["turns/forked"] > 0.5, "an answer that ends in a space is trimmed"
+    assert told["episodes/ended"] == 16, "a dialogue counts once"
+    assert told["policy/kl_nats"] < 0.1
     assert hone("train", "rows.toml", "name=refused", "rollout.history=append") == 3

@@ -7,6 +7,7 @@ the trainer: nothing that a world returns reaches the trainer as an object.
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from hone.core.conversation import Message
@@ -112,7 +113,7 @@ def said_from_json(value: object) -> PolicyTurn:
     """The turn that `said_to_json` wrote."""
     table = cast("Json", value)
     calls = tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in table["calls"])
-    return PolicyTurn(**{**table, "calls": calls})
+    return replace(PolicyTurn(**{**table, "calls": ()}), calls=calls)
 
 
 def cut_middle(text: str, limit: int) -> str:

@@ -167,10 +167,20 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         f"= {sequences}",
         **config.derive_updates(),
         **rollout.asynchrony.derive(),
-        "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
+        **_answer_counts(config, sequences),
         "slots": str(rollout.max_concurrent),
         **judge_questions(config, config.rewards, answers=config.steps * sequences),
     }
+
+
+def _answer_counts(config: TextRunConfig, sequences: int) -> dict[str, str]:
+    """Number and length of the run's answers, or of its dialogues."""
+    most, rollout = config.steps * sequences, config.rollout
+    if not config.task.is_dialogue:
+        return {"answers": f"{most} of at most {rollout.max_tokens} tokens"}
+    context = "the model's context" if rollout.context is None else f"{rollout.context} tokens"
+    turns = f"{config.task.turns} turns of at most {rollout.max_tokens} tokens"
+    return {"dialogues": f"{most} of at most {turns}, within {context}"}
 
 
 def gradient_learner(

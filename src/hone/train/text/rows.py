@@ -67,9 +67,9 @@ class TokenLayout:
             require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
         begins = np.zeros(len(episodes), dtype=np.bool_)
-        forked = episodes.part is not None and bool((episodes.part > 0).any())
-        if forked:
-            begins = episodes.part <= 0
+        forked = False
+        if episodes.part is not None and (episodes.part > 0).any():
+            forked, begins = True, np.asarray(episodes.part <= 0)
         if self.unit == "group":
             order = np.argsort(episodes.group, kind="stable")
             advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
