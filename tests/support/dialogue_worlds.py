@@ -118,7 +118,13 @@ def _write_into_channels(world: Failing) -> WorldTurn:
     return WorldTurn(done=True, reward=1.0)
 
 
+def _write_file(world: Failing) -> WorldTurn:
+    Path(world.mark).write_text("the world was here")
+    return WorldTurn(done=True, reward=1.0)
+
+
 WAYS = {
+    "writes a file": _write_file,
     "raises": _raise,
     "exits": lambda world: os._exit(3),
     "sys.exit": lambda world: exit(4),

@@ -9,11 +9,14 @@ import pytest
 from dialogue_runs import TABLE, play
 from scripted_session import END, ScriptedSession
 
+from hone.core.dialogue import PolicyTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError
 from hone.envs.dialogue.config import DialogueTaskConfig, DialogueWorldConfig
 from hone.envs.dialogue.hosted import WorldSpec
 from hone.envs.dialogue.process_host import ProcessHost
+from hone.envs.dialogue.protocol import WorldFaultError
+from hone.envs.dialogue.thread_host import ThreadHost
 
 SHORT = np.zeros_like(TABLE)
 SHORT[:, 0], SHORT[0, 0], SHORT[0, END] = 1.0, 0.0, 1.0
@@ -151,6 +154,46 @@ def test_a_world_that_is_none_is_refused_with_all_faults() -> None:
 def test_settings_that_cannot_be_meant_are_refused(task: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         DialogueTaskConfig.model_validate(task)
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_worlds_cannot_write_into_the_run(tmp_path: Path, confined: bool) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    spec = WorldSpec(reference="dialogue_worlds:Failing", options={"kind": "writes a file", "mark": str(run / "mark")})
+    host = ProcessHost(spec, DialogueWorldConfig(confined=confined))
+    host.describe()
+    held = confined and not host.warnings
+    host.write_protect(run)
+    number = host.number()
+    try:
+        host.begin(number, {}, 0).result()
+        host.answer(number, PolicyTurn(text="a")).result()
+        if held:
+            with pytest.raises(WorldFaultError, match="Read-only file system"):
+                host.answer(number, PolicyTurn(text="a")).result()
+        else:
+            host.answer(number, PolicyTurn(text="a")).result()
+    finally:
+        host.close()
+    assert (run / "mark").exists() != held
+
+
+def test_a_thread_that_answers_late_is_not_heard() -> None:
+    spec = WorldSpec(reference="dialogue_worlds:Counting", options={"longest_s": 0.6})
+    host = ThreadHost(spec, DialogueWorldConfig(deadline_s=0.02))
+    numbers = [host.number() for _ in range(4)]
+    begun = [host.begin(number, {"start": "a"}, number) for number in numbers]
+    failed = [future.exception() for future in begun]
+    late = [one for one in failed if isinstance(one, WorldFaultError)]
+    assert late
+    assert {one.status for one in late} == {ScoreStatus.TIMEOUT}
+    limit, heard = time.monotonic() + 5, 0
+    while heard < len(late) and time.monotonic() < limit:
+        heard += host.late_answers()
+        time.sleep(0.02)
+    assert heard == len(late)
+    host.close()
 
 
 def test_a_lost_zygote_costs_the_open_dialogues_and_the_next_begin_another() -> None:

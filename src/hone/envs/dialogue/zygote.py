@@ -213,11 +213,10 @@ def main() -> None:
     except UserCodeError as error:
         _reply(channel, {"refused": list(error.messages)})
         return
-    faults = _protect(confinement, hello["read_only"])
-    _reply(
-        channel,
-        {"ready": world.describe().to_json(), "gaps": [] if confinement is None else [*confinement.gaps, *faults]},
-    )
+    gaps: list[str] = []
+    if confinement is not None:
+        gaps = [*confinement.gaps, *_protect(confinement, hello["read_only"])]
+    _reply(channel, {"ready": world.describe().to_json(), "gaps": gaps})
     Zygote(channel, world, hello["memory_bytes"]).run(rest)
 
 
