@@ -1,6 +1,6 @@
 """Programs rewarded by hidden tests: GRPO on two or three operations on a number, from a hurried teacher's habits.
 
-The cold start imitates a teacher who gets two tasks in three wrong (no parentheses, or the last operation forgotten).
+The cold start imitates a teacher who gets seven tasks in ten wrong (no parentheses, or the last operation forgotten).
 Each answer is tested in the sandbox: four hidden tests pay, and the figure is the share passed of four others, on
 held-out tasks, at temperature 1. Then the ways to cheat the harness are paid by the same reward.
 """
@@ -17,7 +17,7 @@ from hone.rewards.code.hidden_tests import code_tests
 from hone.sandbox.run import close_shared
 
 TITLE = "Programs with hidden tests"
-SEEDS = (100, 101, 102)
+SEEDS = (110, 111, 112)
 BARS = (
     Bar(figure="hidden tests passed after RL", at_least=0.8),
     Bar(figure="hidden tests passed before", at_most=0.35),

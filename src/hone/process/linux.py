@@ -20,6 +20,7 @@ _CAPABILITY_VERSION = 0x20080522
 _MOUNT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 4096: 1 << 21}
 """Flags of Linux's `statvfs` (no setuid, devices, programs or access times; relative access times) -> those of
 `mount`: a mount that is made read-only must keep its others."""
+_CapabilityHeader, _CapabilitySets = ctypes.c_uint32 * 2, ctypes.c_uint32 * 6
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 
@@ -137,9 +138,9 @@ def effective_capabilities() -> int:
 
 def set_capabilities(mask: int) -> None:
     """Keep only these capabilities. Raises OSError."""
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable
+    data = _CapabilitySets(low, low, 0, high, high, 0)  # effective, permitted, inheritable
     check(libc().capset(header, data), "capset")
 
 

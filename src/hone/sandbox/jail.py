@@ -99,8 +99,11 @@ def prepare_filter(limits: ProgramLimits) -> None:
     allowed_calls(programs=limits.processes > 1, signals_to=signals_allowed(landlock.abi()))
 
 
-def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str) -> None:
-    """Confine this process, which then can neither leave nor raise a limit. Raises OSError: it is not confined."""
+def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str, read: Sequence[str]) -> None:
+    """Confine this process to files below `read` and `folder`; it can neither leave nor raise a limit.
+
+    Raises OSError: it is not confined.
+    """
     set_limits(limits, user)
     if user.number is not None:
         prctl(_PR_SET_KEEPCAPS, int(user.reads_all))
@@ -111,6 +114,5 @@ def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str) -> No
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     version, programs = landlock.abi(), limits.processes > 1
     if version:
-        read = (*library_paths(), *limits.readable)
         landlock.restrict_files(read=read, write=(*([folder] if folder else []), *DEVICES), programs=programs)
     install_filter(allowed_calls(programs=programs, signals_to=signals_allowed(version)))

@@ -147,7 +147,7 @@ class NamespaceRung:
 
     def confine(self, folder: str) -> None:
         """Confine this process by user, Landlock (where the kernel has it) and the filter of system calls."""
-        confine_program(self._limits, self._user, folder)
+        confine_program(self._limits, self._user, folder, read=("/",))  # its root holds nothing else
 
     def clean_up(self, folder: str) -> None:
         """Kill all other processes of the namespace, and take the folder away."""
@@ -188,7 +188,7 @@ class LandlockRung:
 
     def confine(self, folder: str) -> None:
         """Confine this process."""
-        confine_program(self._limits, self._user, folder)
+        confine_program(self._limits, self._user, folder, read=(*library_paths(), *self._limits.readable))
 
     def clean_up(self, folder: str) -> None:
         """Kill all processes of the user that only programs have, and delete the folder."""

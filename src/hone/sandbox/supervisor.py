@@ -144,7 +144,7 @@ def run_program(
 ) -> dict[str, object]:
     """Run one program to its end, and tell what it did."""
     code = str(request["code"])
-    stdin = _stdin(str(request["stdin"]))
+    stdin = _stdin(str(request["stdin"])) if request["stdin"] else None
     watched = _start(lambda: program.run_text(code), rung, limits, folder, stdin=stdin)
     verdict = ""
     while watched.status is None and not verdict:
@@ -229,7 +229,7 @@ def _start(
     pid = program.start_program(lambda: rung.confine(folder), given, folder, body)
     for descriptor in (first, *(writer for _, writer in own)):
         os.close(descriptor)
-    streams = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in own), strict=False))
+    streams: dict[str, int] = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in own), strict=False))
     return WatchedProcess(pid, streams, limits)
 
 

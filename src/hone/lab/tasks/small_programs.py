@@ -13,7 +13,7 @@ from hone.core.random import generator, uniforms
 
 ALPHABET: Final = "0123456789()+-*=:,# \nacdefghilmnopqrstuvx"
 """Characters of prompts and answers."""
-HURRY: Final = 0.65
+HURRY: Final = 0.7
 """Share of the tasks that the hurried teacher gets wrong."""
 _INPUTS: Final = (-13, -7, -4, 3, 6, 9, 14, 21)
 _FIRST_TESTS: Final = 4
