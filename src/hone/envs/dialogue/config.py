@@ -81,8 +81,9 @@ class DialogueTaskConfig(TaskConfig):
 
     source: str = Field(min_length=1)
     """`reasoning_gym:TASK`, a `.jsonl`, `.json` or `.parquet` file, or a world: `dialogue:file.py:Class`,
-    `dialogue:module:Class`, or an OpenEnv server, `openenv:http://127.0.0.1:8000`. Agents that call the policy by an address: `verifiers:NAME`, an environment of verifiers,
-    or `agents:HOST:PORT` for any (docs/howto/other_environments.md)."""
+    `dialogue:module:Class`, or an OpenEnv server, `openenv:http://127.0.0.1:8000`. Agents that call the policy by an
+    address: `verifiers:NAME`, an environment of verifiers, or `agents:HOST:PORT` for any
+    (docs/howto/other_environments.md)."""
     rows: str | None = None
     """File with the rows of a world's dialogues; unset: those that its class brings, else `size` rows, which hold a
     number as `seed`."""
