@@ -25,14 +25,21 @@ class LearntDialogues:
 
 
 def imitate(
-    folder: Path, rows: Sequence[Mapping[str, object]], *, alphabet: str, steps: int, seed: int, positions: int = 64
+    folder: Path,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    alphabet: str,
+    steps: int,
+    seed: int,
+    positions: int = 64,
+    layers: int = 3,
 ) -> str:
     """Train a new model to imitate turns (prompt and completion); returns its folder."""
     config = {
         "steps": steps,
         "seed": seed,
         "batch": 64,
-        "model": {"new": {**MODEL, "max_positions": positions, "alphabet": alphabet}},
+        "model": {"new": {**MODEL, "max_positions": positions, "layers": layers, "alphabet": alphabet}},
         "task": {"source": write_rows(folder / "turns.jsonl", rows)},
         "learner": {"lr": 3e-3, "warmup_steps": 20, "lr_decay": "cosine"},
     }

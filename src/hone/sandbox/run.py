@@ -100,7 +100,7 @@ class CodeSandbox:
     def __init__(self, policy: SandboxPolicy, *, zygotes: int = 1, clock: Clock | None = None) -> None:
         """`zygotes` programs run at a time; further calls wait."""
         self._policy, self._clock = policy, clock or SystemClock()
-        self._free: queue.SimpleQueue[_Zygote] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[_Zygote] = queue.LifoQueue()  # one that is warm is used again
         self._all = [_Zygote(policy, self._clock) for _ in range(zygotes)]
         for zygote in self._all:
             self._free.put(zygote)
