@@ -25,7 +25,7 @@ BARS = (
 
 def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Wins before and after, hearing and deaf, and pass@n of the cold start."""
-    return played(seed, numbers=15, turns=4, steps=2 if quick else 80, imitated=60 if quick else 1000, quick=quick)
+    return played(seed, numbers=15, turns=4, steps=2 if quick else 60, imitated=60 if quick else 1000, quick=quick)
 
 
 def played(seed: int, *, numbers: int, turns: int, steps: int, imitated: int, quick: bool) -> dict[str, float]:
