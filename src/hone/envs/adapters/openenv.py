@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from typing import Any, Final, cast
 
 from hone.core.conversation import Message
@@ -16,6 +17,7 @@ from hone.core.dialogue import PolicyTurn, WorldTurn
 from hone.core.errors import ConfigError, ResourceError
 
 _WAIT_S: Final = 60.0
+_CLOSING_S: Final = 2.0
 _ATTEMPTS: Final = 40
 _AGAIN_S: Final = 0.1
 _OWN_FIELDS: Final = ("metadata", "type")
@@ -105,7 +107,8 @@ class OpenEnvSession:
         self._address, self._broken = address, (OSError, WebSocketException, TimeoutError)
         url = f"{address.rstrip('/').replace('http', 'ws', 1)}/ws"
         try:
-            self._socket = connect(url, open_timeout=_WAIT_S, max_size=2**27, proxy=None)
+            self._open = ExitStack()
+            self._socket = self._open.enter_context(connect(url, open_timeout=_WAIT_S, max_size=2**27, proxy=None))
         except self._broken as error:
             raise OpenEnvServerError(f"no OpenEnv server answers at {address}: {error}") from None
 
@@ -129,7 +132,9 @@ class OpenEnvSession:
         """End the session on both sides."""
         with suppress(*self._broken):
             self._socket.send(json.dumps({"type": "close"}))
-            self._socket.close()
+            self._socket.recv(timeout=_CLOSING_S)  # ends with the server's own close
+        with suppress(*self._broken):
+            self._open.close()
 
 
 class OpenEnvServerError(Exception):
@@ -171,6 +176,7 @@ def _refusal(error: "OpenEnvServerError", address: str, opened: int, sessions: i
     )
 
 
+@lru_cache
 def server_schema(address: str) -> Json:
     """JSON schema of the server's actions. Raises ResourceError where no OpenEnv server answers."""
     try:

@@ -11,7 +11,7 @@ from functools import partial
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.turns import dialogues_as_one
-from hone.envs.adapters.openenv import check_server
+from hone.envs.adapters.openenv import check_server, server_schema
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
@@ -135,6 +135,8 @@ def text_parts(
 
 def open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+    if config.task.server is not None:
+        server_schema(config.task.server)  # whatever else is checked asks the server
     if config.task.is_captured:
         return opened_text_run(captured_inputs(config, other_policies=config.other_policies()), text_job)
     inputs = prompt_inputs(
