@@ -51,7 +51,8 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
         first, last = float(np.mean(rewards[:3])), float(np.mean(rewards[-3:]))
         found |= {f"{library}: first reward": first, f"{library}: last reward": last}
         found[f"{library}: reward rises by"] = last - first
-    gaps = [one["mismatch/log_perplexity_gap"] for each in told.values() for one in each]
+    name = "mismatch/log_perplexity_gap"  # of steps that updated something
+    gaps = [one[name] for each in told.values() for one in each if name in one]
     return {**found, "largest gap, nats": max(gaps)}
 
 
