@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,56 @@ def test_a_program_that_may_have_processes_has_no_more_and_leaves_none(rung: str
         assert 1 <= int(str(result.value)) < 40
         assert sandbox.run("1").value == 1
         assert processes_of("hone-left-behind") == []
+
+
+CALLER = """
+import sys, threading, time
+from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.run import CodeSandbox
+sandbox = CodeSandbox(SandboxPolicy.model_validate(__import__("json").loads(sys.argv[1])))
+print(sandbox.probe().rung, flush=True)
+threading.Thread(target=sandbox.run, args=("import time\\nprint('x', flush=True)\\ntime.sleep(600)",)).start()
+print(sandbox._all[0]._child.pid, flush=True)
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, and theirs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found += [int(path.parent.name), *descendants(int(path.parent.name))]
+    return found
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("rung", ["namespaces", "landlock"])
+def test_nothing_outlives_a_caller_that_is_killed(rung: str) -> None:
+    policy = json.dumps({"rung": rung, "wall_s": 600.0})
+    with subprocess.Popen([sys.executable, "-c", CALLER, policy], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        if not caller.stdout.readline().strip():
+            caller.kill()
+            pytest.skip("this rung does not hold here")
+        zygote = int(caller.stdout.readline())
+        limit_s = time.monotonic() + 60
+        while len(family := [zygote, *descendants(zygote)]) < (4 if rung == "namespaces" else 3):
+            assert time.monotonic() < limit_s, family
+            time.sleep(0.05)
+        caller.kill()
+    while any(map(lives, family)):
+        assert time.monotonic() < limit_s, [pid for pid in family if lives(pid)]
+        time.sleep(0.05)
 
 
 def test_several_processes_need_a_means_to_end_them() -> None:

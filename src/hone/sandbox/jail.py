@@ -3,13 +3,14 @@
 import functools
 import os
 import resource
+import signal
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hone.process import landlock
-from hone.process.linux import CAP_DAC_READ_SEARCH, PR_SET_NO_NEW_PRIVS, prctl, set_capabilities
+from hone.process.linux import CAP_DAC_READ_SEARCH, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, set_capabilities
 from hone.process.seccomp import install_filter
 from hone.sandbox.system_calls import allowed_calls
 
@@ -111,6 +112,7 @@ def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str, read:
         os.setresgid(user.number, user.number, user.number)
         os.setresuid(user.number, user.number, user.number)
     set_capabilities(1 << CAP_DAC_READ_SEARCH if user.reads_all else 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no program outlives its supervisor; a change of the user clears it
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     version, programs = landlock.abi(), limits.processes > 1
     if version:

@@ -224,6 +224,7 @@ class NoRung:
     def confine(self, folder: str) -> None:
         """Limit resources."""
         del folder
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         set_limits(self._limits, ProgramUser(number=None, counted=False))
 
     def clean_up(self, folder: str) -> None:

@@ -19,6 +19,8 @@ import hone
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, ResourceError, did_you_mean
+from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.run import CodeSandbox
 
 LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")
 CHECKS = ("", "machine", "engine", "loss", "sandbox")
@@ -64,6 +66,7 @@ def check_machine(screen: TerminalScreen, runs: Path) -> int:
         libraries,
         machine,
         confinement,
+        sandbox,
         devices,
         lambda: disk(runs),
     ]
@@ -105,6 +108,18 @@ def confinement() -> Iterator[MachineFact]:
     means = (*result.stdout.splitlines(), "", "")
     for limit, by in zip(("cannot signal the trainer", "cannot write into the run"), means, strict=False):
         yield "rewards", f"{limit} ({by})" if by else f"not held here: {limit}", "ok" if by else "warn"
+
+
+def sandbox() -> Iterator[MachineFact]:
+    """Rung on which programs of a model are confined; `hone doctor sandbox` tries it with hostile ones."""
+    try:
+        with CodeSandbox(SandboxPolicy()) as opened:
+            report = opened.probe()
+    except ResourceError as error:
+        yield "sandbox", str(error), "warn"
+        return
+    missing = "; ".join(report.reasons)
+    yield "sandbox", report.rung or f"programs of a model are not run here: {missing}", "ok" if report.rung else "warn"
 
 
 def devices() -> Iterator[MachineFact]:
