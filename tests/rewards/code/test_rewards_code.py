@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import ResourceError
+from hone.core.errors import ConfigError, ResourceError
 from hone.rewards.code import rows
 from hone.rewards.code.hidden_tests import code_tests, visible_code_tests
 from hone.rewards.code.programs import extract_program
@@ -142,6 +142,21 @@ def test_a_worker_pool_scores_programs() -> None:
         scores = pool.score(RewardBatch(prompts=["?"] * 3, completions=programs, columns=columns))
     assert scores.score.tolist() == [1.0, 0.0, 0.0]
     assert scores.status.tolist() == [ScoreStatus.SCORED] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"seconds": 0.0}, "options.seconds: Input should be greater than 0"),
+        ({"seconds": "fast"}, "options.seconds: "),
+        ({"memory_bytes": 5}, "options.memory_bytes: Input should be greater than or equal to 134217728"),
+        ({"if_no_rung": "yes"}, "options.if_no_rung: Input should be 'refuse' or 'code written by a model may"),
+    ],
+)
+def test_limits_are_checked_before_anything_starts(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rows.check_code_reward("code_tests", options)
+    assert [told in message for message in caught.value.messages] == [True]
 
 
 def test_where_nothing_is_confined_the_run_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

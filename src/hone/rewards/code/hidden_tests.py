@@ -6,10 +6,9 @@ from typing import Literal
 
 from hone.core.errors import DataError
 from hone.rewards.code.programs import extract_program
-from hone.rewards.code.rows import ProgramTests, read_tests
+from hone.rewards.code.rows import ProgramTests, limits_of_tests, read_tests
 from hone.rewards.functions import completion_text
 from hone.sandbox.examination import HiddenTestOutcome, run_output_tests, run_tests
-from hone.sandbox.policy import SandboxPolicy
 from hone.sandbox.run import CodeSandbox, shared_sandbox
 
 _KEPT = 4096
@@ -53,9 +52,7 @@ def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes,
     code = extract_program(completion_text(completion), pattern)
     if join_prompt:
         code = completion_text(prompt) + code
-    policy = SandboxPolicy(
-        cpu_s=seconds, wall_s=4 * seconds, memory_bytes=memory_bytes, output_bytes=2**18, if_no_rung=if_no_rung
-    )
+    policy = limits_of_tests(seconds, memory_bytes, if_no_rung)
     try:
         outcomes = _tested(shared_sandbox(policy), code, read_tests(columns), spaces)
     except (ValueError, DataError) as error:

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from pydantic import ValidationError
+
+from hone.core.errors import ConfigError
 from hone.sandbox.examination import OutputTest
 from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import require_rung
@@ -34,12 +37,33 @@ class ProgramTests:
 
 CODE_REWARDS = ("code_tests", "visible_code_tests")
 """Built-in functions that run programs."""
+DEFAULT_LIMITS: Mapping[str, object] = {"seconds": 1.0, "memory_bytes": 2**29, "if_no_rung": "refuse"}
+"""Options of `code_tests` that limit programs."""
+
+
+def limits_of_tests(seconds: float, memory_bytes: int, if_no_rung: str) -> SandboxPolicy:
+    """Limits of each test. Raises ValidationError for values that are none."""
+    values = {"cpu_s": seconds, "wall_s": 4 * seconds, "memory_bytes": memory_bytes, "if_no_rung": if_no_rung}
+    return SandboxPolicy.model_validate({**values, "output_bytes": 2**18})
 
 
 def check_code_reward(use: str, options: Mapping[str, object]) -> None:
-    """See that this machine can confine the programs of a reward function. Raises ResourceError where it cannot."""
-    if use in CODE_REWARDS and options.get("if_no_rung") != UNSAFE_WORDS:
-        require_rung(SandboxPolicy())
+    """See that the options of a reward function are limits, and that this machine can confine its programs.
+
+    Raises ConfigError with all that are none, ResourceError where nothing confines them.
+    """
+    if use not in CODE_REWARDS:
+        return
+    given = {**DEFAULT_LIMITS, **{name: options[name] for name in DEFAULT_LIMITS if name in options}}
+    names = {"cpu_s": "seconds", "wall_s": "seconds"}
+    try:
+        policy = limits_of_tests(**given)  # pyright: ignore[reportArgumentType] - the policy says what is wrong
+    except (ValidationError, TypeError) as error:
+        faults = error.errors() if isinstance(error, ValidationError) else [{"loc": ("seconds",), "msg": str(error)}]
+        told = {names.get(str(one["loc"][0]), str(one["loc"][0])): one["msg"] for one in faults}
+        raise ConfigError(*(f"reward function {use!r}: options.{name}: {msg}" for name, msg in told.items())) from None
+    if policy.if_no_rung != UNSAFE_WORDS:
+        require_rung(policy)
 
 
 def tests_fault(use: str, columns: Mapping[str, object]) -> str:
