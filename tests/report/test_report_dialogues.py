@@ -23,6 +23,16 @@ def test_ends_calls_and_waits_are_told() -> None:
     assert "stop: deadline" not in page
 
 
+def test_one_reason_is_a_row_and_reasons_that_never_occurred_have_no_curve() -> None:
+    stage = stage_of(columns(stops__done=1.0, stops__deadline=0.0))
+    page = dialogue_section(stage, "h2")
+    assert "100.0%" in page
+    assert "<svg" not in page
+    moving, constant = stage.curves()
+    assert "stops/deadline" not in {*moving, *constant}
+    assert constant["stops/done"] == 1.0
+
+
 def test_other_runs_have_no_section() -> None:
     assert dialogue_section(stage_of({"reward/mean": [1.0]}), "h2") == ""
 

@@ -55,9 +55,7 @@ def dialogue_section(stage: RunData, level: str) -> Html:
     card = styled(
         "div",
         "card",
-        styled("p", "note", text("Share of the dialogues by the reason of their end, by step.")),
-        legend([one.name for one in curves]),
-        band_plot(curves, x_label="step"),
+        *(_plot(curves) if len(curves) > 1 else []),
         _table(values, seen),
     )
     warnings = [styled("p", "bad", text(one)) for one in dialogue_findings(values)]
@@ -102,6 +100,11 @@ def _turn(speaker: str, words: str) -> Html:
     style = "policy" if speaker == "policy" else "world"
     who = styled("span", "who", text(style))
     return styled("div", f"said {style}", who, styled("div", "words", text(words.strip("\n")))) if words else EMPTY
+
+
+def _plot(curves: Sequence[CurveSeries]) -> list[Html]:
+    words = "Share of the dialogues by the reason of their end, by step."
+    return [styled("p", "note", text(words)), legend([one.name for one in curves]), band_plot(curves, x_label="step")]
 
 
 def _table(values: Mapping[str, Floats], stops: Mapping[str, Floats]) -> Html:

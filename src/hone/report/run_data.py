@@ -84,7 +84,7 @@ class RunData:
         for name in sorted(self.metrics.values, key=_reading_order):
             values = self.metrics.values[name]
             known = values[np.isfinite(values)]
-            if name.startswith(CLOCK_PREFIX) or not len(known):
+            if name.startswith(CLOCK_PREFIX) or not len(known) or (_STOPS in name and not known.any()):
                 continue
             if len(known) > 1 and known.min() == known.max():
                 constant[name] = float(known[0])
@@ -93,6 +93,8 @@ class RunData:
         return moving, constant
 
 
+_STOPS = "stops/"
+"""Reasons of the ends of dialogues; those that never occurred have no curve."""
 _ORDER = ("reward", "score", "return", "eval", "loss", "episodes", "completion", "completions", "length", "tokens")
 _ORDER_THEN = (
     "policy",
