@@ -56,8 +56,9 @@ class DoorQuestion:
     def row(self) -> dict[str, object]:
         """A row of a dataset; `wanted` is what the world says of the right door, `expert` the turns of who knows it."""
         return {
-            "id": f"{self.maze}/{self.text}", "prompt": self.text, "completion": self.door, "start": self.start,
-            "goal": self.goal, "maze": self.maze, "wanted": f"{self.goal:02}\n", "expert": [self.door],
+            "id": f"{self.maze}/{self.text}", "prompt": self.text, "completion": self.door, "answer": self.door,
+            "start": self.start, "goal": self.goal, "maze": self.maze, "wanted": f"{self.goal:02}\n",
+            "expert": [self.door],
         }  # fmt: skip
 
 
@@ -73,6 +74,16 @@ def split_questions(maze: int, *, demonstrated: int, seed: int) -> tuple[list[Do
     """The questions that are demonstrated, and all others: no question is in both."""
     questions = door_questions(maze, seed=seed)
     return questions[:demonstrated], questions[demonstrated:]
+
+
+def walk_rows(maze: int, count: int, *, seed: int) -> list[dict[str, object]]:
+    """Rows to explore by: random places as start and goal, most of which no single door joins. Every start has many
+    goals, so that where a door leads cannot be read off the goal."""
+    drawn = generator(seed, "doors/walks").integers(PLACES, size=(count, 2)).tolist()
+    return [
+        {"id": f"{maze}/walk {number}", "prompt": f"{start:02}>{goal:02}:", "start": start, "goal": goal, "maze": maze}
+        for number, (start, goal) in enumerate(drawn)
+    ]
 
 
 @dataclass(slots=True)
@@ -132,8 +143,8 @@ class DoorMaze:
 
 
 def last_word(text: str) -> str:
-    """The last word of a turn, without the end of the turn; empty where there is none."""
-    return text.removesuffix(END).rpartition(" ")[2]
+    """The last word of a turn, without the end of the turn; empty for a turn that does not end as it should."""
+    return text.removesuffix(END).rpartition(" ")[2] if text.endswith(END) else ""
 
 
 def goal_of(prompt: str, turns: Sequence[tuple[str, str]]) -> str | None:

@@ -104,7 +104,7 @@ class LakeWalk:
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Move, and say where that led."""
-        move = said.text.removesuffix(END).rpartition(" ")[2]
+        move = said.text.removesuffix(END).rpartition(" ")[2] if said.text.endswith(END) else ""
         known = move in MOVES
         self.moved += 1
         self.unreadable += not known
