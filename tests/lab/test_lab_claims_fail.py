@@ -104,6 +104,15 @@ REFUTED: dict[str, Sequence[Case]] = {
             "pulls": 1000,
         }
     ],
+    "early-experience": [
+        {
+            "after": {
+                "demonstrations alone": 0.5,
+                "and own moves, relabelled": 0.5,
+                "a world model, asked": 0.5,
+            }
+        }
+    ],
     "group-size": [
         {
             "dumb": {2: 0.5, 32: 0.5},

@@ -132,6 +132,11 @@ def train_supervised(
         count, length = puzzle.answers.shape
         kept = torch.from_numpy((np.arange(length)[:, None] * count + questions).reshape(-1))
         seen, chosen = seen[kept], chosen[kept]
+    train_on_choices(policy, seen, chosen, steps=steps, rate=rate)
+
+
+def train_on_choices(policy: nn.Module, seen: Tensor, chosen: Tensor, *, steps: int, rate: float = 0.01) -> None:
+    """Supervised steps on what was chosen `[n]` for observations `[n, F]`, every one in each step."""
     parameters = FlatParameters(policy.parameters())
     optimizer = Adam(parameters)
     for _ in range(steps):
