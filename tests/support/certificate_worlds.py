@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tiny_runs
+from small_collection import write_collection
 
 from hone.cli.commands.train import planned_runs
 from hone.config.resolve import read_document
@@ -91,6 +92,7 @@ REQUIRED = {
     "self_correction": ('algorithm.correction.nudge="+"',),
     "passk": ("algorithm.k=2",),
     "pkpo": ("algorithm.k=2",),
+    "warm_grpo": ('algorithm.warm.source="warm"',),
 }
 """Settings that a recipe has no default for, or needs to be itself."""
 ONE_UPDATE = ("learner.epochs=1", "learner.minibatches=1")
@@ -116,13 +118,16 @@ def lay_out(folder: Path) -> None:
     teacher = open_policy(ModelSource(new=new), seed=7, device="cpu", temperature=1.0)
     (folder / "teacher").mkdir()
     teacher.save(folder / "teacher")
+    write_collection(folder / "warm", "0123456789+=", ["1+1=2", "1+2=3", "2+2=4"])
 
 
 def learns_from_answers(recipe: str) -> bool:
     """Whether its config has the tables of a recipe on scored answers, and a learner that takes gradients."""
     fields = load_recipe(recipe).config.model_fields
     kinds = [fields[name].annotation for name in ("rewards", "task") if name in fields]
-    return kinds == [RewardsConfig, TaskConfig] and "learner" in fields
+    if kinds[:1] != [RewardsConfig] or "learner" not in fields:
+        return False
+    return isinstance(kinds[-1], type) and issubclass(kinds[-1], TaskConfig)
 
 
 def text_file(folder: Path, recipe: str) -> Path:

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_collection import write_collection
 
 from hone.core.judging import ScorerInput
 from hone.core.state import State, substate
-from hone.envs.text.collection import FOLDER, CollectedAnswer, collection_bytes
-from hone.models.language.tokenizers import character_tokenizer
-from hone.models.language.vocabulary import vocabulary_hash
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scores import RewardScores, combine_results, result_from_value
@@ -94,28 +92,9 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions in `folder`, which becomes the working folder; scores without processes."""
     rows = [{"prompt": a, "answer": b} for a, b in ("ab", "bc", "cd", "de")]
     (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    write_collection(folder / "warm")
+    write_collection(folder / "warm", "abcde", ["ab", "bc", "cd", "de"])
     monkeypatch.chdir(folder)
     monkeypatch.setattr(open_text, "reward_scorer", judge_here)
-
-
-def write_collection(folder: Path) -> None:
-    """A right letter that nobody drew, and a wrong one that was drawn, for each question: what `warm_grpo` mixes in."""
-    tokenizer = character_tokenizer(["abcde"])
-    rows: list[CollectedAnswer] = []
-    for group, (question, right) in enumerate(("ab", "bc", "cd", "de")):
-        for sample, (letter, logp) in enumerate([(right, float("nan")), ("a", -1.5)]):
-            tokens = [*tokenizer.encode(question), *tokenizer.encode(letter), tokenizer.eos_id]
-            rows.append(
-                CollectedAnswer(
-                    id=question, prompt=json.dumps(question), columns=json.dumps({"answer": right}), group=group,
-                    sample=sample, completion=letter, tokens=tokens, at=[1, 2], logp=[logp] * 2, version=[0, 0],
-                    score=float(letter == right), status="scored", rewards={}, truncated=False, labels=None, steps=None,
-                )
-            )  # fmt: skip
-    (folder / FOLDER).mkdir(parents=True)
-    content = collection_bytes(rows, vocabulary=vocabulary_hash(tokenizer))
-    (folder / FOLDER / "step_00000001.parquet").write_bytes(content)
 
 
 def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dict[str, Any]:

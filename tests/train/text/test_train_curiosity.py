@@ -11,7 +11,7 @@ from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.credit.curiosity import with_curiosity
 from hone.credit.group import group_relative
 from hone.store.codec import read_state, write_state
-from hone.train.text.curiosity import CuriousLearner, WorldModel
+from hone.train.text.world_model import CuriousLearner, WorldModel
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from functools import partial
 
 from hone.credit.curiosity import with_curiosity
 from hone.train.text import curiosity, recipe
+from hone.train.text.world_model import CuriousLearner
 
 
 class CuriousGrpoAlgorithm(recipe.ClipConfig):
@@ -40,7 +41,7 @@ class CuriousGrpoConfig(recipe.GroupRunConfig):
             max_nats=bonus.max_nats,
         )
         loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen, self.rollout.max_tokens))
-        learner = curiosity.CuriousLearner(recipe.gradient_learner(self, policies, loss), model)
+        learner = CuriousLearner(recipe.gradient_learner(self, policies, loss), model)
         return recipe.TextMethod(credit=credit, learner=learner, pop_notes=model.pop_notes)
 
 

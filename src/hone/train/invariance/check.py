@@ -58,6 +58,7 @@ from hone.train.text.critic import ActorCriticLearner
 from hone.train.text.preference.preference_job import PreferenceRunConfig
 from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.rows import TokenRows
+from hone.train.text.world_model import CuriousLearner
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""
@@ -179,6 +180,8 @@ def job_gradient_probes(
 
 def _innermost(learner: Learner[Any]) -> Learner[Any]:
     """The learner that steps by gradient."""
+    if isinstance(learner, CuriousLearner):
+        return learner.actor
     return learner.learner if isinstance(learner, RoundLearner) else learner
 
 

@@ -1,32 +1,20 @@
-"""A world model beside the policy: it learns what the environment says, and its surprise is paid as a bonus.
+"""Curiosity, as a config of recipes names it: the bonus for what surprises a world model, and how the model starts.
 
 The world model is a copy of the policy that the run starts from, with its own optimizer steps on the environment's
 tokens of every batch. It never answers, and the policy never learns the environment's tokens.
 """
 
-from dataclasses import dataclass, field
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.credit import Credits, Metrics, Values
-from hone.core.episodes import Episodes
-from hone.core.errors import DataError
-from hone.core.state import State, array, substate
-from hone.credit.columns import DecisionColumn
-from hone.envs.text.world_tokens import environment_means, environment_only
-from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
-from hone.train.learner.gradient import GradientLearner
 from hone.train.text.imitation import token_nll
 from hone.train.text.learners import token_learner
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rl_config import TextGradientRunConfig
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.train.text.rows import TokenLayout
+from hone.train.text.world_model import WorldModel
 
 
 class CuriosityConfig(Config):
@@ -40,100 +28,6 @@ class CuriosityConfig(Config):
     """Peak learning rate of the world model; unset: `learner.lr`."""
     epochs: int = Field(default=1, ge=1)
     """Its passes over each batch."""
-
-
-@dataclass
-class WorldModel:
-    """A model of what the environment says; it learns from every batch."""
-
-    learner: GradientLearner[TokenPolicy, TokenBatch]
-    logp: DecisionColumn
-    """Episodes -> log-probability of each of their decisions under the model, nats."""
-    notes: list[str] = field(default_factory=list[str])
-    is_silent: bool = False
-    """The user was told that the environment says nothing."""
-
-    def surprise(self, episodes: Episodes) -> NDArray[np.float64]:
-        """`[E]` nats: mean of -log p of what the environment said after the policy's first turn; 0 for nothing."""
-        said = environment_only(episodes)
-        nats = -self.logp(said) if said.decisions else np.zeros(0)
-        return environment_means(nats, episodes)
-
-    def update(self, episodes: Episodes) -> Metrics:
-        """Learn what the environment said; metrics as `world_model/...`."""
-        said = environment_only(episodes)
-        if not said.decisions:
-            if not self.is_silent:
-                self.is_silent = True
-                self.notes.append(
-                    "the environment says nothing after the policy's first turn: there is nothing to be curious "
-                    "about; take a task with dialogues, or a recipe without curiosity such as grpo"
-                )
-            return {"world_model/tokens": 0.0}
-        found = self.learner.update(said, Credits(advantage=said.reward))
-        return {
-            "world_model/tokens": float(said.decisions),
-            "world_model/nll_nats": found["policy/nll_nats"],
-            "world_model/lr": found["learner/lr"],
-            "learner/tokens": found["learner/tokens"],
-            "learner/flops": found["learner/flops"],
-        }
-
-    def pop_notes(self) -> list[str]:
-        """Notes for the user since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
-
-    def state(self) -> State:
-        """Weights and optimizer; bfloat16 is widened, which loses nothing."""
-        weights: State = {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy().copy()
-            for name, value in self.learner.policy.named_parameters()
-        }
-        return {"weights": weights, "learner": self.learner.state()}
-
-    @torch.no_grad()
-    def restore(self, state: State) -> None:
-        """Raises DataError for the weights of another network."""
-        weights = substate(state, "weights")
-        for name, value in self.learner.policy.named_parameters():
-            saved = array(weights, name)
-            if saved.shape != tuple(value.shape):
-                raise DataError(
-                    f"the saved world model has {name} of shape {list(saved.shape)}, this one {list(value.shape)}: a "
-                    "resumed run needs the model that it was started with; put model.path back"
-                )
-            value.copy_(torch.from_numpy(saved.copy()))
-        self.learner.restore(substate(state, "learner"))
-
-
-@dataclass
-class CuriousLearner:
-    """A policy's learner and a world model's, on the same episodes. Implements `Learner`."""
-
-    actor: GradientLearner[TokenPolicy, TokenBatch]
-    world_model: WorldModel
-
-    @property
-    def policy(self) -> TokenPolicy:
-        return self.actor.policy
-
-    def values(self, episodes: Episodes) -> Values:
-        return self.actor.values(episodes)
-
-    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
-        """Metrics of both; work is the sum."""
-        learned = self.world_model.update(episodes)
-        stepped = self.actor.update(episodes, credits)
-        work = {name: stepped.get(name, 0.0) + learned.get(name, 0.0) for name in ("learner/tokens", "learner/flops")}
-        return {**learned, **stepped, **work}
-
-    def state(self) -> State:
-        return {**self.actor.state(), "world_model": self.world_model.state()}
-
-    def restore(self, state: State) -> None:
-        self.actor.restore(state)
-        self.world_model.restore(substate(state, "world_model"))
 
 
 def open_world_model(config: TextGradientRunConfig, policies: TextPolicies, curiosity: CuriosityConfig) -> WorldModel:

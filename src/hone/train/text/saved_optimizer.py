@@ -14,6 +14,7 @@ from hone.store.verification import STATE, checkpoint_of, verify_checkpoint
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner
 from hone.train.text.critic import ActorCriticLearner
+from hone.train.text.world_model import CuriousLearner
 
 
 def check_saved_optimizer(source: ModelSource) -> Path:
@@ -35,7 +36,7 @@ def restore_optimizer(learner: Learner[Any], source: ModelSource) -> None:
     Raises ConfigError for a learner without such a state, DataError where the saved one does not fit.
     """
     folder = check_saved_optimizer(source)
-    if isinstance(learner, ActorCriticLearner):
+    if isinstance(learner, ActorCriticLearner | CuriousLearner):
         learner = learner.actor
     if not isinstance(learner, GradientLearner):
         raise ConfigError("model.optimizer = true: this recipe has no optimizer whose state could be taken over")
