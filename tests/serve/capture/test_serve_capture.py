@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hone.core.clock import SystemClock
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
-from hone.core.generation import SamplingParams, ScoreRequest
+from hone.core.generation import Completion, SamplingParams, ScoreRequest
 from hone.core.judging import ScorerInput
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
@@ -29,11 +31,13 @@ from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKEN
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.language.tokenizers import character_tokenizer
+from hone.models.language.tokenizers import byte_tokenizer, character_tokenizer
+from hone.serve.capture.agent_messages import answer_message, for_template
 from hone.serve.capture.capture_app import CaptureRoutes
 from hone.serve.capture.capture_desk import CaptureDesk
 from hone.serve.capture.capture_server import CaptureServer
 from hone.serve.capture.capture_world import CaptureLimits, CaptureWorld
+from hone.serve.capture.dialogue_tree import DialogueTree
 from hone.serve.completions.served_model import ServedModel
 
 TOKENIZER = character_tokenizer(["abc123+= ?"], chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
@@ -41,6 +45,7 @@ CONFIG = ModelConfig(
     family="qwen3", vocab_size=TOKENIZER.size, hidden_size=16, intermediate_size=24, layers=1, heads=2, kv_heads=1,
     head_dim=8, max_positions=128,
 )  # fmt: skip
+ANY_TEXT = byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
 CHAT = "/sessions/s/v1/chat/completions"
 
 
@@ -325,3 +330,51 @@ def test_an_agent_that_hangs_up_leaves_no_answer_behind(model: Decoder) -> None:
         episodes = collect(at, model, lambda: two_turns(at, "s", "1+1=", 1.0))
         assert at.world.metrics()["capture/abandoned"] == 1
     assert len(episodes) == 1
+
+
+def test_tools_that_an_agent_offers_are_called_and_their_results_go_on_token_by_token() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": schema}}]
+    said = "a [1+2]"
+    parsed = answer_message(said, tools, TOOL_FORMATS["bracket"], "k")
+    assert answer_message(said, [], TOOL_FORMATS["bracket"], "k") == {"role": "assistant", "content": said}
+    assert parsed["role"] == "assistant"
+    assert parsed["tool_calls"]
+    for call in parsed["tool_calls"]:
+        assert call["id"] == "call_k_0"
+        assert for_template([parsed])[0]["tool_calls"][0]["function"]["arguments"] == {"text": "1+2"}
+
+
+TEXTS = st.sampled_from(["1", "2+", " a ", "", "<eos>", "<|user|>", "bc?"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), TEXTS, TEXTS), min_size=1, max_size=8))
+def test_each_drawn_token_is_a_decision_of_one_row_behind_what_was_drawn_before(
+    requests: list[tuple[int, str, str]],
+) -> None:
+    """Requests continue any earlier answer, or begin anew; answers hold spaces, names of special tokens, nothing."""
+    tree = DialogueTree()
+    for number, (place, asked, drawn) in enumerate(requests):
+        before = tree.answers[place].history if place < len(tree.answers) else ()
+        planned = tree.plan([*before, user(asked)], ANY_TEXT)
+        tokens = np.append(ANY_TEXT.encode(drawn), ANY_TEXT.eos_id).astype(np.int32)
+        tree.add(planned, completion_of(f"r{number}", tokens), {"role": "assistant", "content": drawn})
+    rows = tree.rows()
+    drawn_of = {one.completion.request_id: one for one in tree.answers}
+    found = [answer.request_id for row in rows for answer in row.answers]
+    assert sorted(found) == sorted(drawn_of)
+    for row in rows:
+        length = len(row.prompt)
+        for place, answer in enumerate(row.answers):
+            one = drawn_of[answer.request_id]
+            np.testing.assert_array_equal(row.tokens[:length], ANY_TEXT.apply_chat(one.history[:-1]))
+            length += len(answer.tokens) + (len(row.environment[place]) if place < len(row.environment) else 0)
+
+
+def completion_of(name: str, tokens: np.ndarray) -> Completion:
+    zeros = np.zeros(len(tokens), np.float32)
+    return Completion(
+        request_id=name, sample_index=0, tokens=tokens, logp=zeros, sampled_logp=zeros,
+        version=np.zeros(len(tokens), np.int32), finish_reason="eos",
+    )  # fmt: skip

@@ -86,6 +86,7 @@ class VerifiersDriver:
         environment = {**self.config, "taskset": {**self.config.get("taskset", {}), "id": self.name}}
         program.send({"environment": environment, "size": self.size})
         for _ in range(int(self.opening_s / 0.1)):
+            told: dict[str, Any]
             try:
                 told = self._opened.get(timeout=0.1)
             except queue.Empty:
