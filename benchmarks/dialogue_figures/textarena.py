@@ -36,7 +36,7 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
     """Wins before and after, and moves against the rules."""
     packages = next((require_peer("text_worlds").parents[1] / "lib").glob("python3*/site-packages"))
     site.addsitedir(str(packages))  # behind hone's own packages
-    games, imitated, steps = (50, 30, 3) if quick else (2500, 300, 90)
+    games, imitated, steps = (50, 30, 3) if quick else (2500, 300, 60)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         base = imitate(
@@ -86,7 +86,7 @@ def _tables(seed: int, *, steps: int, games: int) -> dict[str, object]:
     task = {
         "source": "dialogue:hone.envs.adapters.textarena:TextArenaWorld",
         "turns": 8,
-        "world": {"isolate": "thread", "options": GAME},
+        "world": {"isolate": "thread", "options": GAME, "deadline_s": 120.0},  # of a busy machine
     }
     sampling = {"max_tokens": 6, "stop": ["]"], "max_concurrent": 128}
     return {
