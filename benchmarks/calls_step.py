@@ -130,7 +130,7 @@ def hone_step(steps: int, threads: int) -> dict[str, float]:
     job = grpo.ENTRY.build(config)
     marks, cpu, told = [time.perf_counter()], [time.process_time()], dict[str, list[float]]()
 
-    def report(_step: int, episodes: Episodes, _credits: object, _metrics: Metrics) -> None:
+    def report(_step: int, episodes: Episodes, _credits: object, _metrics: Metrics, /) -> None:
         marks.append(time.perf_counter())
         cpu.append(time.process_time())
         live = {**job.recipe.source.metrics(), "tokens": float(episodes.decisions)}

@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 def dialogue_section(stage: RunData, level: str) -> Html:
     """Render the section; empty for a run without dialogues."""
     values = stage.metrics.values
-    stops = {one: values[f"{STOPS}{one}"] for one in STOP_REASONS if f"{STOPS}{one}" in values}
+    stops: dict[str, Floats] = {one: values[f"{STOPS}{one}"] for one in STOP_REASONS if f"{STOPS}{one}" in values}
     if not stops:
         return EMPTY
     seen = {name: own for name, own in stops.items() if np.nansum(own) > 0}

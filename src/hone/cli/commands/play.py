@@ -18,7 +18,7 @@ def run(call: CommandCall) -> int:
     sides: dict[str, PlaySide] = {one: one for one in get_args(PlaySide)}
     if side not in sides:
         raise ConfigError(
-            f"--side {side}: a person takes the side of the world or of the user{did_you_mean(side, sides)}"
+            f"--side {side}: a person takes the side of the world or of the user{did_you_mean(side, list(sides))}"
         )
     policy, owner = find_policy(call.text("checkpoint"), Path(call.text("runs")))
     wanted = PlayRequest(

@@ -20,6 +20,7 @@ from hone.envs.dialogue.environment import DialogueEnvironment
 from hone.envs.dialogue.protocol import WorldFaultError, WorldHost
 from hone.envs.text.conversation import Conversation, ConversationLimits, ConversationLoop
 from hone.envs.text.dataset import Example
+from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.world import Prompt
 from hone.evaluate.saved_config import config_tree, is_control, table_of
 from hone.evaluate.text.dialogue_answers import prompt_text, said_turns
@@ -225,12 +226,13 @@ def _play(
 
 def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: DialoguePlayer) -> Prompt:
     """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
-    content = row.prompt
+    content: PromptContent = row.prompt
     if wanted.side == "user":
         typed = player.reply(None)
         if not typed:
             raise DataError("a dialogue needs first words")
-        content = typed if tokenizer.chat_template is None else [{"role": "user", "content": typed}]
+        asked: list[dict[str, object]] = [{"role": "user", "content": typed}]
+        content = typed if tokenizer.chat_template is None else asked
     plain = isinstance(content, str)
     none = np.zeros(0, np.int32)
     tokens = (tokenizer.encode(content) if content else none) if plain else tokenizer.apply_chat(content)
