@@ -211,7 +211,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="serve",
-        summary="serve a checkpoint by OpenAI's protocol: completions, chats, log-probabilities, streams",
+        summary="serve a checkpoint by OpenAI's protocol: completions, chats, streams",
         module="hone.cli.commands.serve",
         positionals=(CHECKPOINT,),
         options=SERVING,
@@ -316,7 +316,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="doctor",
-        summary="check this machine, its generation engine, its sandbox, or the loss of a config",
+        summary="check this machine, its engine, its sandbox, or the loss of a config",
         module="hone.cli.commands.doctor",
         optional=(
             (
