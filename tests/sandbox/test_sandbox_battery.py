@@ -40,12 +40,11 @@ LANDLOCK = landlock.abi() >= landlock.TRUNCATE_ABI
     ("machine", "rung"),
     [("root", "namespaces"), ("user", "namespaces"), ("container", "best"), ("user", "landlock")],
 )
-def test_all_hostile_programs_are_held_and_ordinary_ones_run(machine: str, rung: str) -> None:
+def test_all_hostile_programs_are_held_and_ordinary_ones_run(best_rung: str, machine: str, rung: str) -> None:
     if rung != "namespaces" and not LANDLOCK:
         pytest.skip("no Landlock here")
-    with CodeSandbox(SandboxPolicy(rung="namespaces")) as sandbox:
-        if rung == "namespaces" and not sandbox.probe().rung:
-            pytest.skip("no namespaces here")
+    if best_rung != "namespaces" and (machine == "user" or rung == "namespaces"):
+        pytest.skip("no namespaces here")
     result = subprocess.run([sys.executable, "-c", BATTERY, machine, rung], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     outcomes = json.loads(result.stdout)
@@ -206,8 +205,6 @@ def test_memory_of_a_warm_process_holds_nothing_of_earlier_calls() -> None:
         "    if backwards in text and one is not globals(): found.append(type(one).__name__)\nlen(found)"
     )
     with CodeSandbox(SandboxPolicy()) as sandbox:
-        if not sandbox.probe().rung:
-            pytest.skip("this machine cannot confine programs")
         sandbox.run(f"x = {mark!r}", stdin=mark, files={"file": mark})
         assert sandbox.run(f"x = [{mark!r}]\n" + search % mark[::-1]).value != 0, "the search finds what is there"
         result = sandbox.run(search % mark[::-1])

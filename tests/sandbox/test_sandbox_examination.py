@@ -17,8 +17,6 @@ TESTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b'
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[CodeSandbox]:
     with CodeSandbox(POLICY) as opened:
-        if not opened.probe().rung:
-            pytest.skip("this machine cannot confine programs")
         yield opened
 
 

@@ -21,8 +21,6 @@ POLICY = SandboxPolicy(cpu_s=0.5, wall_s=30.0, output_bytes=20_000)
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[CodeSandbox]:
     with CodeSandbox(POLICY) as opened:
-        if not opened.probe().rung:
-            pytest.skip("this machine cannot confine programs")
         yield opened
 
 
