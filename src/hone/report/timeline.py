@@ -36,7 +36,7 @@ _PART_DESCRIPTIONS: Final = {
     "decode": "generation (decode)",
     "prefill": "reading prompts (prefill)",
     "bookkeeping": "the engine's bookkeeping (bookkeeping)",
-    "rewards": "rewards after all answers were generated (rewards)",
+    "rewards": "rewards or worlds, while nothing was generated (rewards)",
     "waiting": "waiting for answers that are generated in parallel (collect and publish)",
     OTHER: "unaccounted time (other)",
 }

@@ -190,6 +190,21 @@ def test_a_world_is_paid_without_being_named() -> None:
     assert with_world_reward(plain) == plain
 
 
+def test_tools_that_pay_nothing_need_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "a"}\n')
+    task = {"source": "asked.jsonl", "tools": {"use": ["dialogue_worlds:double"]}}
+    opened = open_dialogue(DialogueTaskConfig.model_validate(task))
+    assert opened is not None
+    world = [{"kind": "world"}]
+    try:
+        with pytest.raises(ConfigError, match="nothing scores these dialogues"):
+            opened.check_pay(RewardsConfig.model_validate({"functions": world}))
+        opened.check_pay(RewardsConfig.model_validate({"functions": [*world, {"use": "exact_match"}]}))
+    finally:
+        opened.close()
+
+
 def test_rows_of_a_world_come_from_a_file_its_class_or_numbers(tmp_path: Path) -> None:
     def rows(**task: object) -> list[dict[str, object]]:
         opened = open_dialogue(DialogueTaskConfig.model_validate(task))

@@ -4,7 +4,7 @@ Belongs here: what training and evaluation share. Dialogues themselves are in `e
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
@@ -51,7 +51,6 @@ class OpenedDialogue:
     host: ProcessHost | ThreadHost
     _examples: ExampleDataset | None = None
     _opening: WorldTurn | None = None
-    warnings: list[str] = field(default_factory=list[str])
 
     @property
     def description(self) -> WorldDescription:
@@ -99,6 +98,14 @@ class OpenedDialogue:
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
             _check_template(told, roles, limits.history)
         return self.host.warnings
+
+    def check_pay(self, rewards: RewardsConfig) -> None:
+        """Raise ConfigError if nothing scores the dialogues: tools that pay nothing, and no other reward."""
+        if not self.description.pays and all(isinstance(reward, RewardWorld) for reward in rewards.functions):
+            raise ConfigError(
+                f"{self.task.world_spec.name}: nothing scores these dialogues: tools pay nothing, and there is no "
+                "other reward; name a reward function in rewards.functions, or give a class of tools a method get_reward"
+            )
 
     def environment(
         self,

@@ -329,6 +329,7 @@ def prepare_evaluation(
     prompts, notes = make_prompts(examples, config.task, told, room=room)
     if dialogues is not None:
         notes += dialogues.check()
+        dialogues.dialogue.check_pay(config.rewards)
 
     def close() -> None:
         scorer.close()

@@ -94,6 +94,7 @@ def prompt_inputs(
         if dialogue is not None:
             limits = DialogueLimits(max_tokens=rollout.max_tokens, context=context, history=rollout.history)
             laid[1].extend(dialogue.check(tokenizer, limits))
+            dialogue.check_pay(rewards)
         return laid
 
     return TextInputs(

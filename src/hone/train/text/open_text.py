@@ -126,7 +126,7 @@ class TextInputs(Generic[T]):
 
     @cached_property
     def evaluation_dialogue(self) -> OpenedDialogue | None:
-        """The world of held-out dialogues: that of training where both tasks are one but for their rows."""
+        """The world of held-out dialogues, in processes of its own."""
         found = self.config.answers_evaluation()
         return None if found is None else open_dialogue(found.task)
 
