@@ -1,5 +1,6 @@
 """The driver of verifiers' environments, with a stand-in for the package; tests/peers runs it with the package."""
 
+import json
 import os
 import sys
 import threading
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli.main import main
 from hone.core.agent_session import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
 from hone.envs.adapters.verifiers import VerifiersDriver
+from hone.store.metrics import without_clock_metrics
 
 STAND_IN = Path(__file__).with_name("verifiers_stand_in")
 
@@ -79,6 +82,52 @@ def test_environments_that_cannot_be_opened_say_why(
 def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"{sys.executable} has no package verifiers; .* task\.agents\.python"):
         VerifiersDriver(name="sums", folder=tmp_path).examples()
+
+
+CONFIG = """
+recipe = "grpo"
+steps = 3
+[model]
+compute = "float32"
+[model.new]
+hidden_size = 16
+layers = 1
+heads = 2
+kv_heads = 1
+head_dim = 8
+intermediate_size = 24
+max_positions = 64
+alphabet = "0123456789+="
+[task]
+source = "verifiers:sums"
+agents.python = "{python}"
+[rollout]
+prompts_per_step = 2
+samples_per_prompt = 3
+max_tokens = 3
+[learner]
+lr = 1e-2
+[run]
+checkpoint_every = 1
+certify = false
+"""
+
+
+def test_a_resumed_run_of_an_environment_is_the_same_run(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge's answers are no rows, and the environment's own figures are metrics."""
+    monkeypatch.chdir(tmp_path)
+    Path("vf.toml").write_text(CONFIG.format(python=python), encoding="utf-8")
+    assert main(["train", "vf.toml", "--runs", "whole"]) == 0
+    assert main(["train", "vf.toml", "--runs", "cut", "steps=2"]) == 0
+    assert main(["train", "vf.toml", "--runs", "cut", "steps=3", "--resume"]) == 0
+    whole, cut = (
+        without_clock_metrics((tmp_path / name / "vf" / "metrics.jsonl").read_bytes())
+        for name in ("whole", "cut")
+    )
+    assert whole == cut
+    assert [(one["capture/requests"], one["capture/rows"], one["world/long"]) for one in whole] == [(2.0, 1.0, 1.0)] * 3
 
 
 def test_a_process_that_was_killed_stops_the_run(driver: VerifiersDriver) -> None:

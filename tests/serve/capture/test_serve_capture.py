@@ -328,7 +328,8 @@ def test_an_agent_that_hangs_up_leaves_no_answer_behind(model: Decoder) -> None:
     with served(1) as at:
         asyncio.run(impatient())  # nobody draws yet: the request waits at the desk
         episodes = collect(at, model, lambda: two_turns(at, "s", "1+1=", 1.0))
-        assert at.world.metrics()["capture/abandoned"] == 1
+        metrics = at.world.metrics()
+    assert (metrics["capture/requests"], metrics["capture/abandoned"]) == (2, 0)
     assert len(episodes) == 1
 
 

@@ -159,6 +159,8 @@ class CaptureWorld:
 
     def _take(self, engine: GenerationSession, step: CaptureStep, event: DeskEvent) -> None:
         now, asks = self.clock.monotonic_s(), isinstance(event, AgentRequest)
+        if isinstance(event, AgentRequest) and event.answer.cancelled():
+            return  # its agent has gone while it waited
         name = event.session if isinstance(event, AgentRequest) else event.report.session
         admission = step.admit(name, now, asks=asks)
         if admission == "later":
