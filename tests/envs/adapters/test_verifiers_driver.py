@@ -123,11 +123,12 @@ def test_a_resumed_run_of_an_environment_is_the_same_run(
     assert main(["train", "vf.toml", "--runs", "cut", "steps=2"]) == 0
     assert main(["train", "vf.toml", "--runs", "cut", "steps=3", "--resume"]) == 0
     whole, cut = (
-        without_clock_metrics((tmp_path / name / "vf" / "metrics.jsonl").read_bytes())
+        without_clock_metrics((tmp_path / name / "vf" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         for name in ("whole", "cut")
     )
     assert whole == cut
-    assert [(one["capture/requests"], one["capture/rows"], one["world/long"]) for one in whole] == [(2.0, 1.0, 1.0)] * 3
+    told = [json.loads(line) for line in whole]
+    assert [(one["capture/requests"], one["capture/rows"], one["world/long"]) for one in told] == [(2.0, 1.0, 1.0)] * 3
 
 
 def test_a_process_that_was_killed_stops_the_run(driver: VerifiersDriver) -> None:
