@@ -191,7 +191,7 @@ def test_qwen_xml_reads_what_python_templates_write() -> None:
     assert dict(parsed.calls[0].arguments) == {"text": "5", "flags": True, "items": [1], "table": {}, "nothing": None}
 
 
-def template(style: str):
+def template(style: str, tools=TOOLS):
     """A chat template in one format; `plain` writes no calls, `strict` refuses them."""
 
     def render(messages, /, *, add_generation_prompt: bool) -> str:
@@ -203,7 +203,7 @@ def template(style: str):
             ]
             if calls and style == "strict":
                 raise DataError("no calls here")
-            written = TOOL_FORMATS[style].render(calls, TOOLS) if style in TOOL_FORMATS and calls else ""
+            written = TOOL_FORMATS[style].renderer(calls, tools) if style in TOOL_FORMATS and calls else ""
             text += f"<|im_start|>{one['role']}\n{one['content']}{written}<|im_end|>\n"
         return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
@@ -223,6 +223,22 @@ def test_a_template_of_another_format_is_refused(style: str, name: str) -> None:
     assert "The template writes" in message
     assert "the format writes" in message
     assert f"Formats that read it: {style}" in message
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_bounds_and_nested_types_of_a_tool_are_no_fault_of_its_template(name: str) -> None:
+    point = {"$ref": "#/$defs/Point"}
+    parameters = {
+        "type": "object", "required": ["size", "word", "at", "places"], "properties": {
+            "size": {"type": "integer", "minimum": 10}, "word": {"type": "string", "pattern": "^[a-z]$"}, "at": point,
+            "places": {"type": "array", "items": point, "minItems": 1},
+        },
+        "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+    }  # fmt: skip
+    tools = (ToolSchema(name="draw", description="Draw.", parameters=parameters),)
+    check_round_trip(TOOL_FORMATS[name], tools, template(name, tools))
+    good = ToolCall(name="draw", arguments={"size": 12, "word": "a", "at": {"x": 1}, "places": [{"x": 2}]})
+    assert same_calls(TOOL_FORMATS[name].parse(TOOL_FORMATS[name].render([good], tools), tools).calls, [good])
 
 
 FAMILIES = {

@@ -116,8 +116,9 @@ class ChatRenderer(Protocol):
 def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: ChatRenderer) -> None:
     """Check, without a model, that a chat template writes calls as a format reads them.
 
-    One call of each tool is rendered by the template and parsed. A template that writes no calls (it refuses a message
-    with `tool_calls`, or leaves them out) says nothing about the format and passes.
+    One call of each tool is rendered by the template and parsed; bounds and patterns of its arguments do not count. A
+    template that writes no calls (it refuses a message with `tool_calls`, or leaves them out) says nothing about the
+    format and passes.
 
     Raises ConfigError with the template's text and the format's for each tool that comes back otherwise.
     """
@@ -127,12 +128,13 @@ def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], rende
         text = _text_of_call(call, render)
         if text is None:
             continue
-        parsed = tool_format.parse(text, tools)
-        if not same_calls(parsed.calls, [call]):
+        attempts = tool_format.parser(text, tools)
+        if not _reads(attempts, call):
+            found = "; ".join(one.fault for one in attempts if one.fault) or "no such call was found"
             faults.append(
                 f"task.tools.format = {tool_format.name!r} does not read the calls that the chat template writes. The "
-                f"template writes {text!r}, the format writes {tool_format.render([call], tools)!r}; "
-                f"{parsed.fault or 'no call was found'}{_suggestion(text, call, tools)}"
+                f"template writes {text!r}, the format writes {tool_format.renderer([call], tools)!r}; "
+                f"{found}{_suggestion(text, call, tools)}"
             )
     if faults:
         raise ConfigError(*faults)
@@ -176,8 +178,13 @@ def _text_of_call(call: ToolCall, render: ChatRenderer) -> str | None:
     return text.removesuffix(after) if call.name in text else None
 
 
+def _reads(attempts: Sequence[CallAttempt], call: ToolCall) -> bool:
+    """Whether the attempts are that call and nothing else."""
+    return same_calls([one.call for one in attempts if one.call is not None], [call]) and len(attempts) == 1
+
+
 def _suggestion(text: str, call: ToolCall, tools: Sequence[ToolSchema]) -> str:
-    fitting = [one.name for one in TOOL_FORMATS.values() if same_calls(one.parse(text, tools).calls, [call])]
+    fitting = [one.name for one in TOOL_FORMATS.values() if _reads(one.parser(text, tools), call)]
     return f". Formats that read it: {', '.join(fitting)}" if fitting else ""
 
 
