@@ -12,11 +12,14 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
+import torch
 from live_server import live, opened, save_tiny
 
 from hone.cli.main import main
 from hone.core.clock import SystemClock
+from hone.core.errors import DivergedError
 from hone.core.generation import Request, SamplingParams, generate
+from hone.evaluate.text.open_policy import ModelSource, open_policy
 from hone.serve.completions.open_served import CheckpointFollower
 from hone.store.checkpoints import CheckpointFolder
 from hone.store.folder import create_run
@@ -102,6 +105,12 @@ def test_new_checkpoints_are_taken_up_between_answers(folder, tmp_path):
         weights.write_bytes(weights.read_bytes()[:-1] + b"x")
         assert not follower.look() and not follower.look()
         assert server.post("/v1/completions", body).json()["choices"] == second["choices"]
+        spoilt = open_policy(ModelSource(path=str(other)), seed=0, device="cpu", temperature=1.0)
+        torch.nn.init.constant_(spoilt.decoder.norm.weight, float("nan"))
+        with pytest.raises(DivergedError, match="not finite"):
+            server.service.replace_weights(lambda: server.model.take_over(spoilt, 4)).result()
+        last = server.post("/v1/completions", body).json()
+        assert last["choices"] == second["choices"] and last["system_fingerprint"] == second["system_fingerprint"]
     assert len(told) == 2 and "step 3 is not served" in told[1]
     run.close()
 

@@ -123,9 +123,7 @@ SERVING = (
     ),
     CommandOption(flag="--slots", metavar="N", default="64", help="answers written at the same time (default: 64)"),
     CommandOption(flag="--queue", metavar="N", default="256", help="answers that may wait beside them (default: 256)"),
-    CommandOption(
-        flag="--context", metavar="N", default="0", help="most tokens of prompt and answer (default: the model's)"
-    ),
+    CommandOption(flag="--context", metavar="N", default="0", help="most tokens of prompt and answer (default: all)"),
     CommandOption(flag="--deadline", metavar="S", default="600", help="seconds for a request (default: 600)"),
     SEED,
     RUNS,

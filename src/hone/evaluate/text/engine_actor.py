@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import torch
+
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, OnPublish, Request
@@ -89,6 +91,9 @@ class EngineGuarantees:
     on_publish: OnPublish | None = None
     """Treatment of unfinished answers when weights are published; the engine then has its own copy of the weights, so
     that the trainer may update in parallel. None: there are no unfinished answers."""
+    cache_bytes: int | None = None
+    """Largest KV cache; None: room for the longest answer in every slot. Answers that do not fit wait, or are read
+    again."""
 
 
 def make_engine(
@@ -117,6 +122,12 @@ def make_engine(
         vocab=vocab,
         pass_tokens=CUDA_PASS_TOKENS if decoder.device.type == "cuda" and fixed is None else PASS_TOKENS,
     )
+    if guarantees.cache_bytes is not None:
+        shape = decoder.config
+        number_bytes = torch.finfo(chosen.dtype or decoder.dtype).bits // 8
+        page = 2 * shape.layers * shape.kv_heads * shape.head_dim * limits.page_tokens * number_bytes
+        pages = max(limits.least_pages, min(limits.pages, guarantees.cache_bytes // page))
+        limits = replace(limits, pages=pages)
     return EmbeddedEngine(
         chosen,
         TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),

@@ -52,7 +52,7 @@ def error_of(error: Exception) -> ApiError:
         return error
     if isinstance(error, DivergedError):
         return ApiError(500, str(error), code="model_diverged")
-    if isinstance(error, ConfigError | DataError | ValueError):
+    if isinstance(error, ConfigError | DataError):
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, HoneError):
         return ApiError(503, str(error), code="unavailable")

@@ -14,7 +14,6 @@ from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.serve.completions.api_errors import ApiError, unsupported
 from hone.serve.completions.fields import MAX_PROMPTS, ChatFields, ChatMessage, SamplingFields, TextFields
 from hone.serve.completions.served_model import ServedModel
-from hone.serve.completions.token_text import token_array
 from hone.serve.completions.tool_calls import begun_call, told_of_tools, tool_schemas, with_objects
 
 _DEFAULT_TOKENS = 16
@@ -173,7 +172,7 @@ def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.i
         if isinstance(one, str):
             tokens, text = served.tokenizer.encode(one), one
         else:
-            tokens = token_array(one)
+            tokens = np.asarray(one, np.int32)
             text = served.tokenizer.decode(tokens) if fields.echo else ""
         if not len(tokens):
             where = f"prompt[{place}]" if len(listed) > 1 else "prompt"

@@ -53,7 +53,7 @@ class ServingCounters:
         self.first_token = SecondsHistogram()
         """From a request to its first token, of streamed ones."""
         self.request = SecondsHistogram()
-        """From a request to the end of its reply."""
+        """From a request to its reply, or to the first event of a stream."""
 
     def count_tokens(self, *, prompt: int, drawn: int) -> None:
         """Count the tokens of an answered request."""
@@ -88,7 +88,7 @@ class ServingCounters:
             yield f"{name} {value:g}"
         yield from _head("hone_time_to_first_token_seconds", "histogram", "Until the first token of a stream.")
         yield from self.first_token.lines("hone_time_to_first_token_seconds")
-        yield from _head("hone_request_seconds", "histogram", "Until the end of the reply.")
+        yield from _head("hone_request_seconds", "histogram", "Until the reply, or the first event of a stream.")
         yield from self.request.lines("hone_request_seconds")
 
 

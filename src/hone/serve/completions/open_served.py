@@ -1,23 +1,25 @@
 """A language model opened for serving: from a folder or a run to an engine, and the newer checkpoints of the run."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError
 from hone.engine.engine import EmbeddedEngine
 from hone.evaluate.saved_config import is_control
-from hone.evaluate.text.engine_actor import make_engine
+from hone.evaluate.text.engine_actor import EngineGuarantees, make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy
 from hone.models.language.token_policy import TokenPolicy
+from hone.process.machine_memory import memory_limit_bytes
 from hone.serve.completions.served_model import ServedModel, fingerprint
 from hone.serve.completions.service import EngineService
 from hone.serve.completions.tool_calls import find_format
-from hone.store.checkpoints import Checkpoint
+from hone.store.checkpoints import Checkpoint, CheckpointFolder
 from hone.store.folder import open_run
 
 
@@ -61,15 +63,23 @@ class OpenedModel:
     def take_over(self, fresh: TokenPolicy, version: int) -> None:
         """Replace the weights, in place, by those of `fresh`. Call it between two passes of the engine.
 
-        Raises DataError for weights of other shapes, before any is changed; DivergedError as `publish` does.
+        Raises DataError for weights of other shapes, DivergedError as `publish` does; the old ones are served then.
         """
         mine, theirs = self.policy.decoder.stored_tensors(), fresh.decoder.stored_tensors()
         if {name: one.shape for name, one in mine.items()} != {name: one.shape for name, one in theirs.items()}:
             raise DataError(f"the checkpoint of step {version} has weights of other shapes than the served model")
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                tensor.copy_(theirs[name])
+        before, old = {name: tensor.detach().clone() for name, tensor in mine.items()}, self.engine.version
         self.fingerprints[version] = fingerprint(self.source.name, version, fresh.fingerprint())
+        try:
+            self._publish(theirs, version)
+        except HoneError:
+            self._publish(before, old)
+            raise
+
+    def _publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        with torch.no_grad():
+            for name, tensor in self.policy.decoder.stored_tensors().items():
+                tensor.copy_(weights[name])
         self.engine.publish(version)
 
 
@@ -82,7 +92,15 @@ def open_served(source: ServedSource) -> OpenedModel:
     context = source.context or most
     if not 2 <= context <= most:
         raise ConfigError(f"--context must be 2 to {most}, the positions of the model, got {context}")
-    engine = make_engine(policy, slots=source.slots, longest_prompt=context - 1, max_tokens=1, seed=source.seed)
+    guarantees = EngineGuarantees(cache_bytes=_cache_bytes(source.device))
+    engine = make_engine(
+        policy,
+        slots=source.slots,
+        longest_prompt=context - 1,
+        max_tokens=1,
+        seed=source.seed,
+        guarantees=guarantees,
+    )
     step = source.step
     known = {step or 0: fingerprint(source.name, step, policy.fingerprint())}
     engine.publish(step or 0)
@@ -94,6 +112,14 @@ def open_served(source: ServedSource) -> OpenedModel:
         tool_format=find_format(policy.tokenizer, source.tool_format),
     )
     return OpenedModel(source, policy, engine, served, known)
+
+
+def _cache_bytes(device: str) -> int | None:
+    """Half of the memory that the process, or the device, has; None where that is not known."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0] // 2
+    limit = memory_limit_bytes()
+    return None if limit is None else limit // 2
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -123,8 +149,7 @@ class CheckpointFollower:
 
     def look(self) -> bool:
         """Take up the newest checkpoint if it is newer than the served one; returns whether it did."""
-        assert self.opened.source.run is not None
-        checkpoints = open_run(self.opened.source.run, clock=SystemClock()).checkpoints()
+        checkpoints = self._checkpoints
         newest = max(checkpoints.steps(), default=0)
         if newest <= self.opened.engine.version or newest in self._refused:
             return False
@@ -137,6 +162,11 @@ class CheckpointFollower:
             return False
         self.tell(f"serving {self.opened.served.fingerprint_of(newest)}")
         return True
+
+    @property
+    def _checkpoints(self) -> CheckpointFolder:
+        assert self.opened.source.run is not None
+        return open_run(self.opened.source.run, clock=SystemClock()).checkpoints()
 
     def _take(self, found: Checkpoint) -> None:
         source = self.opened.source

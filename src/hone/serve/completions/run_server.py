@@ -108,7 +108,7 @@ def _address(opened: OpenedModel, host: str, port: int) -> str:
     named = opened.served.fingerprint_of(opened.engine.version)
     return (
         f"serving {opened.served.name} ({named}) at http://{shown}:{port}/v1: {opened.engine.runner.name}, "
-        f"{opened.source.slots} slots, context {opened.served.context} tokens, "
+        f"{opened.source.slots} slots, context {opened.served.context} tokens, {opened.engine.stats.pages} pages, "
         f"{'no tools' if calls is None else f'tools as {calls.name}'}"
     )
 

@@ -174,7 +174,7 @@ class EngineService:
             else:
                 (ticket.order,) = self.engine.submit_scores([ticket.work])
                 self._scoring[ticket.order] = ticket
-        except (HoneError, ValueError) as error:
+        except HoneError as error:
             _deliver([(ticket, EngineFailure(error))])
             return
         if ticket.streamed:

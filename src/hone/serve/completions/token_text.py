@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final, cast
 
-import numpy as np
-
 from hone.evaluate.text.streaming import IncrementalDetokenizer
 from hone.models.language.tokenizers import Tokenizer
 
@@ -100,14 +98,6 @@ def without_stop(text: str, stop: Sequence[str]) -> str:
     """The text of an answer that ended with a stop string, without it."""
     ends = [len(text) - len(one) for one in stop if text.endswith(one)]
     return text[: min(ends)] if ends else text
-
-
-def token_array(tokens: Sequence[int]) -> np.ndarray:
-    """Ids `[n]` as the engine takes them. Raises ValueError for numbers that are no ids."""
-    try:
-        return np.asarray(tokens, np.int32).reshape(len(tokens))
-    except (OverflowError, ValueError):
-        raise ValueError("token ids are numbers from 0 to 2^31 - 1") from None
 
 
 def _kinds(decoder: object) -> Iterator[str]:
