@@ -104,7 +104,7 @@ class OpenedDialogue:
         if not self.description.pays and all(isinstance(reward, RewardWorld) for reward in rewards.functions):
             raise ConfigError(
                 f"{self.task.world_spec.name}: nothing scores these dialogues: tools pay nothing, and there is no "
-                "other reward; name a reward function in rewards.functions, or give a class of tools a method get_reward"
+                "other reward; name a reward function in rewards.functions, or give a tool class a method get_reward"
             )
 
     def environment(
