@@ -199,6 +199,6 @@ def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, a
             if not is_loopback(host):
                 key = dotted((*at, *path))
                 yield (
-                    f"{key} = {format_value(value)} ({document.source_of((*at, *path))}): whoever runs {host} reads what "
-                    "the policy says, and decides what it learns"
+                    f"{key} = {format_value(value)} ({document.source_of((*at, *path))}): whoever runs {host} reads "
+                    "what the policy says, and decides what it learns"
                 )
