@@ -12,6 +12,8 @@ OTHER_STRINGS = {
     "proc/meminfo": "a file of Linux",
     "infos/{}": "a group in Minari's files",
     "{}/{}": "a random stream, or a name inside a file",
+    "{}/ws": "an address",
+    "{}/schema": "an address",
     "ensemble/{}": "a random stream",
     "search/subsets": "a random stream",
     "return/mean": "read where present; no part writes it",
