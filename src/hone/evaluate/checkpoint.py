@@ -226,7 +226,7 @@ def sample_dialogues(policy: Path, wanted: SampleRequest) -> Sequence[AnswerRow]
     if wanted.prompt is not None:
         raise ConfigError("--dialogue is about problems of the task, and --prompt asks one of yours; leave one out")
     rows = _judged(policy, _open(policy, wanted.device), wanted, None).rows()
-    if not any(row.turns for row in rows):
+    if not any(row.turns or row.stop for row in rows):
         raise ConfigError(f"{policy}: its task has prompts that are answered once; leave --dialogue out")
     return rows
 

@@ -3,7 +3,7 @@
 Belongs here: who answers what. Reading and printing is `hone.cli.terminal.dialogue`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias, cast
 import numpy as np
 from pydantic import ValidationError
 
+from hone.core.conversation import Message
 from hone.core.dialogue import PolicyTurn, WorldTurn
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Request, SamplingParams
@@ -114,7 +115,7 @@ class PersonHost:
     def _begun(self, dialogue: int, columns: Mapping[str, object], seed: int) -> WorldTurn:
         turn = self.own.begin(dialogue, columns, seed).result() if self.begins else WorldTurn()
         opening = columns["prompt"] if self.side == "user" or not turn.messages else list(turn.messages)
-        self.player.show("prompt", prompt_text(cast("str", opening)))
+        self.player.show("prompt", prompt_text(cast("str | Sequence[Message]", opening)))
         return turn if self.side == "world" else WorldTurn()
 
     def _answered(self, dialogue: int, said: PolicyTurn) -> WorldTurn:
