@@ -254,6 +254,12 @@ EVAL_OPTIONS = [
 ]  # fmt: skip
 
 
+SERVE_OPTIONS = [
+    "--api-key", "--context", "--deadline", "--device", "--follow", "--host", "--model", "--port", "--queue", "--runs",
+    "--seed", "--slots", "--strict", "--tool-format",
+]  # fmt: skip
+
+
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
@@ -284,22 +290,7 @@ def test_the_options_are_these() -> None:
             "--task",
             "--temperature",
         ],
-        "serve": [
-            "--api-key",
-            "--context",
-            "--deadline",
-            "--device",
-            "--follow",
-            "--host",
-            "--model",
-            "--port",
-            "--queue",
-            "--runs",
-            "--seed",
-            "--slots",
-            "--strict",
-            "--tool-format",
-        ],
+        "serve": SERVE_OPTIONS,
         "play": ["--device", "--runs", "--seed", "--side", "--temperature"],
         "export": ["--adapter", "--runs"],
         "dataset": ["--kind", "--max-per-prompt", "--min-score", "--pairs", "--runs"],

@@ -78,6 +78,9 @@ YES = CommandOption(flag="--yes", help="accept settings that look like a mistake
 CHECKPOINT = ("checkpoint", "a checkpoint's folder, or a run's name for its newest checkpoint")
 FILE = ("file", "the config, a TOML file")
 
+CPU_DEVICE = CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+TEMPERATURE = CommandOption(flag="--temperature", metavar="T", default="1", help="0 is greedy (default: 1)")
+SIDE = CommandOption(flag="--side", metavar="SIDE", default="world", help="the side you take: world (default) or user")
 PROBLEMS = (
     CommandOption(
         flag="--task", metavar="FILE|NAME", help="other problems: a file of prompts, or a reasoning-gym task's name"
@@ -187,7 +190,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             *SEARCHES,
             SEED,
             RUNS,
-            CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+            CPU_DEVICE,
         ),
     ),
     CommandSpec(
@@ -200,11 +203,11 @@ COMMANDS: tuple[CommandSpec, ...] = (
             CommandOption(flag="--raw", help="the prompt as it is, without the model's chat template"),
             CommandOption(flag="--dialogue", help="turn by turn, with the world's answers, the end and the score"),
             CommandOption(flag="--count", metavar="N", default="10", help="number of answers (default: 10)"),
-            CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
+            TEMPERATURE,
             *PROBLEMS,
             SEED,
             RUNS,
-            CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+            CPU_DEVICE,
         ),
     ),
     CommandSpec(
@@ -222,18 +225,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             ("world", "the world: file.py:Class, package.module:Class, or own for that of the run's task"),
             CHECKPOINT,
         ),
-        options=(
-            CommandOption(
-                flag="--side",
-                metavar="SIDE",
-                default="world",
-                help="world: you answer in its place, an empty line is its own answer (default); user: you ask",
-            ),
-            CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
-            SEED,
-            RUNS,
-            CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
-        ),
+        options=(SIDE, TEMPERATURE, SEED, RUNS, CPU_DEVICE),
     ),
     CommandSpec(
         name="export",
