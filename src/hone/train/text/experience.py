@@ -20,7 +20,7 @@ from hone.envs.text.dataset import Example, ExampleDataset, build_examples
 from hone.envs.text.files import SUFFIXES
 from hone.envs.text.row_checks import PromptContent
 from hone.envs.text.scored_rows import AnswerTokens, ScoredAnswer
-from hone.envs.text.world_tokens import with_learned_tokens
+from hone.envs.text.world_tokens import environment_positions, with_learned_tokens
 from hone.models.language.tokenizers import Tokenizer
 from hone.process.user_files import check_reference
 from hone.rewards.solutions import run_on_rows
@@ -103,7 +103,7 @@ def experience_episodes(
             f"{examples.source}: the environment says nothing after the policy's first turn in any of {len(right)} "
             "dialogues, so that learn.world has nothing to learn"
         )
-    world = int(np.isnan(learnt.logp).sum()) if learn.world else 0
+    world = len(environment_positions(log.episodes)) if learn.world else 0
     told = f"{examples.source}: {learnt.decisions} tokens are learnt, {world} of them the environment's"
     return learnt, [*notes, *more, f"{told}; {int(right.sum())} of {len(right)} dialogues are imitated"]
 
