@@ -11,7 +11,7 @@ from hone.train.sources.successes import SuccessReplay
 from hone.train.text import recipe
 
 
-class ReplayConfig(recipe.Config):
+class SuccessReplayConfig(recipe.Config):
     """Replay of successes."""
 
     capacity: int = recipe.Field(default=1000, ge=1)
@@ -25,7 +25,7 @@ class ReplayConfig(recipe.Config):
 class SelfImitationAlgorithm(recipe.AggregationConfig):
     """Replay and aggregation."""
 
-    replay: ReplayConfig = ReplayConfig()
+    replay: SuccessReplayConfig = SuccessReplayConfig()
     """Replay of successes."""
     advantage: recipe.AdvantageConfig = recipe.AdvantageConfig(scale="none")
     """Baseline, divisor and whitening of the advantages of new answers."""
