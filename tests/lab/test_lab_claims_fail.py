@@ -14,19 +14,23 @@ import numpy as np
 import pytest
 
 from hone.lab import experiments
-from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL, OptimisedPoint
+from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL
 from hone.lab.experiments.credit_by_turn import OVER_TURNS, STATES, TOKENS, WHOLE, CreditErrors
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
+from hone.lab.experiments.over_optimisation import FEW as FEW_PAIRS
+from hone.lab.experiments.over_optimisation import MANY as MANY_PAIRS
+from hone.lab.experiments.over_optimisation import PESSIMISTIC, SOME
 from hone.lab.experiments.overestimation import METHODS
 from hone.lab.experiments.passk import CREDITS
 from hone.lab.experiments.prm_vs_orm_search import FEW, MANY, ORM, PRM
 from hone.lab.experiments.routes_that_flip import RoundingGaps
 from hone.lab.experiments.std_normalisation import SCALES
 from hone.lab.finding import BoundedClaim
+from hone.lab.letter_rewards import OptimisedPoint
 from hone.lab.registry import experiment_names, load_experiment
 
 Case = Mapping[str, Any]
@@ -51,6 +55,14 @@ REFUTED: dict[str, Sequence[Case]] = {
                 RL: [OptimisedPoint(nats=0.0, proxy=0.0, truth=1.0), OptimisedPoint(nats=9.0, proxy=1.0, truth=1.0)],
                 PRICED: [OptimisedPoint(nats=9.0, proxy=1.0, truth=1.0)],
                 BEST: [OptimisedPoint(nats=9.0, proxy=1.0, truth=-2.0)],
+            }
+        }
+    ],
+    "over-optimisation": [
+        {
+            "paths": {
+                name: [OptimisedPoint(nats=9.0, proxy=1.0, truth=1.0)]
+                for name in (FEW_PAIRS, SOME, MANY_PAIRS, PESSIMISTIC)
             }
         }
     ],

@@ -51,7 +51,8 @@ ROWS = [
            drop=True, says=["2 of 4"], code=0),
     BadRow(row="every pair is a tie", data=[PAIR | {"rejected": "2"}],
            says=["`chosen` equals `rejected` in 1 of 1 rows: 1"]),
-    BadRow(row="prompts of a pair differ", data=[SPOKEN], says=["data.jsonl", "their prompts differ", "in 1 of 1 rows: 1"]),
+    BadRow(row="prompts of a pair differ", data=[SPOKEN],
+           says=["data.jsonl", "their prompts differ", "in 1 of 1 rows: 1"]),
     BadRow(row="an answer without a word", data=[PAIR, PAIR | {"chosen": ""}], says=["2"]),
     BadRow(row="a column by another name", data=[{"prompt": "1+1=", "chosen_response": "2", "rejected": "3"}],
            says=["chosen_response"]),
@@ -82,7 +83,8 @@ ROWS = [
            says=["warning"]),
     BadRow(row="a scorer no better than chance", recipe="reward_pairs", command="train", code=0,
            data=[PAIR, {"prompt": "1+1=", "chosen": "3", "rejected": "2"}],
-           config='[evaluation.task]\nsource = "data.jsonl"\n', says=["held-out pair accuracy", "no better than chance"]),
+           config='[evaluation.task]\nsource = "data.jsonl"\n',
+           says=["held-out pair accuracy", "no better than chance"]),
     BadRow(row="a separator that never occurs", recipe="collect", data=[{"prompt": "1+1="}] * 2, command="train",
            config='[rollout]\nprompts_per_step = 2\nsamples_per_prompt = 2\nmax_tokens = 4\n'
                   '[collect]\ncontinue_from = "steps"\nseparator = "##"\n'

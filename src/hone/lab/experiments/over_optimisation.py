@@ -1,0 +1,119 @@
+"""Over-optimisation of a reward model: how far its score can be trusted, by what it learnt from.
+
+Strings of letters: a pair of neighbours pays its hidden weight twice, and costs 1 at every further repeat. Reward
+models learn from compared strings of the base, which seldom repeat a pair; RL then asks for nothing else. An ensemble
+knows where its members have seen too little: they disagree there.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import torch
+
+from hone.lab.finding import (
+    BoundedClaim,
+    Experiment,
+    ExperimentResult,
+    Floats,
+    LinePlot,
+    PlotSeries,
+    at_least,
+    at_most,
+)
+from hone.lab.letter_rewards import SIZE, OptimisedPoint, learn_rewards, mean_path, optimise, weighted_counts
+
+PAIRS, PROBLEMS = (250, 1000, 4000), 4
+MEMBERS, PESSIMISM = 5, 3.0
+"""Models of a fifth of 1,000 pairs each; their standard deviation is subtracted so many times."""
+FEW, SOME, MANY = (f"{count:,} pairs" for count in PAIRS)
+MEAN, PESSIMISTIC = f"{MEMBERS} models, mean", f"{MEMBERS} models, mean - {PESSIMISM:g} sd"
+
+
+def lower_bound(members: Floats, counts: Floats) -> Floats:
+    """`[n]` mean less `PESSIMISM` standard deviations of the scores by `members` `[K, SIZE * SIZE]`."""
+    each = counts @ members.T
+    return each.mean(axis=1) - PESSIMISM * each.std(axis=1, ddof=1)
+
+
+def fall(path: list[OptimisedPoint]) -> float:
+    """True reward at the end less the best on the way."""
+    return path[-1].truth - best_truth(path)
+
+
+def best_truth(path: list[OptimisedPoint]) -> float:
+    """Best true reward on the way."""
+    return max(point.truth for point in path)
+
+
+def claims_of(paths: Mapping[str, list[OptimisedPoint]]) -> list[BoundedClaim]:
+    """Claims on the paths of RL, each from the base on."""
+    few, some, many = (paths[name] for name in (FEW, SOME, MANY))
+    return [
+        at_least(f"proxy at the end minus the base, {FEW}", few[-1].proxy - few[0].proxy, 5.0),
+        at_most(f"truth at the end minus its own peak, {FEW}", fall(few), -4.0),
+        at_most(f"truth at the end minus its own peak, {MANY}", fall(many), -2.0),
+        at_least(f"best truth, {SOME} minus {FEW}", best_truth(some) - best_truth(few), 0.5),
+        at_least(
+            f"truth at the end, {PESSIMISTIC} minus {SOME} in one model",
+            paths[PESSIMISTIC][-1].truth - some[-1].truth,
+            1.5,
+        ),
+    ]
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    steps, batch = (30, 128) if quick else (60, 256)
+    base = torch.zeros(SIZE, SIZE)
+    found: dict[str, list[list[OptimisedPoint]]] = {}
+    for problem in (PROBLEMS * seed + number for number in range(PROBLEMS)):
+        share = PAIRS[1] // MEMBERS
+        members = np.stack([learn_rewards(base, problem, pairs=share, member=1 + place) for place in range(MEMBERS)])
+        models = {f"{count:,} pairs": learn_rewards(base, problem, pairs=count) for count in PAIRS}
+        models[MEAN] = members.mean(axis=0)
+        scores = {name: partial(weighted_counts, weights) for name, weights in models.items()}
+        scores[PESSIMISTIC] = partial(lower_bound, members)
+        for name, score in scores.items():
+            path = optimise(base, score, seed=problem, steps=steps, batch=batch)
+            found.setdefault(name, []).append(path)
+    paths = {name: mean_path(some) for name, some in found.items()}
+    few, some, careful = paths[FEW], paths[SOME], paths[PESSIMISTIC]
+    return ExperimentResult(
+        header=("reward model", "nats at the end", "its score", "true reward", "best on the way"),
+        rows=[
+            (name, *(f"{x:.1f}" for x in (path[-1].nats, path[-1].proxy, path[-1].truth, best_truth(path))))
+            for name, path in paths.items()
+        ],
+        panels=[
+            LinePlot(
+                title=title,
+                x_label="KL from the base, nats",
+                series=[
+                    PlotSeries(
+                        label=name,
+                        x=[point.nats for point in path],
+                        y=[point.proxy if title.startswith("score") else point.truth for point in path],
+                    )
+                    for name, path in paths.items()
+                ],
+            )
+            for title in ("score by the reward model", "true reward")
+        ],
+        verdict=(
+            f"The score rises to the end, whatever the model learnt from; the true reward falls from "
+            f"{best_truth(few):.1f} to {few[-1].truth:.1f} with {FEW}, and from {best_truth(paths[MANY]):.1f} to "
+            f"{paths[MANY][-1].truth:.1f} with {MANY}: more pairs raise the peak and do not stop the fall. {MEMBERS} "
+            f"models of {SOME} in all, less {PESSIMISM:g} times their disagreement, end at {careful[-1].truth:.1f} "
+            f"instead of {some[-1].truth:.1f}; their mean alone, at {paths[MEAN][-1].truth:.1f}."
+        ),
+        claims=claims_of(paths),
+    )
+
+
+EXPERIMENT = Experiment(
+    title="over-optimisation of a reward model",
+    question="Does a reward model's score still mean what it meant, after RL has climbed it?",
+    run=run,
+    source="Gao et al., 2022; Coste et al., 2023",
+)
