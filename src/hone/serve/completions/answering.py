@@ -78,8 +78,8 @@ class AnswerDesk:
                     self.counters.first_token.add(self.clock.monotonic_s() - began_s)
                     pieces = [*(piece for one in choices if (piece := one.begin()) is not None), *pieces]
                     first = False
-                if pieces:
-                    yield writer.chunk(head, pieces)
+                if pieces:  # clients read the first choice of an event only
+                    yield "".join(writer.chunk(head, [piece]) for piece in pieces)
         except ApiError as error:
             if first:
                 raise

@@ -174,5 +174,11 @@ class CheckpointFollower:
         self.service.replace_weights(lambda: self.opened.take_over(fresh, found.step)).result()
 
     def _watch(self) -> None:
+        fault = ""
         while not self._stop.wait(self.every_s):
-            self.look()
+            try:
+                self.look()
+            except HoneError as error:
+                if str(error) != fault:
+                    self.tell(f"new checkpoints cannot be seen: {error}")
+                fault = str(error)

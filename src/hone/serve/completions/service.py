@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -17,6 +18,7 @@ from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
 from hone.engine.observe import DrawnToken, TokenObserver
 
+_CLOSING: Final = "the server is shutting down"
 _PAUSED_S: Final = 0.005
 """Interval at which a paused engine is looked at again."""
 
@@ -118,16 +120,17 @@ class EngineService:
 
     def submit(self, ticket: Ticket) -> None:
         """Begin a request. Results, faults of the request included, go to the ticket's queue. Ids are unique among the
-        requests in progress."""
+        requests in progress. Raises HoneError once the service closes."""
         self._send(partial(self._begin, ticket))
 
     def cancel(self, ticket: Ticket) -> None:
         """End a request, and free its pages; without effect if it has ended."""
-        self._send(partial(self._drop, ticket))
+        with suppress(HoneError):  # a service that closes cancels everything
+            self._send(partial(self._drop, ticket))
 
     def replace_weights(self, load: Callable[[], None]) -> "Future[None]":
         """Call `load`, which changes the weights and publishes them, between two passes: requests in progress end
-        before, under the old weights, and later ones wait. The future ends with it."""
+        before, under the old weights, and later ones wait. The future ends with it. Raises HoneError as `submit`."""
         done: Future[None] = Future()
         self._send(lambda: self._replacing.append((load, done)))
         return done
@@ -136,6 +139,8 @@ class EngineService:
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._wake:
+            if self._closing:
+                raise HoneError(_CLOSING)
             self._commands.append(command)
             self._wake.notify()
 
@@ -156,7 +161,7 @@ class EngineService:
                 self._replace()
             elif self._open or self._scoring:
                 self._pass()
-        self._fail(HoneError("the server is shutting down"))
+        self._fail(HoneError(_CLOSING))
 
     @property
     def _busy(self) -> bool:
