@@ -87,11 +87,26 @@ class FreeRows:
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn) -> Tensor:
-        return self.model.run(tokens, positions, attend, linear)
+    @property
+    def compute(self) -> torch.dtype:
+        return self.model.compute
 
-    def compiled_run(self) -> ForwardFn:
-        return self.model.compiled_run()
+    @property
+    def output_weight(self) -> Tensor:
+        return self.model.output_weight
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        linear: LinearFn,
+        kind: torch.dtype | None = None,
+    ) -> Tensor:
+        return self.model.run(tokens, positions, attend, linear, kind)
+
+    def compiled_run(self, kind: torch.dtype | None = None) -> ForwardFn:
+        return self.model.compiled_run(kind)
 
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:
         return self.model.logits(hidden, linear)

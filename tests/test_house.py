@@ -280,3 +280,25 @@ def test_no_file_speaks_of_the_machine_it_was_written_on() -> None:
         text = path.read_bytes().decode("utf-8", errors="ignore")
         faults += [f"{name_of(path)}: {match.group()}" for match in words.finditer(text)]
     assert faults == []
+
+
+def test_the_base_install_needs_no_extra() -> None:
+    """Packages of the extras are imported where they are asked for: every recipe and command opens without them."""
+    program = """
+import importlib, pkgutil, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"starlette", "uvicorn", "mcp", "openai", "websockets", "pandas", "h5py", "minari"}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+from hone.recipes.registry import load_recipe, recipe_names
+import hone.cli.commands
+for name in recipe_names():
+    load_recipe(name)
+for module in pkgutil.iter_modules(hone.cli.commands.__path__):
+    importlib.import_module("hone.cli.commands." + module.name)
+"""
+    answer = in_a_new_python(program)
+    assert answer.returncode == 0, answer.stderr

@@ -1,6 +1,6 @@
 """An agent that knows nothing of hone: it asks a model by OpenAI's package, judges what it says, and reports a reward.
 
-    python examples/agents/digits_agent.py http://127.0.0.1:8712
+python examples/agents/digits_agent.py http://127.0.0.1:8712
 """
 
 import json

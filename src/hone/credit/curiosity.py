@@ -19,10 +19,10 @@ Surprise: TypeAlias = Callable[[Episodes], Floats]
 def with_curiosity(
     episodes: Episodes, values: Values, *, credit: CreditFunction, surprise: Surprise, weight: float, max_nats: float
 ) -> Credits:
-    """The credit of scores R + weight * min(surprise, max_nats).
+    """The credit of scores r + weight * min(surprise, max_nats) (ICM, Pathak et al., 2017).
 
-    What the world model knows by heart is worth nothing, and what nobody can know (chance) stays worth something: the
-    bound keeps a policy from watching noise. Missing scores stay missing.
+    A world that is known by heart is worth nothing, and chance, which cannot be known, stays worth something: the bound
+    keeps a policy from watching noise. Missing scores stay missing.
     """
     nats = surprise(episodes)
     bonus = partial(_with_bonus, bonus=weight * np.minimum(nats, max_nats))

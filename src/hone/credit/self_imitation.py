@@ -11,7 +11,7 @@ from hone.credit.columns import CreditFunction
 
 
 def self_imitation(episodes: Episodes, values: Values, *, credit: CreditFunction, weight: float) -> Credits:
-    """The advantages of `credit` for live answers; weight * max(R - b, 0) for replayed ones, at each of their tokens
+    """A = that of `credit` for live answers; A = weight * max(r - b, 0) for replayed ones, at each of their tokens
     (SIL, Oh et al., 2018, 1806.05635).
 
     Replayed answers are those of groups with numbers below 0; their `baseline` b is the latest mean score of the

@@ -64,7 +64,7 @@ def claims_of(paths: Mapping[str, list[OptimisedPoint]]) -> list[BoundedClaim]:
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
-    steps, batch = (30, 128) if quick else (60, 256)
+    steps, batch = 60, 64 if quick else 256
     base = torch.zeros(SIZE, SIZE)
     found: dict[str, list[list[OptimisedPoint]]] = {}
     for problem in (PROBLEMS * seed + number for number in range(PROBLEMS)):

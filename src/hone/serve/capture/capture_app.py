@@ -26,6 +26,7 @@ from hone.serve.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDe
 from hone.serve.completions.api_errors import ApiError, error_of, unsupported
 from hone.serve.completions.app import IGNORED
 from hone.serve.completions.asked import chat_messages
+from hone.serve.completions.error_responses import error_response
 from hone.serve.completions.fields import ChatFields, read_body
 from hone.serve.completions.served_model import ServedModel
 
@@ -101,7 +102,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await handler(call)
         except Exception as error:  # noqa: BLE001 - every failure has a status and words for its agent
-            return error_of(error).response()
+            return error_response(error_of(error))
 
     return guarded
 

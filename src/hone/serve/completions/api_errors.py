@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from starlette.responses import JSONResponse
 
 from hone.core.errors import ConfigError, DataError, DivergedError, HoneError
 
@@ -35,10 +34,6 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """`{"error": {"message", "type", "param", "code"}}`."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        """The response of HTTP."""
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
 
 
 def unsupported(param: str, message: str) -> ApiError:

@@ -20,6 +20,7 @@ from hone.core.clock import Clock
 from hone.serve.completions.answering import AnswerDesk
 from hone.serve.completions.api_errors import ApiError, error_of
 from hone.serve.completions.asked import AskedAnswers, CallIdentity, asked_chat, asked_texts, chat_messages
+from hone.serve.completions.error_responses import error_response
 from hone.serve.completions.fields import (
     ChatFields,
     DetokenizeFields,
@@ -194,7 +195,7 @@ class CompletionRoutes:
                 self._check_key(call)
                 response = await handler(call)
             except Exception as error:  # noqa: BLE001 - every failure has a status and words for its client
-                response = error_of(error).response()
+                response = error_response(error_of(error))
             self.desk.counters.count_response(path, response.status_code, self.clock.monotonic_s() - began_s)
             return response
 
@@ -281,4 +282,5 @@ async def _chained(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]
 async def _not_found(call: Request, error: Exception) -> Response:
     del error
     known = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /metrics"
-    return ApiError(404, f"{call.method} {call.url.path} is not served; served: {known}", code="not_found").response()
+    told = f"{call.method} {call.url.path} is not served; served: {known}"
+    return error_response(ApiError(404, told, code="not_found"))

@@ -1,11 +1,11 @@
 """Sessions of agents, wired: the address that they call, the engine that answers, and the scorer of their sessions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hone.core.clock import SystemClock
 from hone.core.credit import Metrics
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, ResourceError
 from hone.envs.adapters.verifiers import VerifiersDriver
 from hone.envs.text.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
 from hone.envs.text.dataset import ExampleDataset, build_examples
@@ -17,9 +17,7 @@ from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.scorer import RewardScorer
-from hone.serve.capture.capture_app import MODEL_NAME, CaptureRoutes
 from hone.serve.capture.capture_desk import CaptureDesk
-from hone.serve.capture.capture_server import CaptureServer
 from hone.serve.capture.capture_world import CaptureLimits, CaptureWorld
 from hone.serve.capture.session_plan import SessionPlan
 from hone.serve.completions.served_model import ServedModel
@@ -37,7 +35,7 @@ class CapturedText:
     world: CaptureWorld
     actor: EngineActor
     scorer: RewardScorer
-    server: CaptureServer
+    close_address: Callable[[], None]
 
     def source(self) -> LiveSource[TokenPolicy]:
         """Source of their episodes."""
@@ -57,7 +55,7 @@ class CapturedText:
             self.world.driver.close()
         self.actor.close()
         self.world.desk.close("the run has ended")
-        self.server.close()
+        self.close_address()
 
 
 def captured_examples(task: TaskConfig) -> ExampleDataset:
@@ -96,14 +94,20 @@ def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> 
 def open_captured_text(
     inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, rollout: RolloutConfig, *, greedy_baseline: bool
 ) -> CapturedText:
-    """Take the address, and serve it. Raises ResourceError if something else has it, and ConfigError for credit that
-    needs greedy answers."""
+    """Take the address, and serve it. Raises ResourceError if something else has it or the extra `serve` is missing,
+    ConfigError for credit that needs greedy answers."""
     task, clock, desk = inputs.config.task, SystemClock(), CaptureDesk()
     if greedy_baseline:
         raise ConfigError(
             f"task.source = {task.source!r}: this recipe compares answers with greedy ones, and an agent's dialogue is "
             "held once; take a recipe such as grpo"
         )
+    try:  # the base install has no web server
+        from hone.serve.capture.capture_app import MODEL_NAME, CaptureRoutes  # noqa: PLC0415
+        from hone.serve.capture.capture_server import CaptureServer  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        missing = f"task.source = {task.source!r} needs {error.name}: pip install 'hone-rl[serve]'"
+        raise ResourceError(missing) from None
     tokenizer = policy.tokenizer
     context = dialogue_context(rollout.context, policy.decoder.config.max_positions)
     driver, agents = _driver(task), task.agents or AgentSessionsConfig()
@@ -130,7 +134,7 @@ def open_captured_text(
         driver=driver,
     )
     actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed)
-    return CapturedText(world=world, actor=actor, scorer=inputs.scorer, server=server)
+    return CapturedText(world=world, actor=actor, scorer=inputs.scorer, close_address=server.close)
 
 
 def _plan(inputs: TextInputs[Sequence[Prompt]], rollout: RolloutConfig) -> SessionPlan:
