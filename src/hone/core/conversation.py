@@ -131,9 +131,10 @@ def text_after_prompt(
         begin, end = int(seen.offsets[place]), int(seen.offsets[place + 1])
         at = seen.at[episodes.offsets[place] : episodes.offsets[place + 1]] - begin
         turns = split_turns(seen.tokens[begin:end], at, decode)
-        several = len(turns) > 1
-        text = decode(seen.tokens[begin + at[0] : end]) if several else turns[0][1]
-        found.append((text, turns if several else ()))
+        if len(turns) > 1:
+            found.append((decode(seen.tokens[begin + at[0] : end]), turns))
+        else:
+            found.append((next(text for _, text in turns), ()))
     return found
 
 

@@ -155,7 +155,7 @@ class _Zygote:
         """Start the process if there is none; its rung. Raises ResourceError."""
         if self._child is not None and self._report is not None:
             return self._report
-        variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        variables = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         parser = LineParser(max_bytes=16 * self._policy.output_bytes + (1 << 20))
         self._child = ChildProcess("hone.sandbox.zygote", parser, clock=self._clock, variables=variables, inherit=False)
         self._child.start()

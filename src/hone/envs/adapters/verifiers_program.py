@@ -64,7 +64,7 @@ class Program:
 
 
 def _open(asked: Table) -> tuple[Any, list[Any]]:
-    import verifiers.v1 as vf  # noqa: PLC0415 - only this interpreter has it
+    import verifiers.v1 as vf  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - only this interpreter has it
 
     env = vf.load_environment(vf.resolve_env_config(asked["environment"]))
     tasks = list(islice(env.taskset, asked["size"]))
@@ -75,7 +75,7 @@ def _open(asked: Table) -> tuple[Any, list[Any]]:
 
 async def _run(env: Any, task: Any, address: str) -> Table:
     """One episode with the policy at `address`, scored by the environment itself."""
-    import verifiers.v1 as vf  # noqa: PLC0415
+    import verifiers.v1 as vf  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
 
     client = vf.EvalClientConfig(base_url=address, api_key_var="HONE_SESSION_KEY")
     context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
