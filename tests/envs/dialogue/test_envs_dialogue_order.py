@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
-from dialogue_runs import Played, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from world_runs import Played, play
 
 from hone.core.episodes import Episodes
 from hone.envs.text.conversation import ConversationLimits

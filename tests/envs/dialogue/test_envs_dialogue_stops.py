@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from dialogue_runs import Sayings, play
+from world_runs import Sayings, play
 
 from hone.core.dialogue import STOP_REASONS
 from hone.envs.text.conversation import ConversationLimits

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dialogue_runs import TABLE, play
 from scripted_session import END, ScriptedSession
+from world_runs import TABLE, play
 
 from hone.core.dialogue import PolicyTurn
 from hone.core.episodes import ScoreStatus

@@ -18,6 +18,7 @@ from hone.cli.main import main
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow  # a training run of a dozen steps against an agent in a process of its own
 def test_the_example_learns_by_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples" / "agents", tmp_path / "agents")

@@ -167,7 +167,7 @@ def test_the_warm_up_trains_the_critic_alone(place: Path) -> None:
     job = job_of("ppo_text", tables)
     before = policy_bits(job, place / "before")
     warm = run(job, 3)
-    assert policy_bits(job, place / "warm") == before
+    assert policy_bits(job, place / "warmed") == before
     assert [told["critic/warming_up"] for told in warm] == [1.0, 1.0, 1.0]
     assert warm[-1]["critic/loss"] < warm[0]["critic/loss"]
     assert "policy/loss" not in warm[0] and "learner/tokens" in warm[0]

@@ -201,7 +201,7 @@ def test_clips_have_a_dual_clip_beyond_their_range() -> None:
         name for name in text_recipes()
         if "clip_high" in load_recipe(name).config.model_fields["algorithm"].annotation.model_fields  # type: ignore[union-attr]
     ]  # fmt: skip
-    assert len(names) == 21
+    assert len(names) == 23
     for name in names:
         assert at(config_of(name, algorithm={"negative_cap": 3.0}), ("algorithm", "negative_cap")) == 3.0
         assert at(config_of(name), ("algorithm", "negative_cap")) is None
