@@ -175,8 +175,10 @@ def main() -> None:
         return
     require_peer(PEER)
     kinds = [kind for kind in COLUMNS if asked.only in {None, kind}]
-    rows = (measure(kind, compute, quick=asked.quick) for kind in kinds for compute in VARIANTS)
-    tell(grow("Preference step, model S", "benchmarks/preference_step.py", rows, threads=THREADS, quick=asked.quick))
+    for kind in kinds:
+        rows = (measure(kind, compute, quick=asked.quick) for compute in VARIANTS)
+        title = f"Step of {kind}, model S"
+        tell(grow(title, "benchmarks/preference_step.py", rows, threads=THREADS, quick=asked.quick))
 
 
 if __name__ == "__main__":
