@@ -101,9 +101,11 @@ class OpenEnvSession:
 
     def __init__(self, address: str) -> None:
         """Raises OpenEnvServerError if the server refuses, or is not there."""
-        from websockets.exceptions import WebSocketException  # noqa: PLC0415 - an optional package
-        from websockets.sync.client import connect  # noqa: PLC0415
-
+        try:  # an optional package
+            from websockets.exceptions import WebSocketException  # noqa: PLC0415
+            from websockets.sync.client import connect  # noqa: PLC0415
+        except ModuleNotFoundError as missing:
+            raise OpenEnvServerError(f"{address} needs {missing.name}: pip install 'hone-rl[tools]'") from None
         self._address, self._broken = address, (OSError, WebSocketException, TimeoutError)
         url = f"{address.rstrip('/').replace('http', 'ws', 1)}/ws"
         try:
