@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 # Set before torch or a tokenizer is imported by anything; setdefault, so that a caller may still choose.
@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import pytest
 from hypothesis import settings
 
 from hone.store import metrics
@@ -21,6 +22,17 @@ from metric_names import listed
 # A slow machine is no failure, and a failure seen once must be seen again: no deadline, fixed seeds.
 settings.register_profile("hone", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hone")
+
+
+@pytest.fixture(autouse=True)
+def threads_of_torch() -> Iterator[None]:
+    """A run within a test sets its own number of threads; left behind, it would slow other tests and change sums."""
+    yield
+    torch = sys.modules.get("torch")
+    wanted = int(os.environ["OMP_NUM_THREADS"])
+    if torch is not None and torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
+
 
 METRICS = listed()
 DRIVER = "hone.train.runner.run"

@@ -105,6 +105,7 @@ def test_a_run_on_dialogues_is_resumed_to_the_bit_and_refuses_changed_worlds(
     assert "world.py" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # four commands on a run, each with an engine of its own
 def test_dialogues_are_evaluated_and_sampled(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert hone("train", "talk.toml", "steps=1") == 0
     capsys.readouterr()
