@@ -309,6 +309,7 @@ def test_it_does_what_was_shown(reward: str, tmp_path: Path) -> None:
     job.close()
 
 
+@pytest.mark.slow  # adversarial training from nothing; what was shown is done in the tests beside it
 def test_it_balances_by_demonstrations_alone(tmp_path: Path) -> None:
     """120 decisions of a controller; chance balances for 22 steps."""
     job = gail.ENTRY.build(
