@@ -189,6 +189,7 @@ def load_server(use: str, options: Mapping[str, Any]) -> McpTools:
 
 
 _connections: dict[McpServer, McpConnection] = {}
+_of_the_parent: list[dict[McpServer, McpConnection]] = []
 _lock = threading.Lock()
 
 
@@ -233,5 +234,12 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {shorten(error)}"
 
 
+def _leave_connections() -> None:
+    """Let a forked child open sessions of its own. Its parent's are never freed there: their end would wait for a
+    thread that the child does not have."""
+    _of_the_parent.append(dict(_connections))
+    _connections.clear()
+
+
 atexit.register(close_connections)
-os.register_at_fork(after_in_child=_connections.clear)  # a child has sessions of its own
+os.register_at_fork(after_in_child=_leave_connections)
