@@ -62,7 +62,7 @@ def require_peer(name: str, folder: Path | None = None) -> Path:
         return python
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    for group in (peer.packages[:1], peer.packages[1:]):
+    for group in filter(None, (peer.packages[:1], peer.packages[1:])):
         subprocess.run([*pip, "install", *group], check=True)
     if peer.unused:
         subprocess.run([*pip, "uninstall", "--yes", *peer.unused], check=True)

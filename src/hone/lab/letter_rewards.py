@@ -4,7 +4,7 @@ The policy is a table of one letter after another, so that its divergence from t
 weight for each pair of neighbours.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.lab.exact import gradient, scored_episodes
-from hone.lab.finding import Floats
+from hone.lab.finding import Floats, LinePlot, PlotSeries
 from hone.lab.policies import sample_rows
 from hone.lab.tasks.letter_pairs import LETTERS, first_is_preferred, true_reward
 from hone.objectives.policy import reinforce_loss
@@ -142,6 +142,29 @@ def mean_path(paths: list[list[OptimisedPoint]]) -> list[OptimisedPoint]:
         )
         for points in zip(*paths, strict=True)
     ]
+
+
+def kl_panels(paths: Mapping[str, list[OptimisedPoint]]) -> list[LinePlot]:
+    """The reward model's score and the true reward over the distance from the base, a line for each path."""
+    return [
+        LinePlot(
+            title=title,
+            x_label="KL from the base, nats",
+            series=[
+                PlotSeries(label=name, x=[point.nats for point in path], y=[value(point) for point in path])
+                for name, path in paths.items()
+            ],
+        )
+        for title, value in (("score by the reward model", _proxy), ("true reward", _truth))
+    ]
+
+
+def _proxy(point: OptimisedPoint) -> float:
+    return point.proxy
+
+
+def _truth(point: OptimisedPoint) -> float:
+    return point.truth
 
 
 def at_nats(points: list[OptimisedPoint], nats: float) -> OptimisedPoint:

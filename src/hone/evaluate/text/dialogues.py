@@ -37,9 +37,9 @@ class DialogueLimits:
     """Limits of the tokens of a dialogue."""
 
     max_tokens: int
-    """Of a turn."""
+    """Largest number of tokens of a turn of the policy."""
     context: int
-    """Of the whole dialogue."""
+    """Largest number of tokens of the whole dialogue."""
     history: History = "append"
 
 

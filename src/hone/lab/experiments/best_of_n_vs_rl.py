@@ -14,8 +14,6 @@ from hone.lab.finding import (
     BoundedClaim,
     Experiment,
     ExperimentResult,
-    LinePlot,
-    PlotSeries,
     at_least,
     at_most,
 )
@@ -23,6 +21,7 @@ from hone.lab.letter_rewards import (
     SIZE,
     OptimisedPoint,
     at_nats,
+    kl_panels,
     learn_rewards,
     mean_path,
     optimise,
@@ -78,21 +77,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     return ExperimentResult(
         header=("way", "nats at the end", "proxy", "truth", f"truth at {NATS:g} nats", "best truth on the way"),
         rows=[_row(name, path) for name, path in paths.items()],
-        panels=[
-            LinePlot(
-                title=title,
-                x_label="KL from the base, nats",
-                series=[
-                    PlotSeries(
-                        label=name,
-                        x=[point.nats for point in path],
-                        y=[point.proxy if title.startswith("score") else point.truth for point in path],
-                    )
-                    for name, path in paths.items()
-                ],
-            )
-            for title in ("score by the reward model", "true reward")
-        ],
+        panels=kl_panels(paths),
         verdict=(
             f"At {NATS:g} nats from the base both have about the same true reward, "
             f"{at_nats(paths[BEST], NATS).truth:.1f} and {at_nats(paths[RL], NATS).truth:.1f}. RL goes on: the reward "

@@ -16,12 +16,10 @@ from hone.lab.finding import (
     Experiment,
     ExperimentResult,
     Floats,
-    LinePlot,
-    PlotSeries,
     at_least,
     at_most,
 )
-from hone.lab.letter_rewards import SIZE, OptimisedPoint, learn_rewards, mean_path, optimise, weighted_counts
+from hone.lab.letter_rewards import SIZE, OptimisedPoint, kl_panels, learn_rewards, mean_path, optimise, weighted_counts
 
 PAIRS, PROBLEMS = (250, 1000, 4000), 4
 MEMBERS, PESSIMISM = 5, 3.0
@@ -85,21 +83,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             (name, *(f"{x:.1f}" for x in (path[-1].nats, path[-1].proxy, path[-1].truth, best_truth(path))))
             for name, path in paths.items()
         ],
-        panels=[
-            LinePlot(
-                title=title,
-                x_label="KL from the base, nats",
-                series=[
-                    PlotSeries(
-                        label=name,
-                        x=[point.nats for point in path],
-                        y=[point.proxy if title.startswith("score") else point.truth for point in path],
-                    )
-                    for name, path in paths.items()
-                ],
-            )
-            for title in ("score by the reward model", "true reward")
-        ],
+        panels=kl_panels(paths),
         verdict=(
             f"The score rises to the end, whatever the model learnt from; the true reward falls from "
             f"{best_truth(few):.1f} to {few[-1].truth:.1f} with {FEW}, and from {best_truth(paths[MANY]):.1f} to "

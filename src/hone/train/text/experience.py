@@ -33,10 +33,10 @@ class TokenWeights(Config):
     """Weights of the tokens of a dialogue in the loss, by who said them; tokens that weigh 0 are only seen."""
 
     said: float = Field(default=1.0, ge=0)
-    """Of the policy's tokens, in dialogues that were relabelled or have a score of `task.answers.min_score`."""
+    """Weight of the policy's tokens, in dialogues that were relabelled or have a score of `task.answers.min_score`."""
     world: float = Field(default=0.0, ge=0)
-    """Of the environment's tokens after the policy's first turn, in all dialogues: the policy becomes a model of the
-    world. Prompts are never learnt."""
+    """Weight of the environment's tokens after the policy's first turn, in all dialogues: the policy becomes a model
+    of the world. Prompts are never learnt."""
 
     @model_validator(mode="after")
     def _one_is_learnt(self) -> "TokenWeights":
