@@ -12,6 +12,7 @@ Each is tried in a process that is thrown away, never assumed.
 import contextlib
 import os
 import platform
+import resource
 import signal
 import stat
 import sys
@@ -40,6 +41,7 @@ from hone.process.linux import (
     mount,
     mount_read_only,
     prctl,
+    set_capabilities,
     try_in_child,
     unmount,
 )
@@ -55,9 +57,10 @@ from hone.sandbox.jail import (
     set_limits,
 )
 
-_OWN_USERS = ((2_000_000_000, 1 << 22), (20_000, 1 << 14))
-"""First user number of programs, and for how many processes there are two: where every number exists, and in a
-container with 65,536 of them."""
+_OWN_USERS = ((2_000_000_000, 1 << 30), (20_000, 1 << 14))
+"""First user number of programs, and how many pairs of them there are: where every number exists, and in a container
+with 65,536 of them."""
+_OWN_USER_DRAWS = 8
 _WORK = "/run/program"
 _ROOT_BYTES = 1 << 20
 
@@ -102,7 +105,7 @@ class NamespaceRung:
         prepare_filter(self._limits)
         flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
         if may_map_users():
-            first = _own_users()
+            first = own_users()
             enter_namespaces(flags, {"uid_map": f"0 {first} 2", "gid_map": f"0 {first} 2"})
             self._user = ProgramUser(number=1, counted=True)
         else:
@@ -172,7 +175,7 @@ class LandlockRung:
             raise OSError(f"Landlock {version or 'is not in this kernel'}: needs {landlock.TRUNCATE_ABI} (Linux 6.2)")
         if own_user:
             reads_all = not open_to_all(library_paths())
-            self._user = ProgramUser(number=_own_users(), counted=True, reads_all=reads_all)
+            self._user = ProgramUser(number=own_users(), counted=True, reads_all=reads_all)
         elif self._limits.processes > 1:
             raise OSError("processes > 1 needs namespaces, or a user of its own: what a program left would stay")
 
@@ -260,16 +263,28 @@ def _try_rung(rung: ConfinementRung) -> None:
         rung.clean_up(folder)
 
 
-def _own_users() -> int:
-    """First of two user numbers that belong to nobody else: by this process's number.
+def own_users() -> int:
+    """First of two user numbers that belong to nobody else, by chance.
 
-    Raises OSError where no such numbers exist.
+    The kernel counts a user's processes over all containers of a machine, in which process numbers repeat: users that
+    were numbered by process would share one limit. Raises OSError where no such numbers exist.
     """
-    for base, processes in _OWN_USERS:
-        first = base + 2 * (os.getpid() % processes)
-        if not try_in_child(lambda last=first + 1: os.setresuid(last, last, last)):
-            return first
+    for base, pairs in _OWN_USERS:
+        for _ in range(_OWN_USER_DRAWS):
+            first = base + 2 * (int.from_bytes(os.urandom(4), "little") % pairs)
+            if not any(try_in_child(lambda user=user: _become_unused(user)) for user in (first, first + 1)):
+                return first
     raise OSError("no user numbers that programs could have")
+
+
+def _become_unused(user: int) -> None:
+    """Become a user. Raises OSError where the number does not exist, or already has processes anywhere."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+    os.setresuid(user, user, user)
+    set_capabilities(0)  # the limit does not bind a process that may raise it
+    if (child := os.fork()) == 0:  # the second process of this user, or one too many
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _give(path: str, user: ProgramUser) -> None:
