@@ -5,6 +5,8 @@
 #   make docs   install mkdocs, then build docs/ into site/; a dead link fails
 # Small faults are planted in losses and credit, and a test must fail for each; an hour or two on two cores:
 #   make mutants     install mutmut, then run; what survives is in tests/mutants/survivors.toml, with its reason
+# Systems of decisions in production, a line a figure:
+#   make systems     acceptance of each, negative controls included, in a minute or two
 # And one for whoever has rollouts written by a server:
 #   make test-vllm   install vLLM beside hone, serve a trained model with it, and train with its answers
 
@@ -21,7 +23,7 @@ RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=2
 
 VLLM    ?= .venv-vllm
 
-.PHONY: help demo test test-all test-vllm mutants check format docs clean
+.PHONY: help demo test test-all test-vllm mutants systems check format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +47,9 @@ test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed
 FOLDERS ?= credit objectives
 mutants: $(VENV)/.installed-mutants
 	nice -n 10 $(BIN)/python tests/mutants/run_mutants.py --folders $(FOLDERS) --workers $(WORKERS)
+
+systems: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/decisions.py --fast
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
