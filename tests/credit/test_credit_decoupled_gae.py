@@ -136,3 +136,40 @@ def test_refusals() -> None:
         decoupled_gae(episodes, NO_VALUES)
     with pytest.raises(ConfigError, match=r"critic_lambda = 1.5; it must be in \[0, 1\]"):
         decoupled_gae(episodes, guessed(episodes), critic_lambda=1.5)
+
+
+@pytest.mark.parametrize("name", ["policy_lambda", "critic_lambda"])
+def test_a_lambda_beyond_its_range_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"decoupled_gae: {name} = 1.5; it must be in"):
+        decoupled_gae(answers([1.0]), guessed(answers([1.0])), **{name: 1.5})
+
+
+def test_the_critic_explains_returns_by_hand() -> None:
+    """Returns 0, 1, 2 (lambda 1) predicted as 1, 1, 1 and as 0, 0.5, 2: 0 and 1 - Var(0, 0.5, 0) / Var(0, 1, 2)."""
+    episodes = answers([0.0, 1.0, 2.0])
+    flat = Values(value=np.ones(3, np.float32), final=np.zeros(3, np.float32))
+    near = Values(value=np.array([0.0, 0.5, 2.0], np.float32), final=np.zeros(3, np.float32))
+    told = [decoupled_gae(episodes, values).metrics["critic/explained_variance"] for values in (flat, near)]
+    assert told == [pytest.approx(0.0), pytest.approx(1 - (1 / 18) / (2 / 3))]
+
+
+def test_what_counts_as_no_variance_grows_with_the_square_of_the_returns() -> None:
+    large = 1e6 + np.array([0.0, 1.0])
+    assert explained_variance(large, large) is None  # a variance of 0.25 among returns of a million is rounding
+    assert explained_variance(large[:1], large[:1]) is None
+    half = np.array([0.0, 1e-5])
+    assert explained_variance(half, half) == 1.0
+    assert explained_variance(half / 100, half / 100) is None
+    wide = np.array([0.0, 3e-3, 1e3, 1e3])[2:] + np.array([0.0, 3e-3])
+    assert explained_variance(wide, wide) == 1.0  # 2.25e-6 of 1e-6: 1e-12 times the square, not the cube
+
+
+def test_types_are_those_of_the_loss() -> None:
+    episodes = answers([1.0, 0.0], lengths=[2, 1])
+    found = decoupled_gae(episodes, guessed(episodes))
+    assert found.advantage.dtype == np.float32
+    assert found.target is not None and found.target.dtype == np.float32
+
+
+def test_an_answer_of_one_token_has_the_smallest_lambda() -> None:
+    np.testing.assert_allclose(length_adaptive_lambda(np.array([0, 1, 2, 4]), 1.0), [0.0, 0.0, 0.5, 0.75])

@@ -137,3 +137,48 @@ def test_the_stage_is_part_of_a_run() -> None:
     other.restore(rule.state())
     assert other(conversations(PAIRS), NO_VALUES).metrics["correction/stage"] == 1.0
     assert other(conversations(PAIRS), NO_VALUES).metrics["correction/stage"] == 2.0
+
+
+def test_metrics_by_hand() -> None:
+    """Four with both scores: wrong to right, right to wrong, right twice, wrong twice and again; one has no second."""
+    first, second = np.array([0.0, 1.0, 1.0, 0.25, 0.25, 1.0]), np.array([1.0, 0.5, 2.0, 0.0, 0.5, np.nan])
+    assert correction_metrics(first, second, 1.0) == {
+        "correction/first_score": 0.5,
+        "correction/second_score": 0.8,
+        "correction/wrong_to_right": 0.2,
+        "correction/right_to_wrong": 0.2,
+    }
+    # Right is what reaches the least score of a right answer, not what lies above it.
+    assert correction_metrics(first, second, 0.5)["correction/wrong_to_right"] == 0.4
+    assert correction_metrics(first, np.full(6, np.nan), 1.0) == {}
+
+
+def test_the_metrics_of_a_batch_are_those_of_its_scores() -> None:
+    episodes = conversations([(0, 0.0, 1.0, False), (0, 0.25, 1.0, False), (0, 1.0, 0.5, False)])
+    found = credit()(episodes, NO_VALUES)
+    assert found.metrics["correction/first_score"] == pytest.approx(1.25 / 3)
+    assert found.metrics["correction/second_score"] == pytest.approx(2.5 / 3)
+    assert found.metrics["correction/wrong_to_right"] == pytest.approx(2 / 3)
+    assert found.metrics["correction/right_to_wrong"] == pytest.approx(1 / 3)
+    assert found.advantage.dtype == np.float32
+
+
+def test_groups_and_answers_are_kept_apart() -> None:
+    """Pay (0, 1) of first answers in groups 0 and 1, and of second ones: -+ 0.5 / (0.7071 + epsilon) each."""
+    paid = np.array([0.0, 4.0, 1.0, 5.0, 2.0, 6.0, 4.0, 8.0])
+    group = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    second = np.array([False, True] * 4)
+    found = standardised_turns(paid, group, second=second, epsilon=0.5)
+    one, two = 0.5 / (np.sqrt(0.5) + 0.5), 1.0 / (np.sqrt(2.0) + 0.5)
+    np.testing.assert_allclose(found, [-one, -one, one, one, -two, -two, two, two])
+    even = standardised_turns(np.array([3.0, 3.0, 7.0]), np.array([0, 0, 1]), second=np.zeros(3, np.bool_))
+    assert even.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("name", "of"), [("reference", "the reference's"), ("current", "the policy's")])
+def test_a_column_of_another_length_is_named(name: str, of: str) -> None:
+    columns = {"reference": lambda one: np.zeros(one.decisions), "current": lambda one: np.zeros(one.decisions)}
+    columns[name] = lambda _: np.zeros(3)
+    rule = SelfCorrectionCredit(first_stage_steps=1, first_stage_kl=0.5, progress_weight=1.0, **columns)
+    with pytest.raises(Exception, match=f"{of} log-probability"):
+        rule(conversations(PAIRS), NO_VALUES)

@@ -80,3 +80,38 @@ def test_a_clipped_value_has_no_gradient() -> None:
     terms.loss.sum().backward()
     assert logit.grad is not None and float(logit.grad[0]) == 0.0
     assert terms.metrics["value/clip_fraction"].tolist() == [1.0]
+
+
+@given(st.floats(-6, 6), st.floats(-3, 3), st.floats(-4, 4), st.floats(-3, 3), st.floats(0.1, 4), st.floats(0.05, 2.0))
+def test_clipped_cross_entropy_agrees_with_scalars(
+    logit: float, then: float, target: float, low: float, width: float, clip_range: float
+) -> None:
+    """In plain Python, for any bounds: the larger loss of the value, and of the value held near the old one."""
+    high = low + width
+    found = bounded_cross_entropy(
+        tensor(logit), tensor(then), tensor(target), low=low, high=high, clip_range=clip_range
+    )
+    share = min(max((target - low) / (high - low), 0.0), 1.0)
+    value = low + width / (1 + math.exp(-logit))
+    near = min(max(value, then - clip_range), then + clip_range)
+    inside = min(max((near - low) / width, 1e-6), 1 - 1e-6)
+    free = math.log1p(math.exp(-abs(logit))) + max(logit, 0) - share * logit
+    held = -share * math.log(inside) - (1 - share) * math.log(1 - inside)
+    assert float(found.loss[0]) == pytest.approx(max(free, held), rel=1e-9, abs=1e-9)
+    if abs(held - free) > 1e-9:
+        assert found.metrics["value/clip_fraction"].tolist() == [float(held > free)]
+
+
+def test_losses_of_clipped_values_are_not_mixed() -> None:
+    """Each decision has its own; a held value beyond the range counts just inside it, at -log 1e-6."""
+    logit, then, target = tensor(0.0, 0.0, 0.0), tensor(0.5, 5.0, -5.0), tensor(1.0, 0.0, 1.0)
+    found = bounded_cross_entropy(logit, then, target, low=0.0, high=1.0, clip_range=0.1)
+    torch.testing.assert_close(found.loss, tensor(math.log(2), -math.log(1e-6), -math.log(1e-6)), rtol=1e-6, atol=0)
+    assert found.metrics["value/clip_fraction"].tolist() == [0.0, 1.0, 1.0]
+    assert found.metrics["value/clip_fraction"].dtype == logit.dtype
+
+
+def test_without_an_old_value_nothing_is_clipped() -> None:
+    found = bounded_cross_entropy(tensor(2.0), None, tensor(1.0), low=0.0, high=1.0, clip_range=0.1)
+    assert "value/clip_fraction" not in found.metrics
+    torch.testing.assert_close(found.loss, tensor(math.log1p(math.exp(-2.0))))
