@@ -175,6 +175,8 @@ class DecisionTable:
     versions: tuple[str, ...]
     routes: tuple[str, ...] = ()
     """`n` routes; empty: none was recorded."""
+    schemas: tuple[str, ...] = ()
+    """`n` schema hashes of the contexts; empty: none was recorded."""
 
     def __len__(self) -> int:
         return len(self.executed)

@@ -90,10 +90,10 @@ def test_an_id_that_occurs_twice_is_refused() -> None:
 
 
 def test_contexts_of_several_schemas_are_refused() -> None:
-    reasons = audit_table(good_table(3), RULES, schemas=("aa", "bb", "aa"))
+    reasons = audit_table(replace(good_table(3), schemas=("aa", "bb", "aa")), RULES)
     assert found(reasons) == [("schemas", "refuse")]
     assert "aa (2 rows), bb (1 rows)" in reasons[0].words
-    assert audit_table(good_table(3), RULES, schemas=("aa",) * 3) == []
+    assert audit_table(replace(good_table(3), schemas=("aa",) * 3), RULES) == []
 
 
 @pytest.mark.parametrize(("open_rows", "verdict"), [(1, None), (5, "weak"), (20, "refuse")])

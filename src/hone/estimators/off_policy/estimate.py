@@ -104,6 +104,7 @@ class EstimatedTerms:
     """An estimate with the contributions of its rows, for comparisons of policies on the same rows."""
 
     estimate: OffPolicyEstimate
+    terms: EstimatorTerms
     influence: Floats
     """`[n]`."""
 
@@ -194,6 +195,7 @@ def estimate_values(
                 verdict=worst_verdict(own),
                 reasons=tuple(own),
             ),
+            terms=parts,
             influence=influence,
         )
     return made

@@ -79,11 +79,8 @@ def worst_verdict(reasons: Sequence[VerdictReason]) -> Verdict:
     return "refuse" if "refuse" in verdicts else "weak" if "weak" in verdicts else "ok"
 
 
-def audit_table(table: DecisionTable, rules: RefusalRules, *, schemas: Sequence[str] = ()) -> list[VerdictReason]:
-    """Reasons against a log itself, whatever the target: propensities, rewards, duplicates, schemas, open windows.
-
-    `schemas`: schema hash of each row; empty: not recorded.
-    """
+def audit_table(table: DecisionTable, rules: RefusalRules) -> list[VerdictReason]:
+    """Reasons against a log itself, whatever the target: propensities, rewards, duplicates, schemas, open windows."""
     reasons = _bad_rows(table)
     seen: set[str] = set()
     twice = [name for name in table.ids if name in seen or seen.add(name)]
@@ -91,9 +88,9 @@ def audit_table(table: DecisionTable, rules: RefusalRules, *, schemas: Sequence[
         reasons.append(
             _refused("duplicates", f"{len(twice)} ids occur twice, first {twice[0]!r}: each decision is one row")
         )
-    kinds = sorted(set(schemas))
+    kinds = sorted(set(table.schemas))
     if len(kinds) > 1:
-        counts = ", ".join(f"{kind or 'none'} ({list(schemas).count(kind)} rows)" for kind in kinds[:_SHOWN])
+        counts = ", ".join(f"{kind or 'none'} ({table.schemas.count(kind)} rows)" for kind in kinds[:_SHOWN])
         reasons.append(
             _refused("schemas", f"contexts have {len(kinds)} schemas, {counts}: estimate the rows of one schema")
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.core.decisions import Floats
+from hone.core.decisions import Floats, Ints
 from hone.estimators.off_policy.feedback import LoggedFeedback
 
 
@@ -35,6 +35,12 @@ class EstimatorTerms:
     """`[n, T]`."""
     denominator: Floats
     """`[n, T]`."""
+
+    def rows(self, chosen: Ints) -> "EstimatorTerms":
+        """Terms of some of the rows, by their numbers."""
+        return EstimatorTerms(
+            base=self.base[chosen], numerator=self.numerator[chosen], denominator=self.denominator[chosen]
+        )
 
     @property
     def ratios(self) -> Floats:
