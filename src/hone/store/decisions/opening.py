@@ -1,0 +1,21 @@
+"""Addresses of decision logs: a file, PostgreSQL or Redis."""
+
+from pathlib import Path
+
+from hone.core.errors import ConfigError
+from hone.store.decisions.protocol import DecisionLog
+from hone.store.decisions.sqlite import open_sqlite_log
+
+
+def open_decision_log(address: str | Path, *, full_sync: bool = False) -> DecisionLog:
+    """Open the log at an address: `decisions.db`, `postgresql://user@host/database`, `redis://host:6379/0`.
+
+    A file is an SQLite database, made if it is missing. `full_sync` flushes each commit of a file, so that what was
+    acknowledged survives a loss of power too; servers do as they are set up. Raises ConfigError for an address of
+    another kind, DataError if something else is stored there, ResourceError if it cannot be reached.
+    """
+    text = str(address)
+    scheme, colon, _ = text.partition("://")
+    if not colon:
+        return open_sqlite_log(Path(address), full_sync=full_sync)
+    raise ConfigError(f"unknown kind of decision log {scheme}://; known: a path, postgresql://, redis://")
