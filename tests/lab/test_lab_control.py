@@ -61,7 +61,7 @@ def test_thompson_believes_what_its_own_copy_paid() -> None:
     player = exploration.ThompsonSampler(exploration.BetaBernoulliPosterior(2 * exploration.ARMS))
     sure = np.ones(2 * exploration.ARMS)
     sure[[3, exploration.ARMS + 7]] = 1e6  # copy 0 is sure of arm 3, copy 1 of arm 7
-    player.policy.load_parameters({"alpha": sure, "beta": np.full(2 * exploration.ARMS, 50.0)})
+    player.policy.alpha, player.policy.beta = sure, np.full(2 * exploration.ARMS, 50.0)
     noise = player.noise(np.random.default_rng(0), (2,))
     assert player.decide(np.array([0, 1]), noise)[0].tolist() == [3, 7]
     assert player.decide(np.array([1, 0]), noise)[0].tolist() == [7, 3]

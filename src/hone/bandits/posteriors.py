@@ -1,156 +1,189 @@
-"""Conjugate posteriors over the rewards of a bandit's arms.
+"""Conjugate posteriors of arms without contexts, and plain means of their rewards.
 
-A posterior samples one plausible reward per arm and decision; acting on the greatest is Thompson sampling (Thompson,
-1933). Acting and learning are in `thompson.py`.
+Thompson sampling acts on a draw from a posterior (Thompson, 1933); UCB1 on counts and means (Auer et al., 2002).
+Posteriors of arms with contexts are in `linear.py`.
 """
 
-import json
-from pathlib import Path
-from typing import Any, Protocol
-
 import numpy as np
-from numpy.typing import NDArray
 
-from hone.core.errors import DataError
-from hone.core.strict_json import strict_json
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-FORMAT = 1
+from hone.bandits.linear import RidgeTables
+from hone.bandits.models import RewardEstimate, RewardModel, check_observations, require_action_count
+from hone.bandits.policy import PolicyContents
+from hone.core.decisions import ActionSet, Floats, Ints
+from hone.core.errors import ConfigError, DataError
 
 
-class Posterior(Protocol):
-    """Belief about K arms, given contexts of d numbers."""
+class BetaBernoulliPosterior(RewardModel):
+    """Arms with rewards 0 or 1, each with a Beta(`alpha`, `beta`) posterior of its rate; contexts are ignored.
 
-    kind: str
-
-    def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
-        """Plausible rewards `[n, K]` for contexts `[n, d]`, an independent draw for each."""
-        ...
-
-    def mean(self, context: Floats) -> Floats:
-        """Expected rewards `[n, K]`."""
-        ...
-
-    def observe(self, context: Floats, arm: Ints, reward: Floats) -> None:
-        """Learn from decisions `[n, d]`, `[n]`, `[n]`; raises DataError for rewards that the model has no room for."""
-        ...
-
-    def parameters(self) -> dict[str, Floats]:
-        """All that it consists of."""
-        ...
-
-    def load_parameters(self, numbers: dict[str, Floats]) -> None:
-        """Load the result of `parameters`; raises DataError for other names or shapes."""
-        ...
-
-
-class BetaBernoulliPosterior:
-    """Arms with rewards 0 or 1, each with a Beta(`alpha`, `beta`) posterior of its rate; contexts are ignored."""
+    `discount` below 1 forgets: the counts beyond the prior fall by this factor with each row.
+    """
 
     kind = "beta_bernoulli"
 
-    def __init__(self, arms: int, *, alpha: float = 1.0, beta: float = 1.0) -> None:
-        self.alpha = np.full(arms, alpha)
-        self.beta = np.full(arms, beta)
+    def __init__(self, arms: int, *, alpha: float = 1.0, beta: float = 1.0, discount: float = 1.0) -> None:
+        if alpha <= 0 or beta <= 0 or not 0 < discount <= 1:
+            raise ConfigError(
+                f"alpha and beta must be above 0 and discount above 0 and at most 1, got {alpha}, {beta} and {discount}"
+            )
+        self.prior_alpha, self.prior_beta, self.discount = float(alpha), float(beta), float(discount)
+        self.alpha = np.full(arms, self.prior_alpha)
+        self.beta = np.full(arms, self.prior_beta)
 
-    def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
-        return draws.beta(self.alpha, self.beta, size=(len(context), len(self.alpha)))
+    @property
+    def observed(self) -> float:
+        return float(self.alpha.sum() + self.beta.sum()) - len(self.alpha) * (self.prior_alpha + self.prior_beta)
 
-    def mean(self, context: Floats) -> Floats:
-        rate = self.alpha / (self.alpha + self.beta)
-        return np.broadcast_to(rate, (len(context), len(rate)))
-
-    def observe(self, context: Floats, arm: Ints, reward: Floats) -> None:
+    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
         del context
-        wrong = np.flatnonzero((reward != 0.0) & (reward != 1.0))
+        require_action_count(actions, len(self.alpha))
+        total = self.alpha + self.beta
+        rate = self.alpha / total
+        return RewardEstimate(rate, rate * (1.0 - rate) / (total + 1.0))
+
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+        return _same_rows(self.estimate(contexts, actions), len(contexts))
+
+    def mean(self, context: Floats, actions: ActionSet) -> Floats:
+        return self.estimate(context, actions).mean
+
+    def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
+        del contexts
+        require_action_count(actions, len(self.alpha))
+        check_observations(chosen, rewards, weights, len(actions))
+        wrong = np.flatnonzero((rewards != 0.0) & (rewards != 1.0))
         if len(wrong):
             raise DataError(
-                f"reward {reward[wrong[0]]} of decision {wrong[0]}: a Beta-Bernoulli bandit learns from 0 and 1 only; "
+                f"reward {rewards[wrong[0]]} of decision {wrong[0]}: a Beta-Bernoulli bandit learns from 0 and 1 only; "
                 'use model.kind = "linear" for other rewards'
             )
-        self.alpha += np.bincount(arm, weights=reward, minlength=len(self.alpha))
-        self.beta += np.bincount(arm, weights=1.0 - reward, minlength=len(self.beta))
-
-    def parameters(self) -> dict[str, Floats]:
-        return {"alpha": self.alpha.copy(), "beta": self.beta.copy()}
-
-    def load_parameters(self, numbers: dict[str, Floats]) -> None:
-        _require_fit(self.parameters(), numbers)
-        self.alpha, self.beta = numbers["alpha"].copy(), numbers["beta"].copy()
-
-
-class LinearGaussianPosterior:
-    """Arms with reward x . theta_k plus Gaussian noise; theta_k ~ N(0, 1 / prior_precision) (Agrawal & Goyal, 2013).
-
-    With noise variance s^2 the posterior of theta_k is N(A^-1 b, A^-1), A = prior_precision I + sum x x' / s^2 and b =
-    sum x r / s^2.
-    """
-
-    kind = "linear_gaussian"
-
-    def __init__(self, arms: int, features: int, *, noise: float = 1.0, prior_precision: float = 1.0) -> None:
-        self.precision = np.repeat(np.eye(features)[None] * prior_precision, arms, axis=0)
-        """`[K, d, d]` A."""
-        self.information = np.zeros((arms, features))
-        """`[K, d]` b."""
-        self.noise = noise
+        if self.discount < 1.0:
+            kept = self.discount ** len(chosen)
+            self.alpha = self.prior_alpha + kept * (self.alpha - self.prior_alpha)
+            self.beta = self.prior_beta + kept * (self.beta - self.prior_beta)
+        self.alpha += np.bincount(chosen, weights=weights * rewards, minlength=len(self.alpha))
+        self.beta += np.bincount(chosen, weights=weights * (1.0 - rewards), minlength=len(self.beta))
 
     def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
-        arms, features = self.information.shape
-        # With A = L L', theta = A^-1 b + L'^-1 z has covariance A^-1.
-        lower = np.linalg.cholesky(self.precision)
-        spread = np.linalg.solve(np.swapaxes(lower, 1, 2), np.eye(features))
-        noise = draws.standard_normal((len(context), arms, features))
-        theta = self._center() + np.einsum("kij,nkj->nki", spread, noise)
-        return np.einsum("nd,nkd->nk", context, theta)
+        """Plausible rates `[n, K]` for contexts `[n, d]`, an independent draw for each."""
+        return draws.beta(self.alpha, self.beta, size=(len(context), len(self.alpha)))
 
-    def mean(self, context: Floats) -> Floats:
-        return context @ self._center().T
+    def contents(self) -> PolicyContents:
+        settings = {"alpha": self.prior_alpha, "beta": self.prior_beta, "discount": self.discount}
+        return PolicyContents(settings=settings, arrays={"alpha": self.alpha, "beta": self.beta})
 
-    def observe(self, context: Floats, arm: Ints, reward: Floats) -> None:
-        if not np.isfinite(reward).all():
-            where = int(np.flatnonzero(~np.isfinite(reward))[0])
-            raise DataError(f"reward {reward[where]} of decision {where} is not finite")
-        scaled = context / self.noise**2
-        np.add.at(self.precision, arm, np.einsum("ni,nj->nij", scaled, context))
-        np.add.at(self.information, arm, scaled * reward[:, None])
+    def load_contents(self, contents: PolicyContents) -> None:
+        alpha = contents.array("alpha", len(self.alpha))
+        self.alpha, self.beta = alpha, contents.array("beta", len(self.beta))
 
-    def parameters(self) -> dict[str, Floats]:
-        return {"precision": self.precision.copy(), "pull": self.information.copy(), "noise": np.array(self.noise)}
-
-    def load_parameters(self, numbers: dict[str, Floats]) -> None:
-        _require_fit(self.parameters(), numbers)
-        self.precision, self.information = numbers["precision"].copy(), numbers["pull"].copy()
-        self.noise = float(numbers["noise"])
-
-    def _center(self) -> Floats:
-        return np.linalg.solve(self.precision, self.information[:, :, None])[:, :, 0].astype(np.float64, copy=False)
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "BetaBernoulliPosterior":
+        model = cls(
+            len(contents.array("alpha", None)), alpha=contents.number("alpha"), beta=contents.number("beta"),
+            discount=contents.number("discount"),
+        )  # fmt: skip
+        model.load_contents(contents)
+        return model
 
 
-def save_posterior(posterior: Posterior, folder: Path) -> None:
-    """Write `policy.json`: kind and numbers, which survive the text exactly."""
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers = {name: values.tolist() for name, values in posterior.parameters().items()}
-    text = json.dumps({"format": FORMAT, "kind": posterior.kind, "numbers": numbers}, indent=1)
-    (folder / "policy.json").write_text(text + "\n", encoding="utf-8")
+class GaussianPosterior(RewardModel):
+    """Arms with normal rewards of known `noise`, each with a normal posterior of its mean; contexts are ignored."""
+
+    kind = "gaussian"
+
+    def __init__(self, arms: int, *, noise: float = 1.0, prior_precision: float = 1.0, discount: float = 1.0) -> None:
+        self.tables = RidgeTables(arms, 1, noise=noise, prior_precision=prior_precision, discount=discount)
+
+    @property
+    def observed(self) -> float:
+        return float(self.tables.counts.sum())
+
+    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+        del context
+        require_action_count(actions, len(self.tables.counts))
+        return RewardEstimate(self.tables.coefficients[:, 0], self.tables.inverse[:, 0, 0])
+
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+        return _same_rows(self.estimate(contexts, actions), len(contexts))
+
+    def mean(self, context: Floats, actions: ActionSet) -> Floats:
+        return self.estimate(context, actions).mean
+
+    def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
+        del contexts
+        require_action_count(actions, len(self.tables.counts))
+        check_observations(chosen, rewards, weights, len(actions))
+        self.tables.observe(np.ones((len(chosen), 1)), chosen, rewards, weights)
+
+    def contents(self) -> PolicyContents:
+        return self.tables.contents()
+
+    def load_contents(self, contents: PolicyContents) -> None:
+        self.tables.load_contents(contents)
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "GaussianPosterior":
+        tables = RidgeTables.from_contents(contents)
+        if tables.information.shape[1] != 1:
+            raise DataError(f"tables of {tables.information.shape[1]} features, and arms without contexts have 1")
+        model = cls(len(tables.counts))
+        model.tables = tables
+        return model
 
 
-def load_posterior(posterior: Posterior, folder: Path) -> None:
-    """Read a posterior saved by `save_posterior` into one of the same kind and size; raises DataError."""
-    path = folder / "policy.json"
-    try:
-        saved: Any = strict_json(path.read_bytes())
-        kind, numbers = saved["kind"], saved["numbers"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: cannot read the posterior: {error!r}") from error
-    if kind != posterior.kind:
-        raise DataError(f"{path}: a {kind} posterior; this run's is {posterior.kind}")
-    posterior.load_parameters({name: np.array(values, dtype=np.float64) for name, values in numbers.items()})
+class ArmMeans(RewardModel):
+    """Weighted count and mean of each arm's rewards; contexts are ignored. The variance is 1 / count.
+
+    An arm without rewards has mean 0 and an infinite variance, so that UCB1 tries it first.
+    """
+
+    kind = "arm_means"
+
+    def __init__(self, arms: int, *, discount: float = 1.0) -> None:
+        if not 0 < discount <= 1:
+            raise ConfigError(f"discount must be above 0 and at most 1, got {discount}")
+        self.discount = float(discount)
+        self.count, self.total = np.zeros(arms), np.zeros(arms)
+
+    @property
+    def observed(self) -> float:
+        return float(self.count.sum())
+
+    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+        del context
+        require_action_count(actions, len(self.count))
+        tried = self.count > 0
+        mean = np.divide(self.total, self.count, out=np.zeros(len(tried)), where=tried)
+        return RewardEstimate(mean, np.divide(1.0, self.count, out=np.full(len(tried), np.inf), where=tried))
+
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+        return _same_rows(self.estimate(contexts, actions), len(contexts))
+
+    def mean(self, context: Floats, actions: ActionSet) -> Floats:
+        return self.estimate(context, actions).mean
+
+    def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
+        del contexts
+        require_action_count(actions, len(self.count))
+        check_observations(chosen, rewards, weights, len(actions))
+        kept = self.discount ** len(chosen)
+        self.count = kept * self.count + np.bincount(chosen, weights=weights, minlength=len(self.count))
+        self.total = kept * self.total + np.bincount(chosen, weights=weights * rewards, minlength=len(self.total))
+
+    def contents(self) -> PolicyContents:
+        return PolicyContents(settings={"discount": self.discount}, arrays={"count": self.count, "total": self.total})
+
+    def load_contents(self, contents: PolicyContents) -> None:
+        count = contents.array("count", len(self.count))
+        self.count, self.total = count, contents.array("total", len(self.total))
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "ArmMeans":
+        model = cls(len(contents.array("count", None)), discount=contents.number("discount"))
+        model.load_contents(contents)
+        return model
 
 
-def _require_fit(here: dict[str, Floats], saved: dict[str, Floats]) -> None:
-    shapes = {name: values.shape for name, values in here.items()}
-    others = {name: values.shape for name, values in saved.items()}
-    if shapes != others:
-        raise DataError(f"the saved posterior has {others}, this run's has {shapes}")
+def _same_rows(estimate: RewardEstimate, rows: int) -> RewardEstimate:
+    """The estimate of a model without contexts, for each of `rows` contexts."""
+    return RewardEstimate(*(np.broadcast_to(part, (rows, len(part))) for part in estimate))

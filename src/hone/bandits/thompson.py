@@ -1,56 +1,71 @@
-"""Thompson sampling: deciding by a draw from the posterior, and learning in closed form."""
+"""Thompson sampling as a distribution: the probability that each arm is the best under the posterior.
 
-from dataclasses import dataclass
+An arm is pulled as often as it is believed to be the best (Thompson, 1933). The probabilities come from quadrature
+(`quadrature.py`), and the policy draws from them, so that its log-probabilities are those that it decided by.
+"""
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hone.bandits.posteriors import Posterior
-from hone.core.credit import NO_VALUES, Credits, Metrics, Values
-from hone.core.episodes import Episodes
-from hone.core.state import State, integer
-
-
-@dataclass
-class ThompsonActor:
-    """Thompson sampling: pulls the arm whose sampled reward is greatest."""
-
-    policy: Posterior
-    version: int = 0
-
-    def publish(self, policy: Posterior, version: int) -> None:
-        self.policy, self.version = policy, version
-
-    def choose(
-        self, context: NDArray[np.float64], draws: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Arms `[n]` for contexts `[n, d]`. Their probabilities have no closed form: the log-probabilities are NaN."""
-        arms = self.policy.draw(context, draws).argmax(axis=1)
-        return arms, np.full(len(arms), np.nan, dtype=np.float32)
+from hone.bandits.models import RewardModel, reward_model
+from hone.bandits.policy import BanditPolicy, PolicyContents, PolicyDistribution, log_mass, repeated_distribution
+from hone.bandits.posteriors import BetaBernoulliPosterior
+from hone.bandits.quadrature import beta_best, normal_best, normal_best_rows
+from hone.core.decisions import ActionSet, Floats
+from hone.core.errors import DataError
 
 
-@dataclass
-class PosteriorLearner:
-    """A learner whose update is arithmetic on the posterior; the credit is the reward."""
+class GaussianThompsonPolicy(BanditPolicy):
+    """Thompson sampling where each arm's expected reward has a normal posterior, as in linear and Gaussian models.
 
-    policy: Posterior
-    observed: int = 0
+    The arms' posteriors are taken as independent. They are in models with a table for each arm; with a
+    `JointLinearPosterior` the policy draws each arm's reward on its own.
+    """
 
-    def values(self, episodes: Episodes) -> Values:
-        del episodes
-        return NO_VALUES
+    kind = "thompson_gaussian"
 
-    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
-        """Learn from every scored decision; a missing reward teaches nothing."""
-        known = episodes.scored[episodes.owner]
-        context = episodes.observations[known].astype(np.float64)
-        arms = episodes.chosen[known].astype(np.int64)
-        self.policy.observe(context, arms, credits.advantage[known].astype(np.float64))
-        self.observed += len(arms)
-        return {**credits.metrics, "bandit/observed": float(self.observed)}
+    def __init__(self, model: RewardModel) -> None:
+        self.model = model
 
-    def state(self) -> State:
-        return {"observed": self.observed}
+    def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
+        mean, variance = self.model.estimate(context, actions)
+        return PolicyDistribution(log_mass(normal_best(mean, variance)), mean)
 
-    def restore(self, state: State) -> None:
-        self.observed = integer(state, "observed")
+    def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
+        mean, variance = self.model.estimate_rows(contexts, actions)
+        return PolicyDistribution(log_mass(normal_best_rows(mean, variance)), mean)
+
+    def contents(self) -> PolicyContents:
+        return PolicyContents(parts={"model": self.model})
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "GaussianThompsonPolicy":
+        return cls(reward_model(contents))
+
+
+class BetaThompsonPolicy(BanditPolicy):
+    """Thompson sampling where each arm's rate has a Beta posterior; contexts are ignored."""
+
+    kind = "thompson_beta"
+
+    def __init__(self, model: BetaBernoulliPosterior) -> None:
+        self.model = model
+
+    def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
+        mean = self.model.mean(context, actions)
+        return PolicyDistribution(log_mass(beta_best(self.model.alpha, self.model.beta)), mean)
+
+    def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
+        return repeated_distribution(self.distribution(contexts, actions), len(contexts))
+
+    def contents(self) -> PolicyContents:
+        return PolicyContents(parts={"model": self.model})
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "BetaThompsonPolicy":
+        model = reward_model(contents)
+        if not isinstance(model, BetaBernoulliPosterior):
+            raise DataError(f"it needs a model of the kind {BetaBernoulliPosterior.kind}, not {model.kind}")
+        return cls(model)
+
+
+def thompson_policy(model: RewardModel) -> BanditPolicy:
+    """Thompson sampling over a posterior, Beta or normal."""
+    return BetaThompsonPolicy(model) if isinstance(model, BetaBernoulliPosterior) else GaussianThompsonPolicy(model)

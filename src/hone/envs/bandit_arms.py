@@ -70,6 +70,11 @@ class ArmsWorld:
             self.theta = generator(self.seed, "arms").standard_normal((config.arms, config.features))
             """Reward weights `[K, d]` of each arm."""
 
+    @property
+    def arms(self) -> int:
+        """Number of arms."""
+        return len(self.config.rates) if isinstance(self.config, BernoulliArms) else self.config.arms
+
     def rollout(self, actor: BanditActor) -> Episodes:
         self.rollouts += 1
         luck = generator(self.seed, "pull", self.rollouts)

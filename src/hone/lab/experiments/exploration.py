@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.bandits.policy import numbered_actions
 from hone.bandits.posteriors import BetaBernoulliPosterior
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
@@ -102,7 +103,8 @@ class ThompsonSampler:
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         pulled = episodes.observations.astype(np.int64) * ARMS + episodes.chosen.astype(np.int64)
-        self.policy.observe(np.zeros((len(pulled), 0)), pulled, credits.advantage.astype(np.float64))
+        reward, arms = credits.advantage.astype(np.float64), numbered_actions(len(self.policy.alpha))
+        self.policy.observe(np.zeros((len(pulled), 0)), pulled, reward, np.ones(len(pulled)), arms)
         return dict(credits.metrics)
 
     def state(self) -> State:

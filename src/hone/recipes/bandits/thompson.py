@@ -4,19 +4,17 @@ Beta-Bernoulli for arms with rewards 0 or 1, linear-Gaussian for arms whose rewa
 Goyal, 2013).
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
-from hone.bandits.posteriors import (
-    BetaBernoulliPosterior,
-    LinearGaussianPosterior,
-    Posterior,
-    load_posterior,
-    save_posterior,
-)
-from hone.bandits.thompson import PosteriorLearner, ThompsonActor
+from hone.bandits.learning import BanditLearner, ThompsonActor
+from hone.bandits.linear import LinearGaussianPosterior
+from hone.bandits.policy import BanditPolicy, numbered_actions
+from hone.bandits.posteriors import BetaBernoulliPosterior
+from hone.bandits.saving import load_into, save_policy
+from hone.bandits.thompson import thompson_policy
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.core.random import generator
@@ -29,6 +27,7 @@ from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
 EVALUATION_CONTEXTS = 1000
+ThompsonPosterior: TypeAlias = BetaBernoulliPosterior | LinearGaussianPosterior
 
 
 class BetaModel(Config):
@@ -66,11 +65,14 @@ class ThompsonConfig(RunConfig):
     """Decisions per iteration, made before any of their rewards is observed."""
 
 
-def build(config: ThompsonConfig, policy: Posterior) -> TrainingJob[Posterior]:
-    """Training job that updates `policy`, the prior of the arms."""
+def build(config: ThompsonConfig, posterior: ThompsonPosterior) -> TrainingJob[BanditPolicy]:
+    """Training job that updates `posterior`, the prior of the arms."""
     world = ArmsWorld(config.arms, pulls=config.pulls, seed=config.seed)
+    policy, actions = thompson_policy(posterior), numbered_actions(world.arms)
     recipe = Recipe(
-        source=LiveSource(world, ThompsonActor(policy)), credit=reward_as_advantage, learner=PosteriorLearner(policy)
+        source=LiveSource(world, ThompsonActor(policy, posterior, actions)),
+        credit=reward_as_advantage,
+        learner=BanditLearner(policy, posterior, actions),
     )
 
     def judge() -> EvaluationResult:
@@ -78,20 +80,20 @@ def build(config: ThompsonConfig, policy: Posterior) -> TrainingJob[Posterior]:
         features = world.theta.shape[1] if isinstance(config.arms, LinearArms) else 0
         context = generator(config.seed, "judge").standard_normal((EVALUATION_CONTEXTS, features))
         worth = world.expected_rewards(context)
-        chosen = worth[np.arange(EVALUATION_CONTEXTS), policy.mean(context).argmax(axis=1)]
+        chosen = worth[np.arange(EVALUATION_CONTEXTS), posterior.estimate_rows(context, actions).mean.argmax(axis=1)]
         estimate = bootstrap_mean(chosen)
         share = float(chosen.mean() / worth.max(axis=1).mean())
         return EvaluationResult(estimate=estimate, metrics={"eval/score": estimate.mean, "eval/of_best": share})
 
     return TrainingJob(
         recipe=recipe,
-        save_policy=lambda folder: save_posterior(policy, folder),
-        load_policy=lambda folder: load_posterior(policy, folder),
+        save_policy=lambda folder: save_policy(policy, folder),
+        load_policy=lambda folder: load_into(posterior, folder),
         evaluate=judge,
     )
 
 
-def make_posterior(config: ThompsonConfig) -> Posterior:
+def make_posterior(config: ThompsonConfig) -> ThompsonPosterior:
     """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says. Raises ConfigError where the model does
     not fit the arms' rewards."""
     model = config.model
@@ -124,6 +126,6 @@ ENTRY = RecipeSpec(
     config=ThompsonConfig,
     open=open_run,
     derive=derive,
-    parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(PosteriorLearner.update,)),
+    parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(BanditLearner.update,)),
     limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",
 )

@@ -1,0 +1,286 @@
+"""Linear models of rewards with Gaussian posteriors, updated in closed form (ridge regression).
+
+With noise of variance s^2 and a prior N(0, 1 / lambda) of each coefficient, the posterior of theta after rows (x, r, w)
+is N(A^-1 b, A^-1) with A = lambda I + sum w x x' / s^2 and b = sum w x r / s^2. A^-1 is kept, and one row changes it by
+a matrix of rank one (Sherman & Morrison, 1950):
+
+    A^-1 <- A^-1 - u u' v / (1 + v x'u),   u = A^-1 x,   v = w / s^2
+
+Larger batches are solved anew, and so is a table after `REFRESH` rows, which bounds the rounding.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from hone.bandits.models import RewardEstimate, RewardModel, check_observations, require_action_count
+from hone.bandits.policy import PolicyContents
+from hone.core.decisions import ActionSet, Floats, Ints
+from hone.core.errors import ConfigError, DataError
+
+REFRESH: Final = 4096
+"""Rows of a table after which its inverse is computed anew."""
+
+
+class RidgeTables:
+    """K ridge regressions on d features each, updated together."""
+
+    def __init__(self, count: int, features: int, *, noise: float, prior_precision: float, discount: float) -> None:
+        if noise <= 0 or prior_precision <= 0 or not 0 < discount <= 1:
+            raise ConfigError(
+                "noise and prior_precision must be above 0 and discount above 0 and at most 1, "
+                f"got {noise}, {prior_precision} and {discount}"
+            )
+        self.noise, self.prior_precision, self.discount = float(noise), float(prior_precision), float(discount)
+        self.precision = np.repeat(np.eye(features)[None] * prior_precision, count, axis=0)
+        """`[K, d, d]` A."""
+        self.information = np.zeros((count, features))
+        """`[K, d]` b."""
+        self.inverse = np.repeat(np.eye(features)[None] / prior_precision, count, axis=0)
+        """`[K, d, d]` A^-1."""
+        self.coefficients = np.zeros((count, features))
+        """`[K, d]` A^-1 b."""
+        self.counts = np.zeros(count)
+        """`[K]` rows observed."""
+
+    def observe(self, x: Floats, table: Ints, rewards: Floats, weights: Floats) -> None:
+        """Learn rows `[n, d]` into the tables `[n]`; with a discount, after forgetting by discount^n."""
+        scaled = weights / self.noise**2
+        if self.discount == 1.0 and len(x) <= x.shape[1]:
+            for row in range(len(x)):
+                self._observe_one(x[row], int(table[row]), float(rewards[row]), float(scaled[row]))
+            return
+        if self.discount < 1.0:
+            self._forget(len(x))
+        for k in np.unique(table):
+            mine = table == k
+            weighted = x[mine] * scaled[mine, None]
+            self.precision[k] += weighted.T @ x[mine]
+            self.information[k] += weighted.T @ rewards[mine]
+            self.counts[k] += mine.sum()
+            self._solve(k)
+
+    def _observe_one(self, x: Floats, k: int, reward: float, weight: float) -> None:
+        inverse = self.inverse[k]
+        step = inverse @ x
+        self.precision[k] += np.multiply.outer(x, weight * x)
+        self.information[k] += (weight * reward) * x
+        inverse -= np.multiply.outer(step, step * (weight / (1.0 + weight * float(x @ step))))
+        self.counts[k] += 1
+        if self.counts[k] % REFRESH == 0:
+            self._solve(k)
+        else:
+            self.coefficients[k] = inverse @ self.information[k]
+
+    def _forget(self, rows: int) -> None:
+        """Move all tables towards the prior: A <- g A + (1 - g) lambda I and b <- g b with g = discount^rows."""
+        kept = self.discount**rows
+        self.precision *= kept
+        self.precision += (1.0 - kept) * self.prior_precision * np.eye(self.precision.shape[1])
+        self.information *= kept
+        for k in range(len(self.precision)):
+            self._solve(k)
+
+    def _solve(self, k: int) -> None:
+        inverse = np.linalg.inv(self.precision[k])
+        self.inverse[k] = (inverse + inverse.T) / 2
+        self.coefficients[k] = self.inverse[k] @ self.information[k]
+
+    def replace_sums(self, precision: Floats, information: Floats) -> None:
+        """Take A `[K, d, d]` and b `[K, d]` as they are. Raises DataError for other shapes."""
+        if precision.shape != self.precision.shape or information.shape != self.information.shape:
+            raise DataError(
+                f"sums of shapes {precision.shape} and {information.shape}, not {self.precision.shape} and "
+                f"{self.information.shape}"
+            )
+        self.precision, self.information = precision.copy(), information.copy()
+        for k in range(len(self.precision)):
+            self._solve(k)
+
+    def contents(self) -> PolicyContents:
+        settings = {"noise": self.noise, "prior_precision": self.prior_precision, "discount": self.discount}
+        arrays = {
+            "precision": self.precision, "information": self.information, "inverse": self.inverse,
+            "coefficients": self.coefficients, "counts": self.counts,
+        }  # fmt: skip
+        return PolicyContents(settings=settings, arrays=arrays)
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "RidgeTables":
+        count, features = contents.array("information", None, None).shape
+        tables = cls(
+            count, features, noise=contents.number("noise"), prior_precision=contents.number("prior_precision"),
+            discount=contents.number("discount"),
+        )  # fmt: skip
+        tables.load_contents(contents)
+        return tables
+
+    def load_contents(self, contents: PolicyContents) -> None:
+        """Take up the arrays of `contents`, of tables of this size. Raises DataError for others; then nothing is
+        loaded."""
+        count, features = self.information.shape
+        information = contents.array("information", count, features)
+        precision = contents.array("precision", count, features, features)
+        inverse = contents.array("inverse", count, features, features)
+        coefficients, counts = contents.array("coefficients", count, features), contents.array("counts", count)
+        self.information, self.precision, self.inverse = information, precision, inverse
+        self.coefficients, self.counts = coefficients, counts
+
+
+class LinearGaussianPosterior(RewardModel):
+    """Arms with reward x . theta_k plus Gaussian noise, each arm with its own theta_k (Agrawal & Goyal, 2013).
+
+    `noise` 1 and `prior_precision` as ridge parameter make it the model of LinUCB (Li et al., 2010). A context has no
+    constant of its own: add a feature that is always 1 where rewards have an offset. `discount` below 1 forgets: a
+    row's weight falls by this factor with each later row, and the posterior returns to the prior.
+    """
+
+    kind = "linear_gaussian"
+
+    def __init__(
+        self, arms: int, features: int, *, noise: float = 1.0, prior_precision: float = 1.0, discount: float = 1.0
+    ) -> None:
+        self.tables = RidgeTables(arms, features, noise=noise, prior_precision=prior_precision, discount=discount)
+
+    @property
+    def observed(self) -> float:
+        return float(self.tables.counts.sum())
+
+    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+        tables = self.tables
+        self._require_fit(context, actions)
+        arms, features = tables.information.shape
+        step = (tables.inverse.reshape(-1, features) @ context).reshape(arms, features)
+        return RewardEstimate(tables.coefficients @ context, step @ context)
+
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+        self._require_fit(contexts, actions)
+        variance = [np.einsum("nd,nd->n", contexts @ inverse, contexts) for inverse in self.tables.inverse]
+        return RewardEstimate(contexts @ self.tables.coefficients.T, np.stack(variance, axis=1))
+
+    def mean(self, context: Floats, actions: ActionSet) -> Floats:
+        self._require_fit(context, actions)
+        return self.tables.coefficients @ context
+
+    def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
+        self._require_fit(contexts, actions)
+        check_observations(chosen, rewards, weights, len(actions))
+        self.tables.observe(contexts, chosen, rewards, weights)
+
+    def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
+        """Plausible rewards `[n, K]` for contexts `[n, d]`, an independent draw of all theta for each."""
+        arms, features = self.tables.information.shape
+        # With A = L L', theta = A^-1 b + L'^-1 z has covariance A^-1.
+        lower = np.linalg.cholesky(self.tables.precision)
+        spread = np.linalg.solve(np.swapaxes(lower, 1, 2), np.eye(features))
+        noise = draws.standard_normal((len(context), arms, features))
+        theta = self.tables.coefficients + np.einsum("kij,nkj->nki", spread, noise)
+        return np.einsum("nd,nkd->nk", context, theta)
+
+    def _require_fit(self, contexts: Floats, actions: ActionSet) -> None:
+        arms, features = self.tables.information.shape
+        require_action_count(actions, arms)
+        if contexts.shape[-1] != features:
+            raise DataError(f"a context of {contexts.shape[-1]} features; the model has learnt from {features}")
+
+    def contents(self) -> PolicyContents:
+        return self.tables.contents()
+
+    def load_contents(self, contents: PolicyContents) -> None:
+        self.tables.load_contents(contents)
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "LinearGaussianPosterior":
+        tables = RidgeTables.from_contents(contents)
+        model = cls(*tables.information.shape)
+        model.tables = tables
+        return model
+
+
+class JointLinearPosterior(RewardModel):
+    """Actions with features: reward phi(x, a) . theta plus Gaussian noise, one theta for all actions.
+
+    phi is the constant 1, the context x, the action's features a, and their products x_i a_j, so that what is learnt
+    of one action holds for others, and for those that nobody has tried. For contexts `[d]` and actions `[f]` it has
+    (1 + d) (1 + f) entries.
+    """
+
+    kind = "joint_linear"
+
+    def __init__(
+        self,
+        features: int,
+        action_features: int,
+        *,
+        noise: float = 1.0,
+        prior_precision: float = 1.0,
+        discount: float = 1.0,
+    ) -> None:
+        self.features, self.action_features = features, action_features
+        size = (1 + features) * (1 + action_features)
+        self.tables = RidgeTables(1, size, noise=noise, prior_precision=prior_precision, discount=discount)
+
+    @property
+    def observed(self) -> float:
+        return float(self.tables.counts.sum())
+
+    def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
+        phi = _joint(context[None], self._action_rows(actions, context))
+        return self._of_features(phi)
+
+    def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
+        rows = self._action_rows(actions, contexts)
+        estimates = [self._of_features(_joint(contexts, np.broadcast_to(a, (len(contexts), len(a))))) for a in rows]
+        mean, variance = (np.stack(parts, axis=1) for parts in zip(*estimates, strict=True))
+        return RewardEstimate(mean, variance)
+
+    def mean(self, context: Floats, actions: ActionSet) -> Floats:
+        return _joint(context[None], self._action_rows(actions, context)) @ self.tables.coefficients[0]
+
+    def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
+        rows = self._action_rows(actions, contexts)
+        check_observations(chosen, rewards, weights, len(actions))
+        self.tables.observe(_joint(contexts, rows[chosen]), np.zeros(len(chosen), np.int64), rewards, weights)
+
+    def _of_features(self, phi: Floats) -> RewardEstimate:
+        variance = np.einsum("nd,nd->n", phi @ self.tables.inverse[0], phi)
+        return RewardEstimate(phi @ self.tables.coefficients[0], variance)
+
+    def _action_rows(self, actions: ActionSet, contexts: Floats) -> Floats:
+        """Features `[K, f]` of the actions."""
+        if actions.features is None or actions.features.shape[1] != self.action_features:
+            size = "no features" if actions.features is None else f"{actions.features.shape[1]} features"
+            raise DataError(f"the actions have {size}, and the model has learnt from {self.action_features}")
+        if contexts.shape[-1] != self.features:
+            raise DataError(f"a context of {contexts.shape[-1]} features; the model has learnt from {self.features}")
+        return actions.features
+
+    def contents(self) -> PolicyContents:
+        tables = self.tables.contents()
+        settings = {**tables.settings, "features": self.features, "action_features": self.action_features}
+        return PolicyContents(settings=settings, arrays=tables.arrays)
+
+    def load_contents(self, contents: PolicyContents) -> None:
+        self.tables.load_contents(contents)
+
+    @classmethod
+    def from_contents(cls, contents: PolicyContents) -> "JointLinearPosterior":
+        model = cls(int(contents.number("features")), int(contents.number("action_features")))
+        tables = RidgeTables.from_contents(contents)
+        if tables.information.shape != model.tables.information.shape:
+            raise DataError(
+                f"tables of {tables.information.shape[1]} features, the settings ask for "
+                f"{model.tables.information.shape[1]}"
+            )
+        model.tables = tables
+        return model
+
+
+def _joint(contexts: Floats, actions: Floats) -> Floats:
+    """Joint features `[n, (1 + d) (1 + f)]` of contexts `[n or 1, d]` and action features `[n or 1, f]`."""
+    rows = max(len(contexts), len(actions))
+    left = np.ones((len(contexts), 1 + contexts.shape[1]))
+    left[:, 1:] = contexts
+    right = np.ones((len(actions), 1 + actions.shape[1]))
+    right[:, 1:] = actions
+    return (left[:, :, None] * right[:, None, :]).reshape(rows, -1)
