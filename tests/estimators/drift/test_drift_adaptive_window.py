@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "fixtures" / "adwin_alarms.json"
 
 def alarms_of(stream: np.ndarray) -> list[list[int]]:
     detector = AdaptiveWindow()
-    return [[place, detector.recent] for place, value in enumerate(stream.tolist()) if detector.update(value)]
+    return [[place, detector.kept] for place, value in enumerate(stream.tolist()) if detector.update(value)]
 
 
 def slow_alarms(stream: np.ndarray, *, delta: float = 0.002, every: int = 32) -> list[list[int]]:

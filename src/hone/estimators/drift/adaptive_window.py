@@ -43,7 +43,7 @@ class AdaptiveWindow:
         self._squares: list[list[float]] = [[]]
         """`[row]` sums of squared distances from the bucket's mean."""
         self._width, self._total, self._squared, self._seen = 0, 0.0, 0.0, 0
-        self._recent, self._largest = 0, 0.0
+        self._recent, self._largest, self.kept = 0, 0.0, 0
 
     @property
     def budget(self) -> FalseAlarmBudget:
@@ -73,24 +73,24 @@ class AdaptiveWindow:
         return self._total / self._width if self._width else 0.0
 
     def update(self, value: float) -> bool:
-        """Read a value; True if the window was cut. `recent` is then the length of its newer part, and an empty window
-        begins: an alarm replaces the model whose errors are read."""
+        """Read a value; True if the window was cut. `recent` is then the length of the newer part of its clearest cut,
+        `kept` the length of the window that the cuts left; and an empty window begins, as an alarm replaces the model
+        whose errors are read."""
         self._insert(value)
         self._seen += 1
         if self._seen % self.every or self._width <= _GRACE:
             return False
-        changed = False
-        self._largest = self._largest_ratio()
+        self._largest, recent = self._best_cut()
+        if self._largest <= 1.0:
+            return False
         first = self._largest
         while self._largest > 1.0:
-            changed = True
             self._drop_oldest()
-            self._largest = self._largest_ratio()
-        if changed:
-            recent = self._width
-            self._clear()
-            self._recent, self._largest = recent, first
-        return changed
+            self._largest, _ = self._best_cut()
+        kept = self._width
+        self._clear()
+        self._recent, self._largest, self.kept = recent, first, kept
+        return True
 
     def _insert(self, value: float) -> None:
         if self._width:
@@ -117,14 +117,15 @@ class AdaptiveWindow:
             self._squares[row + 1].append(squares[0] + squares[1] + distance * distance * (1 << row) / 2)
             del totals[:2], squares[:2]
 
-    def _largest_ratio(self) -> float:
-        """Largest |mean0 - mean1| / epsilon over the cuts; 0 where no cut leaves enough values on both sides."""
+    def _best_cut(self) -> tuple[float, int]:
+        """Largest |mean0 - mean1| / epsilon over the cuts, and the newer part of that cut; 0 where no cut leaves enough
+        values on both sides."""
         width = self._width
         if width < 2 * _LEAST_PART:
-            return 0.0
+            return 0.0, 0
         log = math.log(2 * math.log(width) / self.delta)
         spread, linear = 2 * self._squared / width * log, 2 / 3 * log
-        older, total, largest = 0, 0.0, 0.0
+        older, total, largest, recent = 0, 0.0, 0.0, 0
         for row in range(len(self._totals) - 1, -1, -1):
             size = 1 << row
             for bucket in self._totals[row]:
@@ -132,13 +133,15 @@ class AdaptiveWindow:
                 total += bucket
                 newer = width - older
                 if newer < _LEAST_PART:
-                    return largest
+                    return largest, recent
                 if older < _LEAST_PART:
                     continue
                 inverse = 1 / (older - _LEAST_PART + 1) + 1 / (newer - _LEAST_PART + 1)
                 epsilon = math.sqrt(spread * inverse) + linear * inverse
-                largest = max(largest, abs(total / older - (self._total - total) / newer) / epsilon)
-        return largest
+                ratio = abs(total / older - (self._total - total) / newer) / epsilon
+                if ratio > largest:
+                    largest, recent = ratio, newer
+        return largest, recent
 
     def _drop_oldest(self) -> None:
         row = len(self._totals) - 1
@@ -157,7 +160,7 @@ class AdaptiveWindow:
             "totals": np.array([total for row in self._totals for total in row]),
             "squares": np.array([square for row in self._squares for square in row]),
             "sums": np.array([self._total, self._squared, self._largest]),
-            "width": self._width, "seen": self._seen, "recent": self._recent, "delta": self.delta,
+            "width": self._width, "seen": self._seen, "recent": self._recent, "kept": self.kept, "delta": self.delta,
         }  # fmt: skip
 
     def restore(self, state: State) -> None:
@@ -173,3 +176,4 @@ class AdaptiveWindow:
             at += length
         self._total, self._squared, self._largest = (float(value) for value in array(state, "sums"))
         self._width, self._seen, self._recent = (integer(state, name) for name in ("width", "seen", "recent"))
+        self.kept = integer(state, "kept")

@@ -82,6 +82,11 @@ class FeatureWindows:
         self._count = 0
 
     @property
+    def reference(self) -> Floats:
+        """`[n, d]` the reference, each feature sorted by itself."""
+        return self._reference
+
+    @property
     def budget(self) -> FalseAlarmBudget:
         return FalseAlarmBudget(kind="alpha", value=self.alpha)
 

@@ -1,0 +1,1 @@
+"""Worlds of services that decide: simulated users, machines and their changes."""
