@@ -8,44 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from hone.cli.command_spec import CommandOption, CommandSpec
+from hone.cli.production_options import PRODUCTION_COMMANDS
 from hone.core.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandOption:
-    """A command-line flag: it takes a value if `metavar` is set, otherwise it is a switch."""
-
-    flag: str
-    help: str
-    metavar: str = ""
-    default: str = ""
-    repeated: bool = False
-    """May be given several times, each with a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandSpec:
-    """A command after `hone`, run by the function `run` of `module`."""
-
-    name: str
-    summary: str
-    module: str
-    positionals: tuple[tuple[str, str], ...] = ()
-    optional: tuple[tuple[str, str], ...] = ()
-    """Optional positionals; empty if omitted."""
-    variadic: tuple[tuple[str, str], ...] = ()
-    """Positionals given at least once."""
-    options: tuple[CommandOption, ...] = ()
-    overrides: bool = False
-    """Accept `key=value` for keys of the config."""
-
-    def switches(self) -> frozenset[str]:
-        """Flags without a value, help included."""
-        return frozenset({"-h", "--help", *(option.flag for option in self.options if not option.metavar)})
-
-    def value_flags(self) -> frozenset[str]:
-        """Flags that take a value."""
-        return frozenset(option.flag for option in self.options if option.metavar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +255,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         ),
         options=(RUNS,),
     ),
+    *PRODUCTION_COMMANDS,
     CommandSpec(
         name="lab",
         summary="run one-minute experiments about ideas of reinforcement learning",
