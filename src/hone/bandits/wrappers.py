@@ -386,7 +386,8 @@ def _normalized(logp: Floats, otherwise: Bools | None) -> Floats:
 
 def _pushed(logp: Floats, targets: Ints) -> Floats:
     """Push-forward of a distribution `[K]` along the map `targets` `[K]`."""
-    return log_mass(np.bincount(targets, weights=np.exp(logp), minlength=len(logp)))
+    mass = np.bincount(targets, weights=np.exp(logp), minlength=len(logp))
+    return log_mass(mass.astype(np.float64))
 
 
 def _intervened(drawn: Choice, action: int, logp: Floats, reason: str) -> Choice:
