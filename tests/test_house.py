@@ -43,6 +43,7 @@ TORCH_FREE = (
     "report",
     "sandbox",
     "search",
+    "shield",
     "store",
     "tabular",
 )
