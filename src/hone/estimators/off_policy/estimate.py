@@ -20,7 +20,6 @@ from hone.estimators.off_policy.intervals import (
     bootstrap_interval,
     normal_interval,
     standard_error,
-    unit_sums,
 )
 from hone.estimators.off_policy.reward_models import RewardModelSettings, cross_fitted_rewards
 from hone.estimators.off_policy.rules import (
@@ -80,6 +79,7 @@ class OffPolicyEstimate:
     """Estimated value of a policy that did not write the log."""
 
     estimator: str
+    """`ips` to `mrdr`; `mean` is the mean reward of the log itself."""
     value: float
     low: float
     high: float
@@ -165,40 +165,74 @@ def estimate_values(
         raise ValueError("no rows to estimate from")
     reasons, overlap = audit_weights(logged, settings.rules, version=version)
     common = [*log_reasons, *reasons, *audit_rewards(logged.reward, settings.rules)]
-    made: dict[EstimatorName, EstimatedTerms] = {}
-    for name, parts in estimator_terms(logged, names, settings).items():
-        influence = parts.influence
-        own = list(common)
-        if not np.isfinite(influence).all():
-            influence = np.full(len(influence), np.nan)
-        else:
-            own += audit_halves(influence, logged.unit, settings.rules)
-        if name == "dm":
-            words = "it stands on the reward model alone, and its interval knows nothing of the model's error: use dr"
-            own.append(VerdictReason(rule="model", verdict="weak", words=words))
-        interval = interval_of(name, parts, logged, settings)
-        made[name] = EstimatedTerms(
-            estimate=OffPolicyEstimate(
-                estimator=name,
-                value=parts.value,
-                low=interval.low,
-                high=interval.high,
-                standard_error=standard_error(influence, logged.unit),
-                level=settings.level,
-                interval=settings.interval,
-                n=len(logged),
-                units=len(unit_sums(influence, logged.unit)),
-                ess=effective_sample_size(logged.weight),
-                largest_weight=float(logged.weight.max()),
-                overlap=overlap,
-                assumptions=(_MODEL, _UNITS) if name == "dm" else (_SUPPORT, _UNITS),
-                verdict=worst_verdict(own),
-                reasons=tuple(own),
-            ),
-            terms=parts,
-            influence=influence,
-        )
-    return made
+    return {
+        name: _judged(name, parts, logged, settings, common, overlap)
+        for name, parts in estimator_terms(logged, names, settings).items()
+    }
+
+
+def terms_estimate(
+    name: EstimatorName, parts: EstimatorTerms, logged: LoggedFeedback, settings: EstimateSettings
+) -> EstimatedTerms:
+    """Estimate from terms that exist: those of a segment's rows, say. `logged` holds the same rows."""
+    reasons, overlap = audit_weights(logged, settings.rules)
+    return _judged(name, parts, logged, settings, [*reasons, *audit_rewards(logged.reward, settings.rules)], overlap)
+
+
+def logged_value(
+    reward: Floats, unit: Ints, settings: EstimateSettings, *, log_reasons: Sequence[VerdictReason] = ()
+) -> EstimatedTerms:
+    """Mean reward `[n]` of the log itself: the value of the policy that wrote it, without any weight."""
+    same = LoggedFeedback(
+        contexts=np.zeros((len(reward), 0)),
+        action=np.zeros(len(reward), np.int64),
+        logp=np.zeros(len(reward)),
+        reward=reward,
+        target_logp=np.zeros((len(reward), 1)),
+        unit=unit,
+    )
+    found = terms_estimate("ips", forms.inverse_propensity(same), same, settings)
+    reasons = (*log_reasons, *found.estimate.reasons)
+    estimate = replace(
+        found.estimate, estimator="mean", assumptions=(_UNITS,), reasons=reasons, verdict=worst_verdict(reasons)
+    )
+    return replace(found, estimate=estimate)
+
+
+def _judged(
+    name: EstimatorName,
+    parts: EstimatorTerms,
+    logged: LoggedFeedback,
+    settings: EstimateSettings,
+    reasons: Sequence[VerdictReason],
+    overlap: float,
+) -> EstimatedTerms:
+    influence, own = parts.influence, list(reasons)
+    if np.isfinite(influence).all():
+        own += audit_halves(influence, logged.unit, settings.rules)
+    if name == "dm":
+        words = "it stands on the reward model alone, and its interval knows nothing of the model's error: use dr"
+        own.append(VerdictReason(rule="model", verdict="weak", words=words))
+    interval = interval_of(name, parts, logged, settings)
+    weight = logged.weight
+    estimate = OffPolicyEstimate(
+        estimator=name,
+        value=parts.value,
+        low=interval.low,
+        high=interval.high,
+        standard_error=standard_error(influence, logged.unit),
+        level=settings.level,
+        interval=settings.interval,
+        n=len(logged),
+        units=len(np.unique(logged.unit)),
+        ess=effective_sample_size(weight),
+        largest_weight=float(weight.max()),
+        overlap=overlap,
+        assumptions=(_MODEL, _UNITS) if name == "dm" else (_SUPPORT, _UNITS),
+        verdict=worst_verdict(own),
+        reasons=tuple(own),
+    )
+    return EstimatedTerms(estimate=estimate, terms=parts, influence=influence)
 
 
 def interval_of(
