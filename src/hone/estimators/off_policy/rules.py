@@ -18,7 +18,7 @@ The verdict is the worst of the reasons' verdicts; without a reason it is `ok`.
 
 Support is exact where the behaviour policy's whole distribution is known. Elsewhere it is tested: importance weights
 have the mean 1 over every group of contexts, less the target's probability of actions that are never logged there. The
-groups are those of the target's most probable action, and of the version that decided.
+groups are the whole log, those of the target's most probable action, and of the version that decided.
 """
 
 import math
@@ -47,8 +47,10 @@ class RefusalRules:
     unsupported_refuse: float = 0.05
     unsupported_weak: float = 0.01
     """Shares of the target's choices that the log cannot show."""
-    support_deviations: float = 4.0
-    """Standard errors from 1 at which a mean weight is not 1 by chance."""
+    support_deviations: float = 3.0
+    """Standard errors from 1 at which the mean weight of the log is not 1 by chance."""
+    group_deviations: float = 4.5
+    """The same for a group of contexts: there are many, and their errors are less normal."""
     miscalibrated_refuse: float = 0.02
     """Excess of the mean weight over 1."""
     ess_refuse: float = 50.0
@@ -186,10 +188,11 @@ def _support(
             f"{lost:.1%} of the contexts have no support: the target takes actions that the log's policy never takes"
         )
     else:
-        best = logged.target_logp.argmax(axis=1)
-        lost = _lost_share(weight, best, logged.unit, rules)
-        if version is not None:
-            lost = max(lost, _lost_share(weight, version, logged.unit, rules))
+        whole, best = np.zeros(len(weight), np.int64), logged.target_logp.argmax(axis=1)
+        lost = _lost_share(weight, whole, logged.unit, rules.unsupported_weak, rules.support_deviations)
+        for group in (best,) if version is None else (best, version):
+            share = _lost_share(weight, group, logged.unit, rules.unsupported_weak, rules.group_deviations)
+            lost = max(lost, share)
         where = (
             f"about {lost:.1%} of the target's choices have no support in the log: it never or hardly takes them there"
         )
@@ -200,8 +203,13 @@ def _support(
     return [VerdictReason(rule="support", verdict=verdict, words=words)], 1 - lost
 
 
-def _lost_share(weight: Floats, group: Ints, unit: Ints, rules: RefusalRules) -> float:
-    """Sum over groups of contexts of their share times 1 - mean weight, where that is above 0 by more than chance."""
+def _lost_share(weight: Floats, group: Ints, unit: Ints, least: float, deviations: float) -> float:
+    """Sum over groups of contexts of their share times 1 - mean weight, where that is above 0 by more than chance.
+
+    A group's error is at least that of as many rows of the whole log: a few large weights that are absent by chance
+    would lower the group's mean and its own spread together.
+    """
+    overall = standard_error(weight, unit) * math.sqrt(len(weight))
     numbers, place, counts = np.unique(group, return_inverse=True, return_counts=True)
     lost = 0.0
     for number in range(len(numbers)):
@@ -209,8 +217,9 @@ def _lost_share(weight: Floats, group: Ints, unit: Ints, rules: RefusalRules) ->
             continue
         rows = np.flatnonzero(place == number)
         missing = 1 - float(weight[rows].mean())
-        error = standard_error(weight[rows], _renumbered(unit[rows]))
-        if missing > rules.unsupported_weak and missing > rules.support_deviations * error:
+        own = standard_error(weight[rows], _renumbered(unit[rows]))
+        error = max(own, overall / math.sqrt(len(rows)))
+        if missing > max(least, deviations * error):
             lost += missing * len(rows) / len(weight)
     return lost
 

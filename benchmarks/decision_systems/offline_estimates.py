@@ -1,0 +1,283 @@
+"""Offline estimates: the value of a policy before it is deployed, from the log of another one.
+
+Coverage and error of doubly robust estimates on 400 logs of a world with known values, refusal where support is missing,
+the order of six policies, trajectories beside exact dynamic programming, parity with Open Bandit Pipeline, and speed.
+The settings were chosen on seeds below 100; every figure is of seeds from 100.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from decision_systems import AcceptanceLine, cpu_seconds
+
+from hone.core.decisions import Floats
+from hone.envs.finite.build import garnet_mdp
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import evaluate_policy, finite_horizon_value
+from hone.envs.finite.world import FiniteWorld
+from hone.envs.services.logged_choices import LinearChoicePolicy, LoggedChoiceWorld, logged_choice_world
+from hone.estimators.calibration import rank_correlation
+from hone.estimators.off_policy import terms as forms
+from hone.estimators.off_policy.estimate import EstimateSettings, estimate_values
+from hone.estimators.off_policy.feedback import LoggedFeedback
+from hone.estimators.off_policy.fitted_q import TabularTransitions, tabular_fitted_q
+from hone.estimators.off_policy.intervals import normal_interval
+from hone.estimators.off_policy.trajectories import (
+    LoggedTrajectories,
+    doubly_robust_trajectories,
+    per_decision,
+)
+from hone.evaluate.off_policy import estimate_policies, logged_feedback
+
+TITLE = "Offline estimates"
+WORLD_SEED, FIRST = 1, 100
+ROWS, LOGS = 2_000, 400
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "off_policy" / "obp.json"
+OPEN_BANDIT = {"men": (0.00566, 0.00274), "women": (0.00581, 0.00236), "all": (0.00504, 0.00251)}
+"""Value and half width of IPS, as measured with the peer's formulas."""
+BARE_SHARE = 0.42
+
+
+def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
+    """Figures of the system."""
+    world = logged_choice_world(WORLD_SEED)
+    yield from coverage_lines(world)
+    yield golden_line()
+    yield from refusal_lines(world, logs=20 if fast else 200)
+    yield ranking_line(world, logs=20 if fast else 100)
+    yield from trajectory_lines(logs=60 if fast else 400)
+    yield speed_line(world)
+    if not fast:
+        yield from open_bandit_lines()
+
+
+def coverage_lines(world: LoggedChoiceWorld) -> Iterator[AcceptanceLine]:
+    """Coverage and relative error of DR, and the negative control: the direct method alone."""
+    truth, values, covered, refused = world.value(world.target), list[float](), {"dr": 0, "dm": 0}, 0
+    with cpu_seconds() as cpu:
+        for seed in range(FIRST, FIRST + LOGS):
+            logged = logged_feedback(world.log(ROWS, seed=seed), world.target)
+            found = estimate_values(logged, ["dr", "dm"], EstimateSettings(seed=seed))
+            values.append(found["dr"].estimate.value)
+            refused += found["dr"].estimate.verdict == "refuse"
+            for name in ("dr", "dm"):
+                covered[name] += found[name].estimate.low <= truth <= found[name].estimate.high  # type: ignore[index]
+    error = float(np.sqrt(np.mean((np.array(values) - truth) ** 2))) / truth
+    worst = max(abs(value - truth) for value in values) / truth
+    words = f"{LOGS} logs of {ROWS:,} decisions"
+    yield AcceptanceLine(
+        figure="coverage of doubly robust 95% intervals", value=covered["dr"] / LOGS, at_least=0.925, at_most=0.97,
+        seeds=LOGS, cpu_s=cpu.spent, words=words,
+    )  # fmt: skip
+    yield AcceptanceLine(
+        figure="relative root mean square error of doubly robust", value=error, at_most=0.032, seeds=LOGS,
+        words=f"{words}, worst {worst:.3f}",
+    )  # fmt: skip
+    yield AcceptanceLine(
+        figure="coverage of the direct method alone", value=covered["dm"] / LOGS, at_most=0.20, negative=True,
+        seeds=LOGS, words=words,
+    )  # fmt: skip
+    yield AcceptanceLine(
+        figure="share of good logs that are refused", value=refused / LOGS, at_most=0.02, seeds=LOGS, words=words
+    )
+
+
+def golden_line() -> AcceptanceLine:
+    """Largest distance of six estimators from the golden values of Open Bandit Pipeline."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    row, action = np.arange(golden["rows"])[:, None], np.arange(golden["actions"])[None, :]
+    rows = row[:, 0]
+
+    def softmax(scores: Floats) -> Floats:
+        return np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+
+    chosen = (7 * rows**2 + 3 * rows) % golden["actions"]
+    logged = LoggedFeedback(
+        contexts=np.zeros((len(rows), 0)), action=chosen, reward=np.sin(11.0 * rows) + chosen, unit=rows,
+        logp=np.log(softmax(np.sin(3 * row + 5 * action))[rows, chosen]),
+        target_logp=np.log(softmax(2 * np.sin(7 * row + 2 * action))),
+    )  # fmt: skip
+    model = np.cos(row + action) / 2 + 0.5
+    made = {
+        "ips": forms.inverse_propensity(logged).value, "snips": forms.self_normalised(logged).value,
+        "dm": forms.direct_method(logged, model).value, "dr": forms.doubly_robust(logged, model).value,
+        "sndr": forms.self_normalised_doubly_robust(logged, model).value,
+        "switch": forms.switch_doubly_robust(logged, model, max_weight=golden["max_weight"]).value,
+    }  # fmt: skip
+    apart = max(abs(made[name] - value) for name, value in golden["values"].items())
+    return AcceptanceLine(
+        figure="distance from the golden values of Open Bandit Pipeline", value=apart, at_most=1e-12,
+        words=", ".join(made),
+    )  # fmt: skip
+
+
+def refusal_lines(world: LoggedChoiceWorld, *, logs: int) -> Iterator[AcceptanceLine]:
+    """Share of logs that are refused where 42% of the contexts lack support of the target's best action."""
+    with np.errstate(divide="ignore"):
+        bare = world.behaviour.logp_rows(world.contexts, world.actions)
+    best = world.target.logp_rows(world.contexts, world.actions).argmax(axis=1)
+    without = np.arange(round(BARE_SHARE * len(bare)))
+    bare[without, best[without]] = -np.inf
+    bare -= np.log(np.exp(bare).sum(axis=1, keepdims=True))
+    place = {context.tobytes(): number for number, context in enumerate(world.contexts)}
+    for rows, known, least in ((ROWS, True, 1.0), (5_000, False, 0.95)):
+        refused, overlap = 0, 0.0
+        with cpu_seconds() as cpu:
+            for seed in range(FIRST, FIRST + logs):
+                table = world.log(rows, seed=seed, logp=bare)
+                logged = logged_feedback(table, world.target)
+                if known:
+                    numbers = [place[context.tobytes()] for context in table.contexts]
+                    logged = replace(logged, behaviour_logp=bare[numbers])
+                found = estimate_values(logged, ["dr"], EstimateSettings(seed=seed))["dr"].estimate
+                refused += any((reason.rule, reason.verdict) == ("support", "refuse") for reason in found.reasons)
+                overlap += found.overlap / logs
+        how = "the log's policy is known" if known else "by executed propensities alone"
+        yield AcceptanceLine(
+            figure=f"refused where 42% of the contexts lack support, {how}", value=refused / logs, at_least=least,
+            seeds=logs, cpu_s=cpu.spent, words=f"{rows:,} rows, mean overlap {overlap:.2f}",
+        )  # fmt: skip
+
+
+def candidates(world: LoggedChoiceWorld) -> dict[str, LinearChoicePolicy]:
+    """Six policies, from a worse one than the behaviour policy to the target."""
+    other = np.roll(world.target.weights, 1, axis=1)
+    shares = {"a": 0.0, "b": 0.3, "c": 0.45, "d": 0.6, "e": 0.8, "f": 1.0}
+    return {
+        name: LinearChoicePolicy(
+            weights=share * world.target.weights + (1 - share) * other, temperature=0.7, floor=0.05
+        )
+        for name, share in shares.items()
+    }
+
+
+def ranking_line(world: LoggedChoiceWorld, *, logs: int) -> AcceptanceLine:
+    """Rank correlation of estimated and true order of six policies."""
+    policies = candidates(world)
+    truth = np.array([world.value(policy) for policy in policies.values()])
+    found: list[float] = []
+    with cpu_seconds() as cpu:
+        for seed in range(FIRST, FIRST + logs):
+            report = estimate_policies(world.log(ROWS, seed=seed), policies, estimators=["dr"])
+            values = np.array([one.deciding.value for one in report.policies])
+            found.append(rank_correlation(values, truth))
+    return AcceptanceLine(
+        figure="rank correlation of six policies", value=float(np.mean(found)), at_least=0.9, seeds=logs,
+        cpu_s=cpu.spent, words=f"worst log {min(found):.2f}",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- trajectories
+
+STATES, ACTIONS, HORIZON, EPISODES = 6, 3, 8, 400
+
+
+def trajectory_lines(*, logs: int) -> Iterator[AcceptanceLine]:
+    """Coverage of trajectory estimators of the exact value, and fitted Q evaluation against exact values."""
+    mdp = garnet_mdp(states=STATES, actions=ACTIONS, branching=3, seed=WORLD_SEED, discount=0.9)
+    random = np.random.default_rng(WORLD_SEED)
+    behaviour = random.dirichlet(np.full(ACTIONS, 4.0), STATES)
+    target = 0.6 * behaviour + 0.4 * random.dirichlet(np.ones(ACTIONS), STATES)
+    truth = float(mdp.start_distribution @ finite_horizon_value(mdp, target, HORIZON))
+    covered = {"per decision": 0, "doubly robust": 0}
+    errors = {name: list[float]() for name in covered}
+    with cpu_seconds() as cpu:
+        for seed in range(FIRST, FIRST + logs):
+            for name, parts in _trajectory_estimates(mdp, behaviour, target, seed).items():
+                interval = normal_interval(parts.influence, np.arange(EPISODES), level=0.95)
+                covered[name] += interval.low <= truth <= interval.high
+                errors[name].append(parts.value - truth)
+    for name, count in covered.items():
+        error = float(np.sqrt(np.mean(np.square(errors[name]))))
+        yield AcceptanceLine(
+            figure=f"coverage of {name} estimates of trajectories", value=count / logs, at_least=0.90, at_most=0.99,
+            seeds=logs, cpu_s=cpu.spent / 2, words=f"{EPISODES} episodes of {HORIZON} steps, error {error:.3f}",
+        )  # fmt: skip
+    yield _fitted_q_line(mdp, target)
+
+
+def _trajectory_estimates(
+    mdp: FiniteMdp, behaviour: Floats, target: Floats, seed: int
+) -> dict[str, forms.EstimatorTerms]:
+    from hone.envs.finite.config import with_step_limit  # noqa: PLC0415 - beside its only use
+    from hone.tabular.tables import FixedPolicyActor  # noqa: PLC0415
+    from hone.train.tabular.job import StationaryActor  # noqa: PLC0415 - torch
+
+    world = FiniteWorld(mdp=with_step_limit(mdp, HORIZON), steps=HORIZON, seed=seed, copies=EPISODES)
+    episodes = world.rollout(StationaryActor(FixedPolicyActor(probability=behaviour)))
+    state, action = episodes.observations.astype(np.int64), episodes.chosen.astype(np.int64)
+    logged = LoggedTrajectories(
+        offsets=episodes.offsets, logp=np.log(behaviour[state, action]), target_logp=np.log(target[state, action]),
+        reward=episodes.reward.astype(np.float64), discount=mdp.discount,
+    )  # fmt: skip
+    q, value = _model_values(mdp, target)
+    step = np.arange(len(state)) % HORIZON
+    robust = doubly_robust_trajectories(
+        logged, q=q[step, state, action], value=value[step, state], final_value=np.zeros(EPISODES)
+    )
+    return {"per decision": per_decision(logged), "doubly robust": robust}
+
+
+def _model_values(mdp: FiniteMdp, target: Floats) -> tuple[Floats, Floats]:
+    """Values of a wrong model, whose rewards are half of the true ones `[T, S, A]`, `[T, S]`."""
+    q, value = np.zeros((HORIZON, STATES, ACTIONS)), np.zeros((HORIZON + 1, STATES))
+    transitions, paid = mdp.dense()
+    for step in reversed(range(HORIZON)):
+        q[step] = 0.5 * paid + mdp.discount * transitions @ value[step + 1]
+        value[step] = (target * q[step]).sum(axis=1)
+    return q, value[:-1]
+
+
+def _fitted_q_line(mdp: FiniteMdp, target: Floats) -> AcceptanceLine:
+    times = np.round(100_000 * mdp.probability).astype(np.int64)
+    outcome = np.repeat(np.arange(len(times)), times)
+    state, action = np.divmod(mdp.pair_of_outcome[outcome], mdp.actions)
+    log = TabularTransitions(
+        state=state, action=action, reward=mdp.reward[outcome], next_state=mdp.next_state[outcome],
+        terminated=mdp.terminates[outcome],
+    )  # fmt: skip
+    with cpu_seconds() as cpu:
+        found = tabular_fitted_q(log, target, discount=mdp.discount)
+    exact = evaluate_policy(mdp, target)
+    apart = float(np.abs((target * found.q).sum(axis=1) - exact).max())
+    return AcceptanceLine(
+        figure="distance of fitted Q evaluation from exact values", value=apart, at_most=1e-3, cpu_s=cpu.spent,
+        words=f"{len(outcome):,} transitions by their probabilities, rounded to 1e-5",
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------- speed, real data
+
+
+def speed_line(world: LoggedChoiceWorld) -> AcceptanceLine:
+    """Processor seconds of a whole report on 100,000 rows."""
+    table = world.log(100_000, seed=FIRST)
+    with cpu_seconds() as cpu:
+        estimate_policies(table, {"target": world.target}, estimators=["dr"])
+    return AcceptanceLine(
+        figure="100,000 rows: estimate, verdict and segments, CPU s", value=cpu.spent, at_most=1.0, cpu_s=cpu.spent
+    )
+
+
+def open_bandit_lines() -> Iterator[AcceptanceLine]:
+    """IPS of Thompson sampling on real logs of the uniform policy, beside the policy's own log."""
+    from open_bandit import downloaded_samples  # noqa: PLC0415 - beside this script, and needs a package index
+
+    with tempfile.TemporaryDirectory() as folder:
+        samples = downloaded_samples(Path(folder))
+    for sample in samples:
+        with cpu_seconds() as cpu:
+            found = estimate_values(sample.logged, ["ips"], EstimateSettings())["ips"].estimate
+        value, half = OPEN_BANDIT[sample.campaign]
+        apart = max(abs(found.value - value), abs((found.high - found.low) / 2 - half))
+        inside = found.low <= sample.on_policy <= found.high
+        yield AcceptanceLine(
+            figure=f"Open Bandit sample `{sample.campaign}`: distance from the measured IPS value and half width",
+            value=apart if inside else 1.0, at_most=1e-5, cpu_s=cpu.spent,
+            words=f"{found.value:.5f} +- {(found.high - found.low) / 2:.5f}, verdict {found.verdict}, the policy's own "
+            f"log {sample.on_policy:.4f}",
+        )  # fmt: skip
