@@ -27,6 +27,7 @@ from hone.estimators.off_policy.estimate import (
 )
 from hone.estimators.off_policy.feedback import LoggedFeedback
 from hone.estimators.off_policy.rules import audit_table, usable_rows
+from hone.store.joins.view import take_decisions
 
 DEFAULT_ESTIMATORS: tuple[EstimatorName, ...] = ("dr", "snips", "ips", "dm")
 LOGGED = "the log's policy"
@@ -158,7 +159,7 @@ def estimate_policies(
     chosen = settings or EstimateSettings()
     _require_names(policies, estimators)
     reasons = audit_table(table, chosen.rules)
-    used = table_rows(table, np.flatnonzero(usable_rows(table)))
+    used = take_decisions(table, np.flatnonzero(usable_rows(table)))
     if not len(used):
         raise DataError(f"none of the {len(table)} rows can be used", *(reason.words for reason in reasons))
     version = np.unique(np.array(used.versions), return_inverse=True)[1].astype(np.int64)
@@ -223,29 +224,6 @@ def offline_evidence(one: PolicyEstimates, report: OffPolicyReport, *, made_by: 
 
 
 # --------------------------------------------------------------------------------------------------- parts
-
-
-def table_rows(table: DecisionTable, chosen: Ints) -> DecisionTable:
-    """Some rows of a table, by their numbers."""
-
-    def picked(values: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(values[row] for row in chosen.tolist()) if values else ()
-
-    return DecisionTable(
-        contexts=table.contexts[chosen],
-        action_sets=table.action_sets,
-        action_set=table.action_set[chosen],
-        executed=table.executed[chosen],
-        logp=table.logp[chosen],
-        reward=table.reward[chosen],
-        known=table.known[chosen],
-        at_s=table.at_s[chosen],
-        ids=picked(table.ids),
-        units=picked(table.units),
-        versions=picked(table.versions),
-        routes=picked(table.routes),
-        schemas=picked(table.schemas),
-    )
 
 
 def segment_labels(segment: str, table: DecisionTable, logged: LoggedFeedback) -> list[str]:
