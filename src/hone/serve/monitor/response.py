@@ -1,0 +1,89 @@
+"""The answer to drift: a state machine from an alarm to a recall, a training job or a log line. Pure."""
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from hone.core.decisions import Evidence
+from hone.serve.monitor.alarms import AlarmSink, MonitorAlarm
+from hone.serve.monitor.config import MonitorConfig
+from hone.serve.monitor.monitor import ServiceMonitor
+from hone.serve.monitor.recall import ALPHA, VersionLibrary, fit_versions, recall_evidence
+
+LOOKS = (40, 80, 160)
+"""Rewards since the change at which older versions are compared; `ALPHA` is shared by the looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftAction:
+    """What a service should do about drift."""
+
+    kind: Literal["alert", "recall", "retrain"]
+    tenant: str
+    evidence: Evidence
+    version: str = ""
+    """The version to recall."""
+    count: int = 0
+    """Rewards since the change, estimated: what a fresh model may learn from."""
+
+    def line(self) -> str:
+        """One line of JSON."""
+        fields = {
+            "event": "drift", "act": self.kind, "tenant": self.tenant, "version": self.version,
+            "rewards_since": self.count, "verdict": self.evidence.verdict, "words": self.evidence.words,
+        }  # fmt: skip
+        return json.dumps(fields)
+
+
+class DriftResponder:
+    """Answers alarms of the watched number. It is the sink of a monitor, and hands alarms on to `then`.
+
+    `step` is called now and then, off the path of decisions. A recall needs an older version that predicts the rewards
+    since the change better than the served scores did; it is looked for at 40, 80 and 160 rewards since the change.
+    """
+
+    def __init__(
+        self, config: MonitorConfig, library: VersionLibrary | None = None, then: AlarmSink | None = None
+    ) -> None:
+        self.config, self._library, self._then = config, library, then
+        self._alarms: dict[str, MonitorAlarm] = {}
+        self._looked: dict[str, int] = {}
+
+    def alarm(self, alarm: MonitorAlarm) -> None:
+        """Take an alarm; a later one of the same tenant replaces it."""
+        if alarm.signal == self.config.on:
+            self._alarms[alarm.tenant] = alarm
+            self._looked[alarm.tenant] = 0
+        if self._then is not None:
+            self._then.alarm(alarm)
+
+    def step(self, monitor: ServiceMonitor, now_s: float) -> tuple[DriftAction, ...]:
+        """The actions that are due."""
+        found = [self._answer(alarm, monitor, now_s) for alarm in tuple(self._alarms.values())]
+        actions = tuple(action for action in found if action is not None)
+        for action in actions:
+            del self._alarms[action.tenant], self._looked[action.tenant]
+        return actions
+
+    def _answer(self, alarm: MonitorAlarm, monitor: ServiceMonitor, now_s: float) -> DriftAction | None:
+        since = alarm.recent + monitor.rewards(alarm.tenant) - alarm.count
+        if self.config.act == "recall" and self._library is not None:
+            action = self._recall(alarm, monitor, since, now_s)
+            if action is not None or self._looked[alarm.tenant] < len(LOOKS):
+                return action
+        kind = "retrain" if self.config.retrain is not None and self.config.act != "alert" else "alert"
+        return DriftAction(kind=kind, tenant=alarm.tenant, evidence=alarm.evidence(), count=since)
+
+    def _recall(
+        self, alarm: MonitorAlarm, monitor: ServiceMonitor, since: int, now_s: float
+    ) -> DriftAction | None:  # fmt: skip
+        assert self._library is not None
+        tenant, looked = alarm.tenant, self._looked[alarm.tenant]
+        if looked == len(LOOKS) or since < LOOKS[looked]:
+            return None
+        self._looked[tenant] = 1 + max(k for k in range(len(LOOKS)) if since >= LOOKS[k])
+        fits = fit_versions(monitor.recent(tenant, since), self._library, tenant, alpha=ALPHA / len(LOOKS))
+        if not fits or fits[0].high >= 0:
+            return None
+        evidence = recall_evidence(fits[0], at_s=now_s)
+        return DriftAction(kind="recall", tenant=tenant, evidence=evidence, version=fits[0].version, count=since)
