@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from manual_clock import ManualClock
 
-from hone.core.decisions import ActionSet, Choice, DecisionRecord, Floats, draw_action, logp_each
+from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, draw_action, logp_each
 from hone.core.errors import ResourceError
 from hone.serve.gateway.counters import FaultLines
-from hone.serve.gateway.fallback_chain import FallbackChain, PolicyVersion, SafeDefault
+from hone.serve.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers, WriteBefore
 from hone.serve.gateway.recent_requests import RecentRequests
 from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
 from hone.serve.gateway.service import DecisionService, RecordListener, ServiceParts, ServiceRules
+from hone.store.decisions.protocol import AppendAck
 
 
 class SoftmaxPolicy:
@@ -43,11 +44,12 @@ class MemorySink:
     batches: list[int] = field(default_factory=list)
     broken: bool = False
 
-    def append(self, batch: Sequence[DecisionRecord]) -> None:
+    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
         if self.broken:
             raise ResourceError("the disk is full")
         self.records += batch
         self.batches.append(len(batch))
+        return AppendAck(stored=len(batch), repeated=0, erased=0, refused=(), watermarks=())
 
     def logged(self, tenant: str) -> int:
         """Records of a tenant by the gateway."""
@@ -66,6 +68,9 @@ class OneChain:
     def chain(self, tenant: str, unit: str) -> tuple[FallbackChain, str]:
         return self.versions, self.route
 
+    def replay(self, decision: Decision) -> Choice:
+        return self.versions.versions[0].policy.act(decision.context, decision.actions, decision.draw_key)
+
 
 @dataclass
 class ServiceBox:
@@ -81,7 +86,7 @@ class ServiceBox:
 
 
 def make_box(
-    *versions: PolicyVersion,
+    *versions: ServingVersion,
     tenants: Sequence[str] = ("default",),
     listeners: Sequence[RecordListener] = (),
     writer: LogWriter | None = None,
@@ -90,8 +95,8 @@ def make_box(
     """A service with features `age` and `country=de`, actions a, b, c."""
     clock, sink, lines = ManualClock(1_000_000.0), MemorySink(), list[str]()
     default = SafeDefault()
-    chain = versions or (PolicyVersion(name="v1", policy=SoftmaxPolicy()),)
-    chain += (PolicyVersion(name=default.version, policy=default),)
+    chain = versions or (ServingVersion(name="v1", policy=SoftmaxPolicy()),)
+    chain += (ServingVersion(name=default.version, policy=default),)
     ids = iter(range(10**9))
     parts = ServiceParts(
         rules=ServiceRules(source="gateway", tenants=tuple(tenants)),

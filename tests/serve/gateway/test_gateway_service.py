@@ -9,7 +9,7 @@ from gateway_parts import MemorySink, SoftmaxPolicy, make_box
 
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, Outcome, decision_key
-from hone.serve.gateway.fallback_chain import FallbackChain, PolicyVersion, SafeDefault
+from hone.serve.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
 from hone.serve.gateway.guarded_policy import GuardedPolicy, PolicyFailureError, RestTimer
 from hone.serve.gateway.log_writer import SequenceNumbers, WriteAfter
 from hone.serve.gateway.requests import DecisionRequest, RequestError, RewardRequest
@@ -134,7 +134,7 @@ class FailingPolicy(SoftmaxPolicy):
 )
 def test_a_failing_policy_is_answered_by_the_last_good_version_with_its_distribution(way: int, reason: str) -> None:
     box = make_box(
-        PolicyVersion(name="new", policy=FailingPolicy()), PolicyVersion(name="good", policy=SoftmaxPolicy())
+        ServingVersion(name="new", policy=FailingPolicy()), ServingVersion(name="good", policy=SoftmaxPolicy())
     )
     decided = box.service.decide("u", {"age": way, "country": "fr"})
     assert decided.version == "good"
@@ -145,8 +145,10 @@ def test_a_failing_policy_is_answered_by_the_last_good_version_with_its_distribu
 
 
 def test_the_safe_default_answers_when_every_version_fails() -> None:
-    box = make_box(PolicyVersion(name="new", policy=FailingPolicy()), PolicyVersion(name="old", policy=FailingPolicy()))
-    decided = box.service.decide("u", {"age": 1, "country": ""} | {"country": "x"})
+    box = make_box(
+        ServingVersion(name="new", policy=FailingPolicy()), ServingVersion(name="old", policy=FailingPolicy())
+    )
+    decided = box.service.decide("u", {"age": 1, "country": "x"})
     assert (decided.version, decided.logp) == ("default:uniform", -math.log(3))
 
 
@@ -174,8 +176,8 @@ def test_a_late_policy_costs_one_deadline_and_rests() -> None:
     default = SafeDefault()
     chain = FallbackChain(
         (
-            PolicyVersion(name="slow", policy=guard.policy, guard=guard),
-            PolicyVersion(name=default.version, policy=default),
+            ServingVersion(name="slow", policy=guard.policy, guard=guard),
+            ServingVersion(name=default.version, policy=default),
         ),
         clock,
     )

@@ -20,7 +20,7 @@ _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyVersion:
+class ServingVersion:
     """A policy under the name of its version."""
 
     name: str
@@ -67,7 +67,7 @@ class SafeDefault:
 class FallbackChain:
     """Versions in the order in which they are asked; the last one must not fail."""
 
-    def __init__(self, versions: tuple[PolicyVersion, ...], clock: Clock) -> None:
+    def __init__(self, versions: tuple[ServingVersion, ...], clock: Clock) -> None:
         self.versions = versions
         self._clock = clock
 
@@ -90,7 +90,7 @@ class FallbackChain:
         raise PolicyFailureError("; ".join(f"{name}: {reason}" for name, reason in failures))
 
     def _ask(
-        self, version: PolicyVersion, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float
+        self, version: ServingVersion, context: Floats, actions: ActionSet, draw_key: int, deadline_s: float
     ) -> Choice:
         if version.guard is not None:
             left_s = deadline_s - self._clock.monotonic_s()

@@ -17,25 +17,19 @@ from typing import Final, Protocol
 from hone.core.decisions import DecisionRecord
 from hone.core.errors import HoneError
 from hone.serve.gateway.requests import RequestError
+from hone.store.decisions.protocol import DecisionLog, RefusedRecord
 
 FLUSH_S: Final = 0.05
 """Longest time that a record waits in the buffer of `after`, while the log is quick enough."""
 BATCH: Final = 500
 
 
-class RecordSink(Protocol):
-    """A log as the writer needs it."""
-
-    def append(self, batch: Sequence[DecisionRecord], /) -> object:
-        """Store records durably; return when they are."""
-        ...
-
-
 class LogWriter(Protocol):
     """Takes the records of answers."""
 
-    def write(self, records: Sequence[DecisionRecord]) -> None:
-        """Take records. Raises RequestError (503) if they cannot be taken: their requests must not be answered."""
+    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+        """Take records; -> those that the log knows with other content. Raises RequestError (503) if they cannot be
+        taken: then their requests must not be answered."""
         ...
 
     def waiting(self) -> int:
@@ -55,13 +49,13 @@ def _unavailable(error: Exception) -> RequestError:
 class WriteBefore:
     """Append on the path."""
 
-    def __init__(self, sink: RecordSink) -> None:
-        self._sink = sink
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
 
-    def write(self, records: Sequence[DecisionRecord]) -> None:
-        """Append the records. Raises RequestError (503)."""
+    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+        """Append the records; -> those that the log knows with other content. Raises RequestError (503)."""
         try:
-            self._sink.append(records)
+            return self._log.append(records).refused
         except (HoneError, OSError) as error:
             raise _unavailable(error) from error
 
@@ -76,8 +70,8 @@ class WriteBefore:
 class WriteAfter:
     """A bounded buffer with a thread that writes it. `start` before use."""
 
-    def __init__(self, sink: RecordSink, *, capacity: int, tell: Callable[[str, str], None]) -> None:
-        self._sink = sink
+    def __init__(self, log: DecisionLog, *, capacity: int, tell: Callable[[str, str], None]) -> None:
+        self._log = log
         self._capacity = capacity
         self._tell = tell
         self._buffer: deque[DecisionRecord] = deque()
@@ -90,14 +84,15 @@ class WriteAfter:
         self._thread.start()
         return self
 
-    def write(self, records: Sequence[DecisionRecord]) -> None:
-        """Put the records into the buffer. Raises RequestError (503) if it is full."""
+    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+        """Put the records into the buffer; refusals are told later. Raises RequestError (503) if it is full."""
         with self._wake:
             if len(self._buffer) + len(records) > self._capacity:
                 raise _unavailable(BufferError(f"{len(self._buffer)} records wait, the buffer is full"))
             self._buffer.extend(records)
             if len(self._buffer) >= BATCH:
                 self._wake.notify()
+        return ()
 
     def waiting(self) -> int:
         """Records in the buffer."""
@@ -131,12 +126,14 @@ class WriteAfter:
     def _written(self, batch: list[DecisionRecord]) -> bool:
         """Append; a failure is told, and tried again: sending twice stores once."""
         try:
-            self._sink.append(batch)
+            refused = self._log.append(batch).refused
         except (HoneError, OSError) as error:
             self._tell("log_unavailable", f"{len(self._buffer)} records wait: {error!s:.200}")
             with self._wake:
                 self._wake.wait(FLUSH_S if not self._closing else 1.0)
             return False
+        for record in refused:
+            self._tell("record_refused", record.message)
         return True
 
 

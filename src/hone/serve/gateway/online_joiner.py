@@ -10,28 +10,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hone.core.decisions import Decision
+from hone.store.joins.config import JoinConfig
 
 _MOST_EARLY: Final = 10_000
 """Decisions that rewards wait for."""
 _MOST_EARLY_EACH: Final = 16
 JoinKey = tuple[str, str]
 """Tenant and decision id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinRules:
-    """How outcomes become one reward."""
-
-    window_s: float = 86_400.0
-    """Seconds after a decision in which its outcomes count."""
-    rule: str = "first"
-    """`first`, `last`, `sum` or `max` of the outcomes in the window."""
-    default: float | None = 0.0
-    """Reward of a decision without an outcome when its window closes; None: it is not learnt from."""
-    kind: str = "reward"
-    """Kind of outcome that is learnt from."""
-    most_open: int = 50_000
-    """Decisions held at most; the oldest leaves first, and is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +34,7 @@ class _OpenDecision:
 
 
 @dataclass(slots=True)
-class JoinCounts:
+class OnlineJoinCounts:
     """Counts since the joiner began."""
 
     joined: int = 0
@@ -66,8 +51,10 @@ class JoinCounts:
 class OnlineJoiner:
     """Decisions whose window is open."""
 
-    rules: JoinRules
-    counts: JoinCounts = field(default_factory=JoinCounts)
+    rules: JoinConfig
+    most_open: int = 50_000
+    """Decisions held at most; the oldest leaves first, and is counted."""
+    counts: OnlineJoinCounts = field(default_factory=OnlineJoinCounts)
     _open: OrderedDict[JoinKey, _OpenDecision] = field(default_factory=OrderedDict)
     _early: OrderedDict[JoinKey, list[tuple[float, float]]] = field(default_factory=OrderedDict)
 
@@ -78,7 +65,7 @@ class OnlineJoiner:
         done: list[JoinedReward] = []
         for value, at_s in self._early.pop(key, ()):
             done += self._taken(key, value, at_s)
-        while len(self._open) > self.rules.most_open:
+        while len(self._open) > self.most_open:
             self._open.popitem(last=False)
             self.counts.evicted += 1
         return done
@@ -126,7 +113,7 @@ class OnlineJoiner:
         if held.value is not None:
             self.counts.joined += 1
             yield JoinedReward(decision=held.decision, reward=held.value)
-        elif self.rules.default is not None:
+        else:
             self.counts.defaulted += 1
             yield JoinedReward(decision=held.decision, reward=self.rules.default)
 
@@ -136,6 +123,6 @@ class OnlineJoiner:
         if len(waiting) < _MOST_EARLY_EACH:
             self.counts.early += 1
             waiting.append((value, at_s))
-        while len(self._early) > min(self.rules.most_open, _MOST_EARLY):
+        while len(self._early) > min(self.most_open, _MOST_EARLY):
             self._early.popitem(last=False)
             self.counts.late += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from hone.core.clock import Clock
-from hone.core.decisions import ActionSet, Decision, DecisionRecord, Floats, Outcome, decision_key
+from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, Outcome, decision_key
 from hone.serve.gateway.counters import FaultLines, GatewayCounters
 from hone.serve.gateway.fallback_chain import FallbackChain
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers
@@ -40,6 +40,10 @@ class ServedPolicies(Protocol):
 
     def chain(self, tenant: str, unit: str) -> tuple[FallbackChain, str]:
         """The chain, and the route to log."""
+        ...
+
+    def replay(self, decision: Decision) -> Choice:
+        """The choice that the decision's version makes again."""
         ...
 
 
@@ -139,6 +143,10 @@ class DecisionService:
         with self._lock:
             return self._answer_all(requests)
 
+    def replay(self, decision: Decision) -> Choice:
+        """Decide a logged decision again, by its version: equal to the bit. Raises DataError for a lost version."""
+        return self.parts.policies.replay(decision)
+
     def tick(self) -> None:
         """Do what is due: windows that close, snapshots to publish."""
         with self._lock:
@@ -179,9 +187,9 @@ class DecisionService:
                 answers.append(None)
             else:
                 answers.append(result)
-        fault = self._write([one.record for _, one in prepared])
+        fault, refused = self._write([one.record for _, one in prepared])
         for place, one in prepared:
-            answers[place] = fault or self._finish(one)
+            answers[place] = fault or refused.get(_number(one.record)) or self._finish(one)
         for place, first in repeats.items():
             answers[place] = fault or prepared[first][1].answer
         return cast("list[ServiceAnswer | RequestError]", answers)
@@ -231,7 +239,9 @@ class DecisionService:
             route=route, draw_key=key, schema=parts.schema.hash, latency_s=parts.clock.monotonic_s() - began_s,
             source=parts.rules.source, seq=parts.numbers.take(tenant),
         )  # fmt: skip
-        return _PreparedAnswer(record=decision, answer=_decided(decision), digest=digest, failures=served.failures)
+        return _PreparedAnswer(
+            record=decision, answer=decided_answer(decision), digest=digest, failures=served.failures
+        )
 
     def _prepare_reward(self, request: RewardRequest) -> "_PreparedAnswer | Rewarded":
         parts, rules = self.parts, self.parts.rules
@@ -261,16 +271,23 @@ class DecisionService:
         answer = Rewarded(id=request.id, status="joined" if known else "waiting")
         return _PreparedAnswer(record=outcome, answer=answer, digest=digest, key=request.key)
 
-    def _write(self, records: Sequence[DecisionRecord]) -> RequestError | None:
+    def _write(
+        self, records: Sequence[DecisionRecord]
+    ) -> tuple[RequestError | None, dict[tuple[str, str, int], RequestError]]:
+        """The fault of all records, if the log took none; the faults of those that it knows with other content."""
         if not records:
-            return None
+            return None, {}
         try:
-            self.parts.writer.write(records)
+            refused = self.parts.writer.write(records)
         except RequestError as fault:
             self.parts.numbers.refused(records, self.parts.rules.source)
             self.parts.lines.fault(fault.code, str(fault), {"records": len(records)})
-            return fault
-        return None
+            return fault, {}
+        faults = {
+            (one.tenant, one.source, one.seq): RequestError(one.message, status=409, code="number_reused", field="seq")
+            for one in refused
+        }
+        return None, faults
 
     def _finish(self, one: _PreparedAnswer) -> ServiceAnswer:
         """Remember an answer whose record the log took, and tell the listeners."""
@@ -289,19 +306,24 @@ class DecisionService:
         return one.answer
 
 
+def _number(record: DecisionRecord) -> tuple[str, str, int]:
+    return record.tenant, record.source, record.seq
+
+
 def _own_number(request: RewardRequest, own: str) -> tuple[str, int] | None:
     """Source and number that the caller gave, if any. Raises RequestError."""
     if not request.source and request.seq == -1:
         return None
     check_text(request.source, "source")
     if isinstance(request.seq, bool) or not isinstance(request.seq, int) or not 0 <= request.seq < 2**63:
-        raise RequestError(f"seq must be a whole number from 0, got {request.seq!r:.60}", code="bad_type", field="seq")
+        raise RequestError(f"seq must be a number from 0, got {request.seq!r:.60}", code="bad_type", field="seq")
     if request.source == own:
         raise RequestError(f"source {own!r} is the gateway's own name", code="reserved_source", field="source")
     return request.source, request.seq
 
 
-def _decided(decision: Decision) -> Decided:
+def decided_answer(decision: Decision) -> Decided:
+    """The answer that a decision is given as."""
     return Decided(
         id=decision.id,
         action=decision.actions.names[decision.executed],

@@ -1,0 +1,133 @@
+"""Parts of a service from its file: clients, actions, policies of every tenant."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from hone.bandits.learning import BanditLearner
+from hone.bandits.saving import load_policy, policy_hash
+from hone.bandits.wrappers import EpsilonFloor
+from hone.config.resolve import ResolvedConfig
+from hone.core.clock import Clock
+from hone.core.decisions import ActionSet, DecisionPolicy
+from hone.core.errors import ConfigError, ErrorCollector
+from hone.serve.gateway.access import AccessList, ServiceClient, token_digest
+from hone.serve.gateway.counters import FaultLines
+from hone.serve.gateway.fallback_chain import ServingVersion
+from hone.serve.gateway.guarded_policy import GuardedPolicy
+from hone.serve.gateway.named_arms import NamedArms
+from hone.serve.gateway.online_joiner import OnlineJoiner
+from hone.serve.gateway.online_policies import (
+    OnlinePolicies,
+    PolicyWrapper,
+    TenantLearning,
+    TenantServing,
+    default_version,
+    make_serving,
+)
+from hone.serve.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
+from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
+from hone.serve.gateway.service_config import ClientConfig, ServiceFileConfig, ServiceTableConfig
+from hone.serve.gateway.version_shelf import VersionShelf
+
+NO_ACTIONS = ActionSet(names=())
+
+
+def make_catalogue(service: ServiceTableConfig) -> ActionCatalogue:
+    """The actions that requests may offer."""
+    features = FeatureSchema(service.action_features, "features") if service.action_features else None
+    return ActionCatalogue(service.actions if features is None else (), features)
+
+
+def open_access(resolved: ResolvedConfig[ServiceFileConfig]) -> AccessList:
+    """The clients with the digests of their tokens. Raises ConfigError for every token that is not there."""
+    faults = ErrorCollector(ConfigError)
+    clients: list[ServiceClient] = []
+    for place, client in enumerate(resolved.config.service.clients):
+        try:
+            digest = _digest(client)
+        except KeyError:
+            origin = resolved.origins.get(f"service.clients.{place}.token_env", "[service]")
+            faults.add(f"{origin}: the environment variable {client.token_env} of client {client.name!r} is not set")
+            continue
+        scopes = frozenset(client.scopes)
+        clients.append(ServiceClient(name=client.name, tenant=client.tenant, token_sha256=digest, scopes=scopes))
+    faults.raise_if_any()
+    return AccessList(clients)
+
+
+def _digest(client: ClientConfig) -> str:
+    return client.token_sha256 or token_digest(os.environ[client.token_env])
+
+
+def make_policies(
+    beside: Path, folder: Path, config: ServiceFileConfig, clock: Clock, lines: FaultLines
+) -> OnlinePolicies:
+    """The policies of every tenant; `beside` is the folder that relative paths start from."""
+    service = config.service
+    declared = make_catalogue(service).declared
+    wrap = partial(_with_names, declared)
+    default = default_version(service.safe_action, _as_it_is)
+    shelf = VersionShelf(folder / "versions")
+    make = _server_of(config, declared, beside, shelf, default, wrap, clock)
+    return OnlinePolicies(
+        tenants={tenant: make() for tenant in service.tenants}, default=default, wrap=wrap, clock=clock, shelf=shelf,
+        tell=lambda code, words: lines.fault(code, words, {}),
+    )  # fmt: skip
+
+
+def _server_of(
+    config: ServiceFileConfig,
+    declared: ActionSet | None,
+    beside: Path,
+    shelf: VersionShelf,
+    default: ServingVersion,
+    wrap: PolicyWrapper,
+    clock: Clock,
+) -> Callable[[], TenantServing]:
+    """What makes the serving of one tenant."""
+    policy = config.policy
+    if isinstance(policy, FolderServiceConfig):
+        version = _saved_version(policy, beside, wrap, clock)
+        return lambda: make_serving(version, default, clock)
+    if isinstance(policy, LearningServiceConfig):
+        return lambda: _learning_serving(config, policy, declared or NO_ACTIONS, shelf, default, wrap, clock)
+    return lambda: make_serving(default, default, clock)
+
+
+def _saved_version(policy: FolderServiceConfig, beside: Path, wrap: PolicyWrapper, clock: Clock) -> ServingVersion:
+    saved = load_policy(beside / policy.path)
+    floored = EpsilonFloor(saved, policy.floor) if policy.floor else saved
+    wrapped = wrap(floored)
+    guard = GuardedPolicy(wrapped, clock).start() if policy.guard else None
+    return ServingVersion(name=policy_hash(floored)[:16], policy=wrapped, guard=guard)
+
+
+def _learning_serving(
+    config: ServiceFileConfig,
+    policy: LearningServiceConfig,
+    declared: ActionSet,
+    shelf: VersionShelf,
+    default: ServingVersion,
+    wrap: PolicyWrapper,
+    clock: Clock,
+) -> TenantServing:
+    """Serving by a policy that learns, at first by its prior."""
+    service = config.service
+    model = policy.reward_model(len(declared), len(service.features), len(service.action_features))
+    learner = BanditLearner(EpsilonFloor(policy.policy_of(model), policy.floor), model, declared)
+    prior = learner.snapshot()
+    serving = make_serving(ServingVersion(name=shelf.put(prior), policy=wrap(prior)), default, clock)
+    serving.learning = TenantLearning(
+        learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every
+    )
+    return serving
+
+
+def _with_names(declared: ActionSet | None, policy: DecisionPolicy) -> DecisionPolicy:
+    return policy if declared is None else NamedArms(policy, declared)
+
+
+def _as_it_is(policy: DecisionPolicy) -> DecisionPolicy:
+    return policy

@@ -1,0 +1,219 @@
+"""From a service file to a running service: its folder, log, policies, learners and monitor.
+
+FOLDER/            beside the file, named by the service
+  lock             held by the process that serves
+  instance         name of this gateway as the writer of records
+  decisions.db     the log, unless it is on a server
+  versions/HASH/   every published version
+  issued/          numbers given out, of `durable = "after"`
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from hone.config.resolve import ResolvedConfig, load
+from hone.core.clock import Clock
+from hone.core.decisions import Decision
+from hone.core.errors import ResourceError
+from hone.serve.gateway.access import AccessList
+from hone.serve.gateway.assembly import make_catalogue, make_policies, open_access
+from hone.serve.gateway.counters import FaultLines
+from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
+from hone.serve.gateway.online_policies import OnlinePolicies
+from hone.serve.gateway.recent_requests import RecentRequests, request_digest
+from hone.serve.gateway.schemas import FeatureSchema
+from hone.serve.gateway.service import (
+    DecisionService,
+    ServiceParts,
+    ServiceRules,
+    decided_answer,
+)
+from hone.serve.gateway.service_config import LogTableConfig, ServiceFileConfig
+from hone.serve.monitor.alarms import AlarmLog
+from hone.serve.monitor.monitor import ServiceMonitor, resident_bytes
+from hone.store.decisions.opening import open_decision_log
+from hone.store.decisions.protocol import DecisionLog, LoggedRecord
+from hone.store.joins.join import build_view
+from hone.store.joins.view import DecisionView
+from hone.store.lock import RunLock
+
+PAGE: Final = 2000
+"""Records that are read from the log at a time."""
+MOST_OPEN: Final = 50_000
+"""Decisions of a tenant that wait for their reward in memory."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OpenedService:
+    """A service that decides, and everything that it holds open."""
+
+    service: DecisionService
+    policies: OnlinePolicies
+    log: DecisionLog
+    resolved: ResolvedConfig[ServiceFileConfig]
+    folder: Path
+    access: AccessList
+    clock: Clock
+    held: ExitStack
+    """Log, lock and threads."""
+    monitor: ServiceMonitor | None = None
+
+    @property
+    def config(self) -> ServiceFileConfig:
+        """The service file."""
+        return self.resolved.config
+
+    def view(self, tenant: str = "", as_of_s: float | None = None) -> DecisionView:
+        """The log's decisions with their rewards as known at `as_of_s` (now unless given)."""
+        records = (logged.record for logged in pages(self.log))
+        moment = self.clock.now_s() if as_of_s is None else as_of_s
+        name = tenant or self.config.service.tenants[0]
+        return build_view(records, as_of_s=moment, join=self.config.join, tenant=name)
+
+    def close(self) -> None:
+        """Write what waits, and give the folder free; a second call has no effect."""
+        self.held.close()
+
+
+def read_service_file(path: Path) -> ResolvedConfig[ServiceFileConfig]:
+    """Read and check a service file. Raises ConfigError with all faults, each with its line."""
+    return load(ServiceFileConfig, path)
+
+
+def service_folder(path: Path, config: ServiceFileConfig) -> Path:
+    """Folder of the service: beside the file, named by the service or by the file."""
+    return path.parent / (config.service.name or path.stem)
+
+
+def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> OpenedService:
+    """Open the service of a file; `tell` takes log lines. Raises ConfigError, DataError, ResourceError."""
+    resolved = read_service_file(path)
+    config = resolved.config
+    access = open_access(resolved)
+    folder = service_folder(path, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = FaultLines(tell, clock)
+    with ExitStack() as opened:
+        lock = _locked(folder, clock)
+        opened.callback(lock.close)
+        log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
+        opened.callback(log.close)
+        policies = make_policies(path.parent, folder, config, clock, lines)
+        monitor = _monitor(config, folder)
+        service = DecisionService(_parts(config, folder, log, policies, monitor, lines))
+        opened.callback(service.close)
+        read_log_again(log, service.parts, policies, monitor)
+        return OpenedService(
+            service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
+            monitor=monitor, held=opened.pop_all(),
+        )  # fmt: skip
+
+
+def log_address(folder: Path, config: LogTableConfig) -> str:
+    """Address of the log: a file in the service's folder, or a server's as it stands."""
+    return config.address if "://" in config.address else str(folder / config.address)
+
+
+def _parts(
+    config: ServiceFileConfig,
+    folder: Path,
+    log: DecisionLog,
+    policies: OnlinePolicies,
+    monitor: ServiceMonitor | None,
+    lines: FaultLines,
+) -> ServiceParts:
+    service, after = config.service, config.log.durable == "after"
+    source = f"{folder.name}-{_instance(folder)}"
+    numbers = SequenceNumbers(partial(_logged, log, source), folder / "issued" if after else None)
+    for tenant in service.tenants:
+        if lost := numbers.resume(tenant):
+            lines.fault("records_lost", f"{lost} records waited when the process was killed", {"tenant": tenant})
+    writer: LogWriter = WriteBefore(log)
+    if after:
+        told = partial(_told, lines)
+        writer = WriteAfter(log, capacity=config.log.buffer, tell=told).start()
+    return ServiceParts(
+        rules=ServiceRules(
+            source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s
+        ),
+        schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
+        numbers=numbers, recent=RecentRequests(service.remember), clock=policies.clock, lines=lines,
+        listeners=(policies,) if monitor is None else (policies, monitor),
+    )  # fmt: skip
+
+
+def _told(lines: FaultLines, code: str, words: str) -> None:
+    lines.fault(code, words, {})
+
+
+def _logged(log: DecisionLog, source: str, tenant: str) -> int:
+    """Numbers of this gateway that the log has seen of a tenant."""
+    marks = [mark for mark in log.watermarks() if (mark.tenant, mark.source) == (tenant, source)]
+    return marks[0].highest + 1 if marks else 0
+
+
+def _monitor(config: ServiceFileConfig, folder: Path) -> ServiceMonitor | None:
+    if config.monitor is None:
+        return None
+    sink, names = AlarmLog(folder / "alarms.jsonl"), config.service.features
+    return ServiceMonitor(config.monitor, sink, names=names, seed=config.service.seed, memory=resident_bytes)
+
+
+def _locked(folder: Path, clock: Clock) -> RunLock:
+    try:
+        lock = RunLock.acquire(folder / "lock", folder.name)
+    except ResourceError as error:
+        told = f"service {folder.name} is served by another process ({error}); stop it, or give [service] another name"
+        raise ResourceError(told) from None
+    lock.write_holder(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock.now_s())))
+    return lock
+
+
+def _instance(folder: Path) -> str:
+    """Name of this gateway among those that write to the same log, drawn when its folder was made."""
+    path = folder / "instance"
+    if not path.is_file():
+        path.write_text(uuid.uuid4().hex[:8], encoding="ascii")
+    return path.read_text(encoding="ascii")
+
+
+def pages(log: DecisionLog) -> Iterator[LoggedRecord]:
+    """All records of a log, in the order of arrival."""
+    after = 0
+    while page := log.read(after, PAGE):
+        yield from page
+        after = page[-1].position
+
+
+def read_log_again(
+    log: DecisionLog, parts: ServiceParts, policies: OnlinePolicies, monitor: ServiceMonitor | None
+) -> None:
+    """Learn from the log as the service did before it stopped, and remember its latest answers."""
+    policies.publishing = False
+    open_decisions: dict[tuple[str, str], Decision] = {}
+    for logged in pages(log):
+        record = logged.record
+        if record.tenant not in parts.rules.tenants:
+            continue
+        if isinstance(record, Decision) and record.schema != parts.schema.hash:
+            continue  # of an earlier schema: its features mean something else
+        policies.observe(record)
+        if isinstance(record, Decision):
+            digest = request_digest(record.unit, record.context, record.actions)
+            parts.recent.remember(record.tenant, digest, decided_answer(record))
+            open_decisions[record.tenant, record.id] = record
+            if len(open_decisions) > MOST_OPEN:
+                del open_decisions[next(iter(open_decisions))]
+        else:
+            open_decisions.pop((record.tenant, record.decision_id), None)
+    policies.publishing = True
+    for tenant in parts.rules.tenants:
+        policies.publish(tenant)
+    if monitor is not None:
+        monitor.reopen(open_decisions.values())
