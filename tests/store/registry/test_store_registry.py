@@ -11,7 +11,7 @@ import pytest
 from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.store.registry.moves import StageMove
-from hone.store.registry.registry import VersionRegistry, open_registry
+from hone.store.registry.registry import JournalEntry, VersionRegistry, open_registry
 from hone.store.registry.versions import VersionOrigin
 
 MakeVersion = Callable[..., str]
@@ -38,6 +38,11 @@ def move(registry: VersionRegistry, version: str, stage, needs=(), service="shop
     return registry.move(
         service, StageMove(version=version, stage=stage, needs=tuple(needs)), at_s=5.0, made_by="a test"
     )
+
+
+def append(registry, rollout, content, *, service="shop", seq=0, moves=(), evidence=()) -> None:
+    entry = JournalEntry(service=service, rollout=rollout, seq=seq, content=content, moves=moves, evidence=evidence)
+    registry.append(entry, at_s=1.0, made_by="a test")
 
 
 def evidence(kind="offline", verdict="ok", **values) -> Evidence:
@@ -148,7 +153,7 @@ def test_evidence_is_kept_exactly_names_its_maker_and_cannot_be_changed(make: Ma
     with pytest.raises(DataError, match="its kind and its maker"):
         registry.add_evidence(number, Evidence(kind="offline", verdict="ok", words="", made_by="", at_s=0))
     move(registry, number, "shadow")
-    registry.append("shop", "r", seq=0, entry={}, moves=(), at_s=0, made_by="t")
+    append(registry, "r", {})
     columns = {"evidence": "verdict", "moves": "after", "versions": "parent", "journal": "entry", "files": "sha256"}
     for table, column in columns.items():
         for statement in (f"delete from {table}", f"update {table} set {column} = 'ok'"):
@@ -180,16 +185,19 @@ def test_a_journal_has_one_writer_and_moves_with_its_entries(make: MakeVersion, 
     number = make("a")
     entry = {"to": "shadow", "at_s": 1.0}
     moved = (StageMove(version=number, stage="shadow"),)
-    registry.append("shop", "r1", seq=0, entry=entry, moves=moved, at_s=1.0, made_by="t")
+    append(registry, "r1", entry, moves=moved)
     assert registry.entries("shop", "r1") == [entry]
     assert registry.stage("shop", number) == "shadow"
     with pytest.raises(ResourceError, match="has 1 entries, not 0: another controller"):
-        registry.append("shop", "r1", seq=0, entry=entry, moves=(), at_s=1.0, made_by="t")
+        append(registry, "r1", entry)
     needing = (StageMove(version=number, stage="canary", needs=("offline",)),)
     with pytest.raises(ConfigError, match="evidence offline: none"):
-        registry.append("shop", "r1", seq=1, entry={"to": "1%"}, moves=needing, at_s=2.0, made_by="t")
-    assert len(registry.entries("shop", "r1")) == 1  # neither the entry nor the move
-    registry.append("shop", "r0", seq=0, entry={"at_s": 0.5}, moves=(), at_s=0.5, made_by="t")
+        append(registry, "r1", {"to": "1%"}, seq=1, moves=needing, evidence=[(number, evidence("load"))])
+    assert len(registry.entries("shop", "r1")) == 1  # neither the entry nor the move nor the evidence
+    assert registry.evidence(number) == ()
+    assert registry.first_and_last("shop", "r1") == (entry, entry, 1)
+    assert registry.first_and_last("shop", "none") is None
+    append(registry, "r0", {"at_s": 0.5})
     assert registry.rollouts("shop") == ["r0", "r1"]
     assert registry.rollouts("none") == []
 
@@ -198,7 +206,7 @@ def test_a_journal_has_one_writer_and_moves_with_its_entries(make: MakeVersion, 
 def test_hostile_names_are_only_names(make: MakeVersion, registry, text: str) -> None:
     number = make("a", code=text, config=text)
     move(registry, number, "live", service=text)
-    registry.append(text, text, seq=0, entry={"x": text}, moves=(), at_s=0, made_by=text)
+    append(registry, text, {"x": text}, service=text)
     assert registry.live(text) == number
     assert registry.version(number).origin.code == text
     assert registry.entries(text, text) == [{"x": text}]

@@ -9,7 +9,7 @@ import pytest
 
 from hone.store.durable import FAILPOINT_VARIABLE
 from hone.store.registry.moves import StageMove
-from hone.store.registry.registry import VersionRegistry, open_registry
+from hone.store.registry.registry import JournalEntry, VersionRegistry, open_registry
 from hone.store.registry.versions import VersionOrigin
 
 
@@ -59,11 +59,10 @@ def test_a_move_leaves_the_old_or_the_new(what: str, place: str, after: bool, tm
     registry = open_registry(tmp_path / "registry", create=True)
     old, new = versions(registry, tmp_path)
     move = StageMove(version=new, stage="live")
+    entry = JournalEntry(service="shop", rollout="r", seq=0, content={"to": "100%"}, moves=(move,))
     work = {
         "move": lambda: registry.move("shop", move, at_s=2.0, made_by="killed"),
-        "append": lambda: registry.append(
-            "shop", "r", seq=0, entry={"to": "100%"}, moves=(move,), at_s=2.0, made_by="killed"
-        ),
+        "append": lambda: registry.append(entry, at_s=2.0, made_by="killed"),
     }
     killed_at(f"registry.{place}", work[what])
     assert registry.live("shop") == (new if after else old)

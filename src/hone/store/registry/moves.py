@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hone.core.decisions import Evidence, VersionStage
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 
 ALLOWED: Final[dict[VersionStage, tuple[VersionStage, ...]]] = {
     "candidate": ("shadow", "canary", "live", "retired"),
@@ -62,6 +62,20 @@ def evidence_rows(connection: sqlite3.Connection, version: str) -> tuple[Evidenc
             high=_number(row[5]), count=row[6], made_by=row[7], at_s=row[8],
         )
         for row in rows
+    )  # fmt: skip
+
+
+def write_evidence(connection: sqlite3.Connection, version: str, evidence: Evidence) -> None:
+    """Append a row of evidence. Raises DataError for one without kind or maker."""
+    if not evidence.made_by or not evidence.kind:
+        raise DataError(f"evidence of version {version} needs its kind and its maker, got {evidence}")
+    values = (evidence.value, evidence.low, evidence.high)
+    connection.execute(
+        "insert into evidence (version, kind, verdict, words, value, low, high, count, made_by, at_s) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (version, evidence.kind, evidence.verdict, evidence.words,
+         *(None if math.isnan(value) else value for value in values), evidence.count, evidence.made_by,
+         evidence.at_s),
     )  # fmt: skip
 
 

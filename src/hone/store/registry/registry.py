@@ -8,7 +8,6 @@ reader sees a version whole or not at all. Evidence, moves and journal are appen
 """
 
 import json
-import math
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -25,6 +24,7 @@ from hone.store.registry.moves import (
     evidence_rows,
     live_in,
     stage_in,
+    write_evidence,
 )
 from hone.store.registry.schema import create_database, reading, transaction
 from hone.store.registry.versions import (
@@ -36,6 +36,20 @@ from hone.store.registry.versions import (
     files_of,
     version_id,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """Entry of a rollout's journal, with everything that happens in its transaction."""
+
+    service: str
+    rollout: str
+    seq: int
+    """Its number, from 0, without gaps."""
+    content: Json
+    moves: Sequence[StageMove] = ()
+    evidence: Sequence[tuple[str, Evidence]] = ()
+    """Rows of evidence, each with its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +123,9 @@ class VersionRegistry:
 
     def add_evidence(self, number: str, evidence: Evidence) -> None:
         """Append a row of evidence; rows are never changed. Raises DataError for an unknown version or no maker."""
-        if not evidence.made_by or not evidence.kind:
-            raise DataError(f"evidence of version {number} needs its kind and its maker, got {evidence}")
-        values = (evidence.value, evidence.low, evidence.high)
         with transaction(self.database) as connection:
             _require(connection, number, "the version of the evidence")
-            connection.execute(
-                "insert into evidence (version, kind, verdict, words, value, low, high, count, made_by, at_s) "
-                "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (number, evidence.kind, evidence.verdict, evidence.words,
-                 *(None if math.isnan(value) else value for value in values), evidence.count, evidence.made_by,
-                 evidence.at_s),
-            )  # fmt: skip
+            write_evidence(connection, number, evidence)
 
     def evidence(self, number: str) -> tuple[Evidence, ...]:
         """Evidence of a version, in the order of its arrival."""
@@ -182,21 +187,12 @@ class VersionRegistry:
 
     # ------------------------------------------------------------------------------------------ journal
 
-    def append(
-        self,
-        service: str,
-        rollout: str,
-        *,
-        seq: int,
-        entry: Json,
-        moves: Sequence[StageMove],
-        at_s: float,
-        made_by: str,
-    ) -> None:
-        """Append entry `seq` (from 0, without gaps) of a rollout's journal, together with the moves that it means.
+    def append(self, entry: JournalEntry, *, at_s: float, made_by: str) -> None:
+        """Append an entry to a rollout's journal, together with the moves and the evidence that it means.
 
-        One transaction: the entry and the moves, or neither. Raises ResourceError if another controller wrote `seq`.
+        One transaction: all of it, or nothing. Raises ResourceError if another controller wrote an entry of its seq.
         """
+        service, rollout, seq = entry.service, entry.rollout, entry.seq
         with transaction(self.database) as connection:
             (count,) = connection.execute(
                 "select count(*) from journal where service = ? and rollout = ?", (service, rollout)
@@ -206,10 +202,12 @@ class VersionRegistry:
                     f"rollout {rollout!r} of service {service!r} has {count} entries, not {seq}: another controller "
                     "moved it; read its journal again, and run one controller a rollout"
                 )
-            text = to_json(entry).decode()
+            text = to_json(entry.content).decode()
             connection.execute("insert into journal values (?, ?, ?, ?)", (service, rollout, seq, text))
             failpoint("registry.after_entry")
-            for move in moves:
+            for number, evidence in entry.evidence:
+                write_evidence(connection, number, evidence)
+            for move in entry.moves:
                 _require(connection, move.version, "the version to move")
                 apply_move(connection, service, move, at_s=at_s, made_by=made_by)
             failpoint("registry.before_commit")
@@ -222,6 +220,19 @@ class VersionRegistry:
                 "select entry from journal where service = ? and rollout = ? order by seq", (service, rollout)
             )
             return [cast("dict[str, Json]", json.loads(row[0])) for row in rows]
+
+    def first_and_last(self, service: str, rollout: str) -> tuple[dict[str, Json], dict[str, Json], int] | None:
+        """First and last entry of a rollout's journal, and the number of entries; None: there is none."""
+        with reading(self.database) as connection:
+            rows = connection.execute(
+                "select entry, seq from journal where service = ? and rollout = ? and seq in (0, (select max(seq) from "
+                "journal where service = ? and rollout = ?)) order by seq",
+                (service, rollout, service, rollout),
+            ).fetchall()
+        if not rows:
+            return None
+        first, last = (cast("dict[str, Json]", json.loads(row[0])) for row in (rows[0], rows[-1]))
+        return first, last, rows[-1][1] + 1
 
     def rollouts(self, service: str) -> list[str]:
         """Names of a service's rollouts, oldest first."""
