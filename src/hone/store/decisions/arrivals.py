@@ -20,8 +20,9 @@ class StoredRow(NamedTuple):
     decision: str | None
     """None: the content was erased, or moved to parquet files."""
     unit: str | None
-    actions: int | None
-    labels: int | None
+    actions: int | bytes | None
+    """Number, or digest where the engine has no numbers."""
+    labels: int | bytes | None
     body: bytes | None
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from hone.core.decisions import LOGP_TOLERANCE, ActionSet, Decision, Outcome
 
-MAX_SEQ: Final = 2**63 - 1
+MAX_SEQ: Final = 2**53 - 1
+"""Largest number of a record that every engine and JSON hold exactly."""
 MAX_NAME: Final = 256
 """Characters of the name of a tenant or a source."""
 MAX_TEXT: Final = 4096

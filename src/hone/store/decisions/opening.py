@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, ResourceError
 from hone.store.decisions.protocol import DecisionLog
 from hone.store.decisions.sqlite import open_sqlite_log
 
@@ -18,4 +18,18 @@ def open_decision_log(address: str | Path, *, full_sync: bool = False) -> Decisi
     scheme, colon, _ = text.partition("://")
     if not colon:
         return open_sqlite_log(Path(address), full_sync=full_sync)
+    try:
+        if scheme in {"postgresql", "postgres"}:
+            from hone.store.decisions.postgres import open_postgres_log  # noqa: PLC0415 - an extra
+
+            return open_postgres_log(text)
+        if scheme in {"redis", "rediss"}:
+            from hone.store.decisions.redis_streams import open_redis_log  # noqa: PLC0415 - an extra
+
+            return open_redis_log(text)
+    except ImportError as error:
+        extra = "postgres" if scheme.startswith("postgres") else "redis"
+        raise ResourceError(
+            f'a log at {scheme}:// needs {error.name}, which is not installed; pip install "hone-rl[{extra}]"'
+        ) from error
     raise ConfigError(f"unknown kind of decision log {scheme}://; known: a path, postgresql://, redis://")

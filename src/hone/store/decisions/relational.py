@@ -20,11 +20,10 @@ from hone.store.decisions.arrivals import (
 )
 from hone.store.decisions.codec import EncodedRecord, decode_record, encode_batch
 from hone.store.decisions.protocol import AppendAck, LogCounts, LoggedRecord, RefusedRecord, SourceWatermark
-from hone.store.decisions.session import DatabaseSession, chunks, marks
+from hone.store.decisions.session import DAY_S, DatabaseSession, chunks, marks
 from hone.store.decisions.shared_parts import SharedParts
 from hone.store.durable import failpoint
 
-DAY_S: Final = 86_400
 _RECORD: Final = "r.position, s.tenant, s.name, r.seq, r.at_s, r.decision, r.unit, r.actions, r.labels, r.body"
 _TALLY: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
 

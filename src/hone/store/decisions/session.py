@@ -9,6 +9,7 @@ from hone.store.decisions.arrivals import StoredRow
 Row: TypeAlias = tuple[Any, ...]
 """A row of a database."""
 Item = TypeVar("Item")
+DAY_S: Final = 86_400
 _CHUNK: Final = 500
 """Values in one list of a statement."""
 
