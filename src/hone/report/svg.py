@@ -125,13 +125,17 @@ class IntervalRow:
     high: float
 
 
-def interval_plot(rows: Sequence[IntervalRow]) -> Html:
-    """Plot means with their intervals on one axis, which is 0 to 1 if all values are."""
-    ends = [value for row in rows for value in (row.low, row.mean, row.high) if math.isfinite(value)]
+def interval_plot(rows: Sequence[IntervalRow], *, unit_axis: bool = True, level: float | None = None) -> Html:
+    """Plot means with their intervals on one axis, which is 0 to 1 if all values are and `unit_axis` is set.
+
+    `level`: a value to compare with, drawn as a line through all rows.
+    """
+    values = [value for row in rows for value in (row.low, row.mean, row.high)]
+    ends = [value for value in (*values, *([] if level is None else [level])) if math.isfinite(value)]
     if not ends:
         return EMPTY
     low, high = min(ends), max(ends)
-    if low >= 0 and high <= 1:
+    if unit_axis and low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     else:
         margin = 0.08 * (high - low) or 1.0
@@ -141,6 +145,9 @@ def interval_plot(rows: Sequence[IntervalRow]) -> Html:
     bottom = row_height * len(rows) + 6
     x = LinearScale(low, high, left, width - 70)
     parts = [_grid_line(x.at(tick), bottom, words) for tick, words in labelled_ticks(low, high, 5)]
+    if level is not None:
+        line: Attributes = {"x1": x.at(level), "x2": x.at(level), "y1": 0, "y2": bottom, "class": "level"}
+        parts.append(element("line", attributes=line))
     for index, row in enumerate(rows):
         middle = 6 + row_height * (index + 0.5)
         parts.append(label(left - 14, middle + 4, row.label, "label end"))

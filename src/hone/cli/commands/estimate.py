@@ -1,0 +1,203 @@
+"""`hone estimate`: the value of policies on a log of decisions, verdict first, before any of them is deployed.
+
+Belongs here: options, the layout on the screen, files. `hone.evaluate.off_policy` computes the figures.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast, get_args
+
+from hone.cli.options import CommandCall, parse_number
+from hone.cli.terminal.progress import compact_number
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
+from hone.core.clock import SystemClock
+from hone.core.decisions import DecisionPolicy
+from hone.core.errors import ConfigError, DataError, did_you_mean, run_all_checks
+from hone.estimators.off_policy.estimate import ESTIMATORS, EstimateSettings, EstimatorName, OffPolicyEstimate
+from hone.estimators.off_policy.intervals import IntervalKind
+from hone.estimators.off_policy.reward_models import RewardModelKind, RewardModelSettings
+from hone.evaluate.decision_tables import read_decision_table
+from hone.evaluate.off_policy import (
+    DEFAULT_ESTIMATORS,
+    OffPolicyReport,
+    PolicyEstimates,
+    estimate_policies,
+    offline_evidence,
+    verdict_words,
+)
+from hone.evaluate.off_policy_page import write_off_policy_page
+from hone.evaluate.policies import open_decision_policy
+from hone.store.durable import Json, to_json
+from hone.store.joins.config import JoinConfig, JoinRule
+from hone.store.registry.registry import open_registry
+
+_SHOWN_SEGMENTS = 8
+
+
+def run(call: CommandCall) -> int:
+    """Estimate policies and show the judgement; 3 if a candidate is refused."""
+    settings, join, estimators = _settings(call), _join(call), _estimators(call)
+    as_of_s, source = _moment(call.text("as_of")), call.text("log")
+    policies = _policies(call)
+    behaviour = open_decision_policy(Path(call.text("behaviour"))) if call.text("behaviour") else None
+    table = read_decision_table(
+        source, as_of_s=as_of_s, join=join, tenant=call.text("tenant"), schema=call.text("schema")
+    )
+    report = estimate_policies(
+        table, policies, estimators=estimators, settings=settings, segment=call.text("segment"), behaviour=behaviour
+    )
+    made_by = f"hone estimate {source} --estimator {estimators[0]}"
+    if call.text("registry"):
+        registry = open_registry(Path(call.text("registry")))
+        evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
+        registry.add_evidence(call.text("version"), evidence)
+    if call.switch("json"):
+        print(json.dumps(json.loads(to_json(report_json(report))), indent=1))
+    else:
+        page = Path(call.text("html")) if call.text("html") else _page(source)
+        screen = standard_screen()
+        show_report(screen, report, compare=call.switch("compare"))
+        write_off_policy_page(page, report, source=source)
+        screen.line(f"plots in {page}")
+        if call.text("registry"):
+            screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
+    return DataError.exit_code if report.verdict == "refuse" else 0
+
+
+def report_json(report: OffPolicyReport) -> dict[str, Json]:
+    """A report as JSON: every figure, with the words of the verdicts and comparisons."""
+    made = cast("dict[str, Json]", asdict(report))
+    made["verdict"] = report.verdict
+    made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
+    made["comparisons"] = [one.words for one in report.differences]
+    return made
+
+
+def show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bool) -> None:
+    """Print verdicts with their reasons, then the figures; `compare`: every pair of candidates too."""
+    for one in report.policies:
+        screen.title(f"{one.policy}: {one.deciding.verdict}")
+        screen.line(verdict_words(one, report))
+        for reason in one.deciding.reasons:
+            screen.line(f"  {reason.verdict}, {reason.rule}: {reason.words}")
+        screen.line()
+    count = f"{report.used:,} of {report.rows:,} decisions used, {report.logged.units:,} units"
+    screen.line(f"{count}; mean reward of the log {_interval(report.logged)}")
+    screen.line()
+    heads = ("policy", "estimator", f"value ({report.logged.level:.0%} interval)", "effective rows", "largest weight",
+             "overlap", "verdict")  # fmt: skip
+    rows = [_row(one, found) for one in report.policies for found in one.estimates]
+    screen.table(heads, rows)
+    screen.line()
+    for one in report.policies:
+        _show_segments(screen, one)
+    if compare and len(report.policies) > 1:
+        for difference in report.differences:
+            screen.line(difference.words)
+        screen.line(f"order: {', '.join(report.ranking)}")
+        screen.line()
+
+
+def _row(one: PolicyEstimates, found: OffPolicyEstimate) -> Sequence[str]:
+    return (
+        one.policy,
+        found.estimator,
+        _interval(found),
+        compact_number(found.ess),
+        compact_number(found.largest_weight),
+        f"{found.overlap:.1%}",
+        found.verdict,
+    )
+
+
+def _show_segments(screen: TerminalScreen, one: PolicyEstimates) -> None:
+    weak = [each for each in one.segments if each.estimate.verdict != "ok"]
+    if len(one.segments) < 2 or not weak:
+        return
+    rows = [
+        (each.segment, f"{each.estimate.n:,}", _interval(each.estimate), f"{each.estimate.overlap:.1%}",
+         "; ".join(reason.words for reason in each.estimate.reasons))
+        for each in weak[:_SHOWN_SEGMENTS]
+    ]  # fmt: skip
+    screen.table((f"segments of {one.policy} that are not ok", "rows", "value", "overlap", "reason"), rows)
+    screen.line()
+
+
+def _interval(found: OffPolicyEstimate) -> str:
+    return f"{compact_number(found.value)} ({compact_number(found.low)} to {compact_number(found.high)})"
+
+
+# ---------------------------------------------------------------------------------------------- options
+
+
+def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
+    """Candidates by the names that they were given; the version's own policy where none was."""
+    registry, version = call.text("registry"), call.text("version")
+    if bool(registry) != bool(version):
+        raise ConfigError("--registry and --version go together: the registry's folder, and the version of the policy")
+    given = call.texts("policy")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"a --policy is named twice: {', '.join(given)}")
+    if registry and len(given) > 1:
+        raise ConfigError("--registry takes the evidence of one policy: name one --policy, or none for the version's")
+    if registry and not given:
+        return {version: open_decision_policy(open_registry(Path(registry)).policy_folder(version))}
+    if not given:
+        raise ConfigError("--policy is missing: a policy's folder, a checkpoint or a run; it may be given several times")
+    opened: Mapping[str, DecisionPolicy] = run_all_checks(
+        {name: lambda name=name: open_decision_policy(Path(name)) for name in given}
+    )
+    return dict(opened)
+
+
+def _estimators(call: CommandCall) -> tuple[EstimatorName, ...]:
+    """The estimator that decides, then the others of the default."""
+    first = call.text("estimator")
+    if first not in ESTIMATORS:
+        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
+    return (first, *(name for name in DEFAULT_ESTIMATORS if name != first))
+
+
+def _settings(call: CommandCall) -> EstimateSettings:
+    interval, model = call.text("interval"), call.text("reward_model")
+    if interval not in get_args(IntervalKind):
+        raise ConfigError(f"--interval {interval}{did_you_mean(interval, get_args(IntervalKind))}")
+    if model not in get_args(RewardModelKind):
+        raise ConfigError(f"--reward-model {model}{did_you_mean(model, get_args(RewardModelKind))}")
+    level = parse_number(call.text("level"), "--level", least=0.5, whole=False)
+    if level >= 1:
+        raise ConfigError(f"--level must be below 1, got {call.text('level')}")
+    return EstimateSettings(
+        level=level,
+        interval=cast("IntervalKind", interval),
+        model=RewardModelSettings(kind=cast("RewardModelKind", model)),
+        seed=int(parse_number(call.text("seed"), "--seed", least=0)),
+    )
+
+
+def _join(call: CommandCall) -> JoinConfig:
+    given: dict[str, object] = {}
+    if text := call.text("window"):
+        given["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
+    if text := call.text("default"):
+        given["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
+    if rule := call.text("rule"):
+        if rule not in get_args(JoinRule):
+            raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
+        given["rule"] = rule
+    if kind := call.text("kind"):
+        given["kind"] = kind
+    return JoinConfig.model_validate(given)
+
+
+def _moment(text: str) -> float:
+    """Seconds since the epoch of `--as-of`; now, where it is empty."""
+    return parse_number(text, "--as-of", least=-math.inf, whole=False) if text else SystemClock().now_s()
+
+
+def _page(source: str) -> Path:
+    """Path of the page: beside the log's file, or in the working directory."""
+    return (Path() if "://" in source else Path(source).parent) / "estimate.html"
