@@ -2,6 +2,57 @@
 
 from typing import Final
 
-from hone.cli.command_spec import CommandSpec
+from hone.cli.command_spec import CommandOption, CommandSpec
 
-PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = ()
+JOIN_OPTIONS: Final = (
+    CommandOption(flag="--tenant", metavar="NAME", help="one tenant (default: the only one)"),
+    CommandOption(flag="--as-of", metavar="TIME", help="seconds or 2026-11-23T12:00:00Z (default: now)"),
+    CommandOption(flag="--window", metavar="SECONDS", help="time in which outcomes count (default: 86400)"),
+    CommandOption(flag="--rule", metavar="RULE", help="sum (default), first, last or max of the outcomes"),
+    CommandOption(flag="--default", metavar="X", help="reward of a closed window without outcome (default: 0)"),
+    CommandOption(flag="--kind", metavar="NAME", help="kind of outcomes that are rewards (default: reward)"),
+    CommandOption(flag="--schema", metavar="HASH", help="decisions of this schema (default: the only one)"),
+)
+"""How outcomes join their decisions; read by `hone.cli.join_options`."""
+
+PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
+    CommandSpec(
+        name="estimate",
+        summary="estimate the value of policies from a log of decisions, before they are deployed",
+        module="hone.cli.commands.estimate",
+        positionals=(("log", "a log (decisions.db, postgresql://, redis://), or a view's folder or .parquet file"),),
+        options=(
+            CommandOption(
+                flag="--policy", metavar="DIR", repeated=True, help="a candidate: a policy's folder, checkpoint or run"
+            ),
+            CommandOption(
+                flag="--estimator", metavar="NAME", default="dr",
+                help="it decides: ips, snips, clipped, dm, dr (default), sndr, switch or mrdr; others stand beside it",
+            ),
+            CommandOption(flag="--compare", help="differences of all candidates, and their order"),
+            CommandOption(
+                flag="--segment", metavar="NAME", default="choice",
+                help="choice (the candidate's likeliest action, default), version, route or feature:N",
+            ),
+            CommandOption(
+                flag="--interval", metavar="KIND", default="normal", help="normal (default), bernstein or bootstrap"
+            ),
+            CommandOption(flag="--level", metavar="P", default="0.95", help="level of the intervals (default: 0.95)"),
+            CommandOption(
+                flag="--reward-model", metavar="KIND", default="ridge", help="ridge (default), or logistic for 0 and 1"
+            ),
+            CommandOption(
+                flag="--behaviour", metavar="DIR", help="the policy that wrote the log: support is then exact"
+            ),
+            CommandOption(
+                flag="--since", metavar="TIME", help="leave out decisions before: those that a candidate learnt from"
+            ),
+            CommandOption(flag="--registry", metavar="DIR", help="add the estimate to a version's evidence"),
+            CommandOption(flag="--version", metavar="ID", help="with --registry: the version, and its policy"),
+            CommandOption(flag="--html", metavar="FILE", help="file of the page (default: estimate.html at the log)"),
+            CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
+            CommandOption(flag="--seed", metavar="N", default="0", help="folds and resamples (default: 0)"),
+            *JOIN_OPTIONS,
+        ),
+    ),
+)  # fmt: skip

@@ -3,13 +3,13 @@
 Belongs here: options, the layout on the screen, files. `hone.evaluate.off_policy` computes the figures.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
+from hone.cli.join_options import join_of, moment_of
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
@@ -31,7 +31,6 @@ from hone.evaluate.off_policy import (
 from hone.evaluate.off_policy_page import write_off_policy_page
 from hone.evaluate.policies import open_decision_policy
 from hone.store.durable import Json, to_json
-from hone.store.joins.config import JoinConfig, JoinRule
 from hone.store.registry.registry import open_registry
 
 _SHOWN_SEGMENTS = 8
@@ -39,12 +38,13 @@ _SHOWN_SEGMENTS = 8
 
 def run(call: CommandCall) -> int:
     """Estimate policies and show the judgement; 3 if a candidate is refused."""
-    settings, join, estimators = _settings(call), _join(call), _estimators(call)
-    as_of_s, source = _moment(call.text("as_of")), call.text("log")
+    settings, join, estimators = _settings(call), join_of(call), _estimators(call)
+    as_of_s, source = moment_of(call.text("as_of")), call.text("log")
+    since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)
     behaviour = open_decision_policy(Path(call.text("behaviour"))) if call.text("behaviour") else None
     table = read_decision_table(
-        source, as_of_s=as_of_s, join=join, tenant=call.text("tenant"), schema=call.text("schema")
+        source, as_of_s=as_of_s, since_s=since_s, join=join, tenant=call.text("tenant"), schema=call.text("schema")
     )
     report = estimate_policies(
         table, policies, estimators=estimators, settings=settings, segment=call.text("segment"), behaviour=behaviour
@@ -55,7 +55,7 @@ def run(call: CommandCall) -> int:
         evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
     if call.switch("json"):
-        print(json.dumps(json.loads(to_json(report_json(report))), indent=1))
+        print(to_json(report_json(report), indent=1).decode(), end="")
     else:
         page = Path(call.text("html")) if call.text("html") else _page(source)
         screen = standard_screen()
@@ -69,11 +69,24 @@ def run(call: CommandCall) -> int:
 
 def report_json(report: OffPolicyReport) -> dict[str, Json]:
     """A report as JSON: every figure, with the words of the verdicts and comparisons."""
-    made = cast("dict[str, Json]", asdict(report))
+    made = cast("dict[str, Json]", _finite(asdict(report)))
     made["verdict"] = report.verdict
     made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
     made["comparisons"] = [one.words for one in report.differences]
     return made
+
+
+def _finite(value: object) -> Json:
+    """The same with null in place of numbers that JSON does not have."""
+    match value:
+        case dict():
+            return {str(key): _finite(each) for key, each in cast("dict[str, object]", value).items()}
+        case list() | tuple():
+            return [_finite(each) for each in cast("Sequence[object]", value)]
+        case float():
+            return value if math.isfinite(value) else None
+        case _:
+            return cast("Json", value)
 
 
 def show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bool) -> None:
@@ -119,10 +132,10 @@ def _show_segments(screen: TerminalScreen, one: PolicyEstimates) -> None:
         return
     rows = [
         (each.segment, f"{each.estimate.n:,}", _interval(each.estimate), f"{each.estimate.overlap:.1%}",
-         "; ".join(reason.words for reason in each.estimate.reasons))
+         ", ".join(f"{reason.verdict}: {reason.rule}" for reason in each.estimate.reasons))
         for each in weak[:_SHOWN_SEGMENTS]
     ]  # fmt: skip
-    screen.table((f"segments of {one.policy} that are not ok", "rows", "value", "overlap", "reason"), rows)
+    screen.table((f"segments of {one.policy} that are not ok", "rows", "value", "overlap", "reasons"), rows)
     screen.line()
 
 
@@ -146,7 +159,7 @@ def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
     if registry and not given:
         return {version: open_decision_policy(open_registry(Path(registry)).policy_folder(version))}
     if not given:
-        raise ConfigError("--policy is missing: a policy's folder, a checkpoint or a run; it may be given several times")
+        raise ConfigError("--policy is missing: a policy's folder, a checkpoint or a run; several may be given")
     opened: Mapping[str, DecisionPolicy] = run_all_checks(
         {name: lambda name=name: open_decision_policy(Path(name)) for name in given}
     )
@@ -176,26 +189,6 @@ def _settings(call: CommandCall) -> EstimateSettings:
         model=RewardModelSettings(kind=cast("RewardModelKind", model)),
         seed=int(parse_number(call.text("seed"), "--seed", least=0)),
     )
-
-
-def _join(call: CommandCall) -> JoinConfig:
-    given: dict[str, object] = {}
-    if text := call.text("window"):
-        given["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
-    if text := call.text("default"):
-        given["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
-    if rule := call.text("rule"):
-        if rule not in get_args(JoinRule):
-            raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
-        given["rule"] = rule
-    if kind := call.text("kind"):
-        given["kind"] = kind
-    return JoinConfig.model_validate(given)
-
-
-def _moment(text: str) -> float:
-    """Seconds since the epoch of `--as-of`; now, where it is empty."""
-    return parse_number(text, "--as-of", least=-math.inf, whole=False) if text else SystemClock().now_s()
 
 
 def _page(source: str) -> Path:

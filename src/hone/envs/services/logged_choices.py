@@ -4,11 +4,21 @@ Contexts are drawn from a finite population, so that the value of a policy is a 
 linear function of the features: a linear model of it is wrong where its rows are few.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from hone.core.decisions import ActionSet, Choice, DecisionTable, Floats, draw_action
+from hone.core.decisions import (
+    ActionSet,
+    Choice,
+    Decision,
+    DecisionRecord,
+    DecisionTable,
+    Floats,
+    Outcome,
+    draw_action,
+)
 from hone.core.random import generator
 
 POPULATION, FEATURES, ACTIONS = 512, 5, 8
@@ -85,6 +95,36 @@ class LoggedChoiceWorld:
             ids=tuple(f"d{number}" for number in range(n)),
             units=tuple(f"u{number}" for number in range(n)),
             versions=("behaviour",) * n,
+        )
+
+
+def logged_records(
+    table: DecisionTable, *, tenant: str = "shop", source: str = "gateway", delay_s: float = 60.0
+) -> Iterator[DecisionRecord]:
+    """A table as records of a decision log: each decision, and its outcome `delay_s` seconds later."""
+    for row in range(len(table)):
+        action, logp, at_s = int(table.executed[row]), float(table.logp[row]), float(table.at_s[row])
+        yield Decision(
+            id=table.ids[row],
+            tenant=tenant,
+            unit=table.units[row],
+            at_s=at_s,
+            context=table.contexts[row],
+            actions=table.action_sets[int(table.action_set[row])],
+            choice=Choice(action=action, logp=logp),
+            executed=action,
+            executed_logp=logp,
+            version=table.versions[row],
+            source=source,
+            seq=row,
+        )
+        yield Outcome(
+            decision_id=table.ids[row],
+            tenant=tenant,
+            value=float(table.reward[row]),
+            at_s=at_s + delay_s,
+            source=f"{source} rewards",
+            seq=row,
         )
 
 
