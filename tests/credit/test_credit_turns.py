@@ -1,18 +1,18 @@
 """Credit over turns: hand values, loops, and what the environment's tokens must not change."""
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from credit_dialogues import Dialogue, Turn, critic, dialogues
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES, Values
-from hone.core.episodes import Episodes, ScoreStatus, Transcript
+from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.core.ragged import offsets_of
 from hone.credit.columns import CreditFunction, delimiter_ends, turn_ends
 from hone.credit.decoupled_gae import decoupled_gae
 from hone.credit.group import group_relative
@@ -31,70 +31,9 @@ from hone.credit.turns import (
 ZERO = "reward/zero_variance_groups"
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A turn of `length` sampled tokens, after `heard` and with its reward."""
-
-    heard: list[int]
-    length: int
-    reward: float = 0.0
-
-
-Dialogue = list[Turn]
-
-
-def dialogues(
-    talks: list[Dialogue], groups: list[int] | None = None, *, missing: tuple[int, ...] = (), cut: tuple[int, ...] = ()
-) -> Episodes:
-    """Episodes of these dialogues; sampled tokens are 1, 2, 3 ... of their dialogue, plus 100."""
-    tokens: list[int] = []
-    at: list[int] = []
-    reward: list[float] = []
-    starts, counts, turn = [0], [], []
-    for talk in talks:
-        said = 0
-        for number, one in enumerate(talk):
-            tokens += one.heard
-            at += range(len(tokens), len(tokens) + one.length)
-            tokens += range(101 + said, 101 + said + one.length)
-            reward += ([0.0] * (one.length - 1) + [one.reward]) if one.length else []
-            turn += [number] * one.length
-            said += one.length
-        starts.append(len(tokens))
-        counts.append(said)
-    count = len(talks)
-    status = np.full(count, ScoreStatus.SCORED, np.uint8)
-    status[list(missing)] = ScoreStatus.TIMEOUT
-    truncated = np.isin(np.arange(count), cut)
-    flat = np.array(tokens, np.int32)
-    score = np.array([sum(one.reward for one in talk) for talk in talks], np.float64)
-    return Episodes(
-        offsets=offsets_of(np.array(counts)),
-        seen=Transcript(tokens=flat, offsets=np.array(starts), at=np.array(at, np.int64)),
-        chosen=flat[at],
-        logp=np.full(len(at), -0.5, np.float32),
-        version=np.zeros(len(at), np.int32),
-        reward=np.array(reward, np.float32),
-        group=np.array(groups or [0] * count, np.int64),
-        terminated=~truncated,
-        truncated=truncated,
-        score=np.where(status == ScoreStatus.SCORED, score, np.nan),
-        status=status,
-        turn=np.array(turn, np.int32),
-    )
-
-
 numbers = st.integers(-4, 4).map(float)
 turns = st.builds(Turn, st.lists(st.integers(0, 2), min_size=1, max_size=2), st.integers(1, 4), numbers)
 talks = st.lists(st.lists(turns, min_size=1, max_size=4), min_size=1, max_size=7)
-
-
-def critic(episodes: Episodes, seed: int) -> Values:
-    rng = np.random.default_rng(seed)
-    return Values(
-        value=rng.normal(size=episodes.decisions).astype(np.float32),
-        final=rng.normal(size=len(episodes)).astype(np.float32),
-    )
 
 
 # -------------------------------------------------------------------------------------------- turns as decisions
@@ -398,73 +337,3 @@ def test_joined_rows_come_apart_again(talks, cuts: set[int]) -> None:
     plain = dialogues(talks)
     assert plain.join_rows() is plain
     assert plain.split_rows() is plain
-
-
-# ----------------------------------------------------------------------------------------------- what credits are given
-
-
-def test_a_credit_of_turns_sees_their_rewards_and_log_probabilities() -> None:
-    episodes = dialogues([[Turn([1], 2, 0.5), Turn([2], 3, 1.0)], [Turn([1], 1, 2.0)]])
-    seen: list[Episodes] = []
-
-    def credit(short: Episodes, values: Values):
-        seen.append(short)
-        return discounted_returns(short, values, discount=1.0)
-
-    found = per_turn(episodes, NO_VALUES, credit=credit)
-    assert seen[0].logp.tolist() == [-1.0, -1.5, -0.5]
-    assert seen[0].reward.tolist() == [0.5, 1.0, 2.0]
-    assert seen[0].logp.dtype == seen[0].reward.dtype == np.float32
-    assert found.advantage.tolist() == [1.5] * 2 + [1.0] * 3 + [2.0]
-
-
-@pytest.mark.parametrize(
-    "wrap", [dialogues_as_one, partial(with_turn_discount, discount=0.5)], ids=["rows", "discount"]
-)
-def test_a_wrapped_credit_gets_the_critics_values(wrap: CreditFunction) -> None:
-    episodes = dialogues([[Turn([1], 2, 0.5)], [Turn([1], 1, 2.0)]])
-    values = critic(episodes, 0)
-    seen: list[tuple[object, object]] = []
-
-    def credit(given: Episodes, told: Values):
-        seen.append((given.decisions, told))
-        return group_relative(given, told)
-
-    wrap(episodes, values, credit=credit)  # type: ignore[call-arg]
-    assert seen == [(3, values)]
-
-
-def test_an_answer_without_tokens_has_no_turns_to_discount() -> None:
-    """The second of three was cut before its first token: its score is 0, and the third's is its own."""
-    talks: list[Dialogue] = [[Turn([1], 1, 1.0)], [Turn([1, 2], 0)], [Turn([1], 1), Turn([2], 1, 1.0)]]
-    episodes = dialogues(talks)
-    scores: list[float] = []
-
-    def credit(changed: Episodes, values: Values):
-        scores.extend(changed.score.tolist())
-        return group_relative(changed, values)
-
-    with_turn_discount(episodes, NO_VALUES, credit=credit, discount=0.5)
-    assert scores == [1.0, 0.0, 0.5]
-
-
-def test_observations_of_no_turns() -> None:
-    none = dialogues([[Turn([1], 0)]])
-    found = observed_texts(none, turn_table(none))
-    assert found.tolist() == []
-    some = dialogues([[Turn([1], 1)]])
-    assert observed_texts(some, turn_table(some)).dtype == np.int64
-
-
-def test_defaults_of_anchored_groups() -> None:
-    """Two turns with discount 0.95 of what comes, by their deviation plus 1e-6, which a deviation of 1e-6 halves."""
-    episodes = dialogues([[Turn([1], 1, 0.0), Turn([2], 1, 1.0)], [Turn([1], 1, 0.0), Turn([3], 1, 0.0)]])
-    found = anchored(episodes, NO_VALUES, scale="none")
-    np.testing.assert_allclose(found.advantage, [0.5 + 0.475, 0.5, -0.5 - 0.475, -0.5], atol=1e-6)
-    tiny = float(np.sqrt(2.0)) * 1e-6
-    close = dialogues([[Turn([1], 1, tiny)], [Turn([1], 1, 0.0)]])
-    close = replace(close, score=np.array([tiny, 0.0]), reward=np.array([tiny, 0.0], np.float32))
-    half = float(np.sqrt(0.5)) / 2
-    np.testing.assert_allclose(anchored(close, NO_VALUES).advantage, [2 * half, -2 * half], rtol=1e-3)
-    coarse = anchored(close, NO_VALUES, epsilon=tiny)
-    np.testing.assert_allclose(coarse.advantage, np.array([1, -1]) * 2 * (tiny / 2) / (1e-6 + tiny), rtol=1e-3)

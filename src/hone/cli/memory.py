@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from hone.cli.plan_memory import plan_rows
 from hone.cli.terminal.screen import TerminalScreen
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun
@@ -27,13 +28,15 @@ def require_opened_fit(opened: OpenedRun, settings: Mapping[str, object]) -> Non
             raise
 
 
-def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: bool) -> None:
+def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: bool, device: str = "") -> None:
     """Print the memory of opened runs, and the warnings of their checks.
 
-    `build`: nothing follows, so that the networks of control are made to be counted. Raises HoneError as the build.
+    `build`: nothing follows, so that the networks of control are made to be counted, and all of a plan is told.
+    `device`: that of another machine, by name or file. Raises HoneError as the build, and ConfigError for an unknown
+    device.
     """
     for opened, config, _ in runs:
-        if rows := _memory_rows(opened, config, build=build):
+        if rows := _memory_rows(opened, config, build=build, device=device):
             screen.rows(list(rows.items()))
             screen.line()
     for opened, _, with_location in runs:
@@ -41,7 +44,12 @@ def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: b
             screen.line(f"warning: {with_location(warning)}")
 
 
-def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool) -> dict[str, str]:
+def other_machine(command: str, device: str) -> str:
+    """Device of another machine that `hone plan` is asked about; empty: the run's own."""
+    return "" if command != "plan" or device.partition(":")[0] in ("", "cpu", "cuda") else device
+
+
+def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, device: str) -> dict[str, str]:
     plan = opened.memory
     if plan is None and build:
         from hone.train.job_memory import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
@@ -51,4 +59,6 @@ def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool) -> dict[s
             plan = job_memory(job, config.run.device)
         finally:
             job.close()
-    return {} if plan is None else plan.rows()
+    if plan is None:
+        return {}
+    return {**plan.rows(), **plan_rows(plan, device)} if build or device else plan.rows()

@@ -37,6 +37,9 @@ class CommandCall:
 
 RUNS = CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)")
 DEVICE = CommandOption(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE")
+PLANNED_DEVICE = CommandOption(
+    flag="--device", metavar="DEVICE", help="cpu or cuda, as run.device; or another machine: h100x8, rtx4090, FILE.toml"
+)
 SEED = CommandOption(flag="--seed", metavar="N", default="0", help="random seed (default: 0)")
 NAME = CommandOption(flag="--name", metavar="NAME", help="name of the run; the same as name=NAME")
 YES = CommandOption(flag="--yes", help="accept settings that look like a mistake")
@@ -131,7 +134,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         summary="check a config and print its derived numbers, without training",
         module="hone.cli.commands.train",
         positionals=(FILE,),
-        options=(NAME, RUNS, DEVICE, YES),
+        options=(NAME, RUNS, PLANNED_DEVICE, YES),
         overrides=True,
     ),
     CommandSpec(

@@ -1,6 +1,7 @@
 """Memory of a run before it begins: parameters, gradients, optimizer state and copies of the weights.
 
-Activations, KV pages and replay buffers are not counted: what is refused here cannot fit whatever they take.
+Activations, KV pages and replay buffers are not counted: what is refused here cannot fit whatever they take. A text
+run's are in `MemoryPlan.run`, for `hone.planner`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from itertools import pairwise
 from typing import cast
 
 from hone.core.errors import ResourceError
+from hone.planner.run_memory import RunDimensions
 from hone.process.machine_memory import memory_limit_bytes
 
 _FLOAT_BYTES = 4
@@ -28,6 +30,8 @@ class MemoryPlan:
     device: str = "cpu"
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
     """Further rows about the networks, by name."""
+    run: RunDimensions | None = None
+    """What the memory of the whole run depends on, activations and the engine's pages included; None: not known."""
 
     @property
     def total_bytes(self) -> int:

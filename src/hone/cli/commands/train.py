@@ -22,7 +22,7 @@ from hone.cli.commands.seeds import (
     show_seeds,
 )
 from hone.cli.finish import finish_run, write_stage_searches
-from hone.cli.memory import require_layers_fit, require_opened_fit, show_opened
+from hone.cli.memory import other_machine, require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.resume import keep_saved_defaults
 from hone.cli.stages import (
@@ -95,7 +95,9 @@ def run(call: CommandCall) -> int:
         absent = _missing_devices(stages)
         for warning in absent:
             screen.line(f"warning: {warning}")
-        show_opened(screen, found, build=planned_only and not absent)
+        show_opened(
+            screen, found, build=planned_only and not absent, device=other_machine(call.command, call.text("device"))
+        )
         if planned_only:
             return 0
         if not seeds:
@@ -215,7 +217,8 @@ def _consent(call: CommandCall) -> ResumeConsent:
 
 def _option_overrides(call: CommandCall) -> list[str]:
     """Overrides from options that abbreviate a config key."""
-    keys = {"name": call.text("name"), "run.device": call.text("device")}
+    device = call.text("device")
+    keys = {"name": call.text("name"), "run.device": "" if other_machine(call.command, device) else device}
     return [f'{key}="{value}"' for key, value in keys.items() if value]
 
 

@@ -191,6 +191,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
             logp[part] = all_logp.gather(1, asked[part])
             if question.entropy:
                 entropies[part] = _entropy(all_logp.exp(), all_logp)
+            del all_logp  # or it would stand beside the next chunk's
         ctx.save_for_backward(hidden, weight, asked)
         ctx.question = question
         return logp, entropies
@@ -225,6 +226,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
                 grad_weight += half_matmul(grad.T, low_hidden[part])
             elif grad_weight is not None:
                 tiled(grad.T, hidden[part], out=grad_weight, add=True)
+            del all_logp, grad  # or they would stand beside the next chunk's
         return grad_hidden, grad_weight, None, None
 
 

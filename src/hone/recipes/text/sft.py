@@ -32,6 +32,7 @@ from hone.train.text.imitation import token_nll
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.train.text.rows import TokenLayout
 from hone.train.text.sft_data import SolutionConfig, solved_examples
 
@@ -59,6 +60,9 @@ class SftConfig(LanguageRunConfig):
         require_whole_minibatches(self.learner, self.batch, "batch")
         check_experience(self.task, self.learn, self.relabel)
         return self
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        return logged_batch(self.learner, self.batch, lengths)
 
     @property
     def learns_experience(self) -> bool:
@@ -94,6 +98,7 @@ def open_run(config: SftConfig) -> OpenedRun:
         config=config,
         read=lambda held_out: _examples(config, held_out),
         lay_out=lambda examples, tokenizer, context: _lay_out(config, examples, tokenizer, context),
+        measure=text_lengths,
         more_checks={"relabel": lambda: _relabel_warnings(config)},
     )
     return opened_text_run(inputs, build)

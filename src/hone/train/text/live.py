@@ -27,6 +27,7 @@ from hone.train.job import OpenedRun, TrainingJob
 from hone.train.sources.live import LiveSource
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.train.text.planned_memory import TextLengths
 from hone.train.text.rl_config import TextRunConfig, require_dialogues_fit
 from hone.train.text.rollout_config import RolloutConfig
 
@@ -97,16 +98,24 @@ def prompt_inputs(
             dialogue.check_pay(rewards)
         return laid
 
-    return TextInputs(
+    def whole_tokens(laid: Sequence[Prompt]) -> int:
+        if dialogue is not None:
+            return dialogue_context(rollout.context, inputs.tokenizer[1])
+        answers = 1 if second_answer is None else 2
+        return max(len(one.tokens) for one in laid) + answers * rollout.max_tokens
+
+    inputs = TextInputs(
         config=config,
         read=lambda held_out: task.examples(exclude=held_out) if dialogue is None else dialogue.examples(),
         dialogue=dialogue,
         lay_out=lay_out,
         rewards=rewards,
+        measure=lambda laid: TextLengths(prompt=max(len(one.tokens) for one in laid), whole=whole_tokens(laid)),
         second_answer=second_answer,
         other_policies=[*other_policies, *rewards.local_judges],
         more_checks=more_checks or {},
     )
+    return inputs
 
 
 def open_answering_run(

@@ -16,8 +16,11 @@ from hone.models.language.lora import LoraSettings, suggested_rate_factor
 from hone.models.language.peft_folder import is_adapter
 from hone.models.language.tokenizers import Tokenizer
 from hone.train.memory_plan import MemoryPlan
+from hone.train.text.planned_memory import BatchDimensions, planned_dimensions
 from hone.train.text.rollout_config import RolloutConfig
 
+ENGINE_COPY = "copy of the engine"
+_OWN_PARTS = ("weights", "gradients", "optimizer state")
 WEIGHT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 
 
@@ -49,7 +52,7 @@ def generation_copies(
     penalty: Mapping[str, Any] = algorithm.get("kl_in_reward") or {"weight": 0.0}
     reads_reference = algorithm.get("kl", 0.0) > 0 or penalty.get("weight", 1.0) > 0
     return {
-        "copy of the engine": engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0),
+        ENGINE_COPY: engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0),
         "reference policy": WEIGHT_BYTES[model.weights] if reads_reference and reads_loaded_reference(model) else 0,
     }
 
@@ -62,9 +65,11 @@ def text_memory(
     copies: Mapping[str, int],
     others: Sequence[str],
     device: str,
+    batch: BatchDimensions | None = None,
 ) -> MemoryPlan:
     """The memory plan of a policy: weights, gradients, `moments` of the optimizer, `copies` of the weights (bytes per
-    parameter), and the folders of `others`, policies that are only read. Raises DataError for a damaged folder."""
+    parameter), and the folders of `others`, policies that are only read; with `batch` also what the whole run depends
+    on. Raises DataError for a damaged folder."""
     config, size = model_config(model, tokenizer), WEIGHT_BYTES[model.weights]
     count = parameter_count(config)
     parts = {"weights": count * size, "gradients": count * size, "optimizer state": moments * count * size}
@@ -83,7 +88,14 @@ def text_memory(
     for path in others:
         parts[path] = parameter_count(read_config(policy_folder(Path(path)))) * size
     held = {name: each for name, each in parts.items() if each}
-    return MemoryPlan(parameters=count, parts=held, device=device, notes=notes)
+    run = None
+    if batch is not None:
+        engine = copies.get(ENGINE_COPY, 0)
+        further = {name: each for name, each in held.items() if name not in (*_OWN_PARTS, ENGINE_COPY)}
+        run = planned_dimensions(
+            config, model, batch, device=device, moments=moments, copies=further, engine_bytes=engine
+        )
+    return MemoryPlan(parameters=count, parts=held, device=device, notes=notes, run=run)
 
 
 def adapter_notes(settings: LoraSettings, config: ModelConfig) -> dict[str, str]:

@@ -30,6 +30,7 @@ from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
 from hone.train.memory_plan import MemoryPlan
 from hone.train.text.memory import engine_copy_bytes, text_memory
+from hone.train.text.planned_memory import BatchDimensions, TextLengths
 from hone.train.text.saved_optimizer import check_saved_optimizer
 
 T = TypeVar("T")
@@ -53,6 +54,11 @@ class NetworkRunConfig(RunConfig):
     def weight_copies(self) -> dict[str, int]:
         """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
         return {}
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
+        """Sizes of the run's batches, where texts are as long as `lengths`; None: nothing is learnt by gradient."""
+        del lengths
+        return None
 
 
 class LanguageRunConfig(NetworkRunConfig):
@@ -99,6 +105,15 @@ class TextInputs(Generic[T]):
         default_factory=dict[str, Callable[[], Sequence[str]]]
     )
     """Further checks of the recipe's own, by name, which return warnings."""
+    measure: Callable[[T], TextLengths] | None = None
+    """Lengths of the texts that were laid out; None: as long as the model's context."""
+
+    @property
+    def lengths(self) -> TextLengths:
+        """Lengths of the longest texts, as far as they are known before the run."""
+        if self.measure is None or self.waits_for_answers:
+            return TextLengths(prompt=0, whole=self.tokenizer[1])
+        return self.measure(self.prepared[0])
 
     @property
     def waits_for_answers(self) -> bool:
@@ -328,6 +343,7 @@ def _memory(inputs: TextInputs[T]) -> MemoryPlan:
         copies=config.weight_copies(),
         others=[path for path in inputs.other_policies if not is_to_come(path)],
         device=config.run.device,
+        batch=config.batch_dimensions(inputs.lengths),
     )
 
 

@@ -26,6 +26,7 @@ from hone.train.learner.config import require_master_weights, require_whole_mini
 from hone.train.loop import Learner, Source
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig
+from hone.train.text.planned_memory import BatchDimensions, TextLengths
 from hone.train.text.presets import PresetName, preset_values
 from hone.train.text.ratio import Denominator, RatioLearnerConfig, resolve_denominator, resolve_step_correction
 from hone.train.text.reference_policies import TextPolicies
@@ -141,6 +142,15 @@ class TextGradientRunConfig(TextRunConfig):
 
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        rows = self.rollout.prompts_per_step * self.rollout.samples_per_prompt // self.learner.minibatches
+        penalties = self.model_dump().get("algorithm", {})
+        return BatchDimensions(
+            micro_batch_tokens=self.micro_batch_tokens(), rows=rows, longest_tokens=lengths.whole,
+            longest_prompt=lengths.prompt, entropy=penalties.get("entropy", 0.0) > 0,
+            rollout=self.rollout,
+        )  # fmt: skip
 
     def derive_updates(self) -> dict[str, str]:
         learner = self.learner

@@ -28,6 +28,7 @@ from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig,
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
+from hone.train.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.train.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
 from hone.train.text.preference.reference_log import ReferenceLog
 from hone.train.text.preference.start_distance import SamplesConfig, StartDistance, prompts_to_answer
@@ -57,6 +58,10 @@ class PreferenceRunConfig(LanguageRunConfig):
         require_master_weights(self.learner, self.model.weights)
         require_whole_minibatches(self.learner, self.batch, "batch")
         return self
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        texts = 2 if self.answers == "preference" else 1
+        return logged_batch(self.learner, texts * self.batch, lengths)
 
     @abstractmethod
     def loss(self) -> AnswerLossSpec:
@@ -167,6 +172,7 @@ def open_preferences(config: PreferenceRunConfig) -> OpenedRun:
         lay_out=lambda examples, tokenizer, context: encode_answers(
             examples, config.task, tokenizer, context=context, kind=config.answers
         ),
+        measure=lambda log: text_lengths(log.episodes),
         other_policies=[path for path in [config.reference()] if path is not None],
     )
     path = config.reference()

@@ -12,6 +12,7 @@ from hone.models.language.scalar_head import ScoredTokens
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.text.answer_data import AnswerKind, AnswerTaskConfig
 from hone.train.text.open_text import NetworkRunConfig
+from hone.train.text.planned_memory import BatchDimensions, TextLengths, logged_batch
 from hone.train.text.scorers.scorer_loss import ScorerLoss
 
 LAST_NUMBER: Final = r"-?\d+(?:\.\d+)?"
@@ -57,6 +58,10 @@ class ScorerRunConfig(NetworkRunConfig):
     """Kind of the data."""
     reads: ClassVar[ScoredTokens]
     """Tokens whose numbers are meant."""
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        texts = 2 if self.data_kind == "preference" else 1
+        return logged_batch(self.learner, texts * self.batch, lengths)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ScorerRunConfig":

@@ -37,6 +37,7 @@ from hone.train.text.flops import scorer_compute_cost
 from hone.train.text.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs, is_to_come, opened_text_run
+from hone.train.text.planned_memory import text_lengths
 from hone.train.text.rows import TokenLayout
 from hone.train.text.saved_optimizer import restore_optimizer
 from hone.train.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
@@ -158,6 +159,7 @@ def open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
         lay_out=lambda examples, tokenizer, context: laid_out(
             examples, tokenizer, context, task=_task_of(inputs), kind=config.data_kind
         ),
+        measure=lambda log: text_lengths(log.episodes),
     )
     held_out = None
     if config.evaluation is not None:

@@ -1,0 +1,103 @@
+"""The memory plan of a text run for display: components, phases, what fits, and the fixes as settings to copy."""
+
+from collections.abc import Iterator
+
+from hone.planner.devices import DeviceSpec, cpu_device, find_device
+from hone.planner.fixes import FixLadder, propose_fixes
+from hone.planner.run_memory import (
+    RunDimensions,
+    RunMemory,
+    largest_micro_batch,
+    most_concurrent,
+    on_device,
+    run_memory,
+)
+from hone.planner.run_time import generation_time, learning_time
+from hone.planner.training_step import saved_per_token
+from hone.process.machine_memory import memory_limit_bytes
+from hone.train.memory_plan import MemoryPlan, device_memory_bytes, readable_bytes
+
+_MOMENTS = {
+    "logits": "the backward pass of the logits",
+    "norm": "the backward pass of the last norm",
+    "layer": "the backward pass of a layer",
+    "embedding": "the gradients of the vocabulary",
+}
+
+
+def plan_rows(plan: MemoryPlan, device: str) -> dict[str, str]:
+    """Rows of a plan on a device by name or file, or on the run's own where `device` is empty; {} for a run that is not
+    planned. Raises ConfigError for an unknown device."""
+    if plan.run is None:
+        return {}
+    spec, run = _device(plan, device), plan.run
+    run = run if spec is None else on_device(run, spec)
+    memory = run_memory(run)
+    rows = {
+        "memory in closed form": f"{run.step.tokens:,} tokens a micro-batch, {run.step.compute} products"
+        + ("" if spec is None else f", on {_described(spec)}"),
+        "components": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.components.items()),
+        "phases": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.phases.items()),
+        "peak": _peak(run, memory),
+    }
+    if spec is None:
+        return rows
+    rows["fits"] = _fits(run, memory, spec)
+    rows |= {f"fix {number}": text for number, text in enumerate(_fix_rows(run, memory, spec), start=1)}
+    return rows | _times(run, spec)
+
+
+def _device(plan: MemoryPlan, device: str) -> DeviceSpec | None:
+    if device:
+        return find_device(device, cpu_bytes=memory_limit_bytes() or 0)
+    size = device_memory_bytes(plan.device)
+    if size is None:
+        return None
+    spec = cpu_device(size)
+    return spec if plan.device == "cpu" else DeviceSpec(
+        name=plan.device, memory_bytes=size, bfloat16_flops=0.0, float32_flops=0.0, bandwidth_bytes=0.0,
+    )  # fmt: skip
+
+
+def _described(spec: DeviceSpec) -> str:
+    count = f"{spec.count} x " if spec.count > 1 else ""
+    return f"{count}{spec.name} ({readable_bytes(spec.memory_bytes)}, {readable_bytes(spec.usable_bytes)} usable)"
+
+
+def _peak(run: RunDimensions, memory: RunMemory) -> str:
+    where = _MOMENTS[memory.step.moment] if memory.peak_phase == "learn" else "keys, values and logits"
+    saved = saved_per_token(run.shape, run.step)
+    return (
+        f"{readable_bytes(memory.peak_bytes)} in {memory.peak_phase} ({where}); most of it is {memory.largest}; "
+        f"a layer keeps {saved:,} bytes a token"
+    )
+
+
+def _fits(run: RunDimensions, memory: RunMemory, spec: DeviceSpec) -> str:
+    if memory.peak_bytes > spec.usable_bytes:
+        return f"no: {readable_bytes(memory.peak_bytes - spec.usable_bytes)} too much"
+    text = f"yes; micro-batches of up to {largest_micro_batch(run, spec):,} tokens"
+    return text if run.generation is None else f"{text}, up to {most_concurrent(run, spec):,} answers at a time"
+
+
+def _fix_rows(run: RunDimensions, memory: RunMemory, spec: DeviceSpec) -> Iterator[str]:
+    if memory.peak_bytes <= spec.usable_bytes:
+        return
+    ladder: FixLadder = propose_fixes(run, spec)
+    for place, fix in enumerate(ladder.fixes):
+        kept = {"bits": "same bits", "rounding": "equal up to rounding", "algorithm": "another run"}[fix.keeps]
+        enough = "  <- enough" if place == ladder.enough else ""
+        peak = readable_bytes(fix.memory.peak_bytes)
+        yield f"{fix.setting}: {fix.words}, peak {peak}, time {fix.time}, {kept}{enough}"
+    if ladder.missing_bytes:
+        yield f"none of these is enough: {readable_bytes(ladder.missing_bytes)} are missing; take a smaller model"
+
+
+def _times(run: RunDimensions, spec: DeviceSpec) -> dict[str, str]:
+    """Least seconds of a step on a device whose rates are known."""
+    answers = 0 if run.generation is None else run.generation.concurrent
+    found = {
+        f"least time, {run.step.tokens:,} tokens learnt": learning_time(run, spec, run.step.tokens),
+        f"least time, {answers:,} answers": generation_time(run, spec, answers),
+    }
+    return {name: f"{time.seconds:.3g} s, set by {time.bound}" for name, time in found.items() if time is not None}

@@ -1,0 +1,67 @@
+"""Bytes of the tensors that are alive: what an allocator would count, seen from torch's own operations.
+
+A storage is counted once, from the operation that made it until it is freed. Compiled kernels get their memory from
+torch, so that theirs is counted too; scratch inside one operation of a library is not.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class TensorMemory(TorchDispatchMode):
+    """Context that counts the storages made in it, and those of `add`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        """Bytes alive now."""
+        self.peak_bytes = 0
+        """Most bytes at once since the beginning, or since `reset_peak`."""
+        self.peak_operation = ""
+        """Operation that made the last tensor of the peak."""
+        self._sizes: dict[int, int] = {}
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that were made before."""
+        for tensor in tensors:
+            self._count(tensor)
+
+    def reset_peak(self) -> None:
+        """Begin a new peak at the bytes that are alive now."""
+        self.peak_bytes = self.live_bytes
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Run an operation, and count its results."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        before = self.peak_bytes
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        if self.peak_bytes > before:
+            self.peak_operation = str(func)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self.live_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.live_bytes -= self._sizes.pop(key, 0)

@@ -1,0 +1,132 @@
+"""Devices that a run is planned for: memory, rates of products, bandwidths.
+
+The rates are the vendors' figures for dense products. Usable share and context are the only numbers that are not of the
+device: what an allocator wastes, and what a driver keeps; both are printed with every plan.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from hone.core.errors import ConfigError, did_you_mean
+
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """A device, or several of one kind."""
+
+    name: str
+    memory_bytes: int
+    """Memory that torch sees on one device."""
+    bfloat16_flops: float
+    """Dense bfloat16 multiplications and additions per second; 0: not known."""
+    float32_flops: float
+    bandwidth_bytes: float
+    """Bytes per second from memory; 0: not known."""
+    link_bytes: float = 0.0
+    """Bytes per second to the next device, one way."""
+    usable: float = 0.95
+    """Share of the memory that tensors may take."""
+    context_bytes: int = 0
+    """Memory that the driver and its libraries keep."""
+    count: int = 1
+    is_gpu: bool = True
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes for tensors on one device."""
+        return int(self.memory_bytes * self.usable) - self.context_bytes
+
+
+def _gpu(name: str, gib: float, half: float, single: float, bandwidth: float, link: float) -> DeviceSpec:
+    """A GPU by GiB, TFLOP/s and GB/s."""
+    return DeviceSpec(
+        name=name, memory_bytes=int(gib * GIB), bfloat16_flops=half * 1e12, float32_flops=single * 1e12,
+        bandwidth_bytes=bandwidth * 1e9, link_bytes=link * 1e9, context_bytes=int(1.5 * GIB),
+    )  # fmt: skip
+
+
+DEVICES: Final[Mapping[str, DeviceSpec]] = {
+    spec.name: spec
+    for spec in (
+        _gpu("a100", 79.2, 312, 19.5, 2039, 300),
+        _gpu("h100", 79.2, 989, 67, 3350, 450),
+        _gpu("h200", 139.8, 989, 67, 4800, 450),
+        _gpu("b200", 178.0, 2250, 80, 8000, 900),
+        _gpu("l40s", 44.4, 362, 91.6, 864, 32),
+        _gpu("rtx4090", 23.5, 165, 82.6, 1008, 32),
+        _gpu("rtx5090", 31.4, 210, 104.8, 1792, 64),
+    )
+}
+"""By name; the table of vendors' figures."""
+
+
+def cpu_device(memory_bytes: int) -> DeviceSpec:
+    """A machine without a GPU; its rates are not known before they are measured."""
+    return DeviceSpec(
+        name="cpu", memory_bytes=memory_bytes, bfloat16_flops=0.0, float32_flops=0.0, bandwidth_bytes=0.0, is_gpu=False,
+        context_bytes=GIB // 2,
+    )  # fmt: skip
+
+
+def find_device(text: str, *, cpu_bytes: int) -> DeviceSpec:
+    """The device of a name (`h100`, `h100x8`, `cpu`) or of a TOML file. Raises ConfigError for any other."""
+    if Path(text).suffix == ".toml":
+        return _from_file(Path(text))
+    wanted = text.lower()
+    known = [*DEVICES, "cpu"]
+    found = next((name for name in known if wanted == name or wanted.startswith(f"{name}x")), None)
+    if found is None:
+        raise ConfigError(
+            f"--device {text}: no such device{did_you_mean(wanted, known)}; or a TOML file with its figures"
+        )
+    count = wanted.removeprefix(found).removeprefix("x") or "1"
+    if not count.isdigit() or int(count) < 1:
+        raise ConfigError(f"--device {text}: {count!r} is no number of devices; for example {found}x8")
+    return replace(cpu_device(cpu_bytes) if found == "cpu" else DEVICES[found], count=int(count))
+
+
+_FILE_KEYS: Final = {
+    "name": str, "memory_gib": float, "bfloat16_tflops": float, "float32_tflops": float, "bandwidth_gb_s": float,
+    "link_gb_s": float, "usable": float, "context_gib": float, "count": int, "gpu": bool,
+}  # fmt: skip
+
+
+def _from_file(path: Path) -> DeviceSpec:
+    """A device described by a file; `memory_gib` is needed."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--device {path}: cannot read the device: {error}") from None
+    faults = [
+        f"{path}: unknown key {key}{did_you_mean(key, list(_FILE_KEYS))}" for key in table if key not in _FILE_KEYS
+    ]
+    numbers: dict[str, float] = {}
+    for key, kind in _FILE_KEYS.items():
+        value = table.get(key)
+        if value is None or kind is str or kind is bool:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            faults.append(f"{path}: {key} must be a number of at least 0, got {value!r}")
+        else:
+            numbers[key] = float(value)
+    if "memory_gib" not in table:
+        faults.append(f"{path}: memory_gib is missing: the memory of one device")
+    if faults:
+        raise ConfigError(*faults)
+    return DeviceSpec(
+        name=str(table.get("name", path.stem)),
+        memory_bytes=int(numbers["memory_gib"] * GIB),
+        bfloat16_flops=numbers.get("bfloat16_tflops", 0.0) * 1e12,
+        float32_flops=numbers.get("float32_tflops", 0.0) * 1e12,
+        bandwidth_bytes=numbers.get("bandwidth_gb_s", 0.0) * 1e9,
+        link_bytes=numbers.get("link_gb_s", 0.0) * 1e9,
+        usable=numbers.get("usable", 0.95),
+        context_bytes=int(numbers.get("context_gib", 0.0) * GIB),
+        count=int(numbers.get("count", 1)),
+        is_gpu=bool(table.get("gpu", True)),
+    )

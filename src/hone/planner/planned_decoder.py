@@ -1,0 +1,138 @@
+"""Numbers of a decoder that memory and time follow from, and the parameters that they make.
+
+Read from a Hugging Face `config.json` without the rules of `hone.models`: a family that hone does not run can be
+planned too, and is said to be a guess.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hone.core.errors import DataError, ErrorCollector
+
+PLANNED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe")
+"""Families whose shapes hone runs; others are planned as the nearest of them."""
+_QK_NORM: Final = ("qwen3", "qwen3_moe", "olmoe")
+_SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_MOST: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDecoder:
+    """Sizes of a decoder."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Inner features of a layer's MLP, or of each expert."""
+    vocab: int
+    tied: bool
+    """The output projection is the embedding."""
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    experts: int = 0
+    """Experts of a layer; 0: dense."""
+    experts_per_token: int = 0
+
+    @property
+    def query_width(self) -> int:
+        """Features of all queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Features of all keys."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of a layer's linear projections around attention."""
+        return 2 * self.hidden * (self.query_width + self.key_width)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Weights of a layer's MLP, or of all its experts."""
+        return 3 * self.hidden * self.intermediate * max(1, self.experts)
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of a layer's linear projections, the router's aside."""
+        return self.attention_weights + self.mlp_weights
+
+    @property
+    def vocabulary_weights(self) -> int:
+        """Weights of the embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters in all: projections, norms, biases, routers, embedding and output projection."""
+        norms = 2 * self.hidden + (self._norm_of_heads() if self.qk_norm else 0)
+        biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
+        layer = self.layer_weights + norms + biases + self.hidden * self.experts
+        return self.layers * layer + self.vocabulary_weights * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token is multiplied by: of the experts, those that it goes to."""
+        idle = max(0, self.experts - self.experts_per_token)
+        return self.parameters - self.layers * 3 * self.hidden * self.intermediate * idle
+
+    @property
+    def matmul_weights(self) -> int:
+        """Weights that a token is multiplied by: `active_parameters` without the embedding's rows, which are read."""
+        return self.active_parameters - (0 if self.tied else self.vocabulary_weights)
+
+    def _norm_of_heads(self) -> int:
+        return self.query_width + self.key_width if self.family == "olmoe" else 2 * self.head_dim
+
+
+def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -> PlannedDecoder:
+    """Shape of a Hugging Face config. Raises DataError with every missing or impossible size."""
+    faults = ErrorCollector(DataError)
+    sizes = {name: _size(config, name, where, faults) for name in _SIZES}
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    family = str(config.get("model_type", "unknown"))
+    default_dim = 128 if family in ("qwen3", "qwen3_moe") else hidden // heads
+    experts = _first(config, ("num_experts", "num_local_experts", "n_routed_experts"), 0, where, faults)
+    shape = PlannedDecoder(
+        family=family,
+        layers=sizes["num_hidden_layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_first(config, ("num_key_value_heads",), heads, where, faults),
+        head_dim=_first(config, ("head_dim",), default_dim, where, faults),
+        intermediate=(
+            _first(config, ("moe_intermediate_size",), sizes["intermediate_size"], where, faults)
+            if experts
+            else sizes["intermediate_size"]
+        ),
+        vocab=sizes["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=family in _QK_NORM,
+        qkv_bias=family == "qwen2" or bool(config.get("attention_bias", False)),
+        experts=experts,
+        experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),
+    )
+    faults.raise_if_any()
+    return shape
+
+
+def _size(config: Mapping[str, object], name: str, where: str, faults: ErrorCollector) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < _MOST:
+        faults.add(f"{where}: {name} must be a whole number of at least 1, got {value!r}")
+        return 1
+    return value
+
+
+def _first(
+    config: Mapping[str, object], names: tuple[str, ...], default: int, where: str, faults: ErrorCollector
+) -> int:
+    """The first of these keys that is given, or the default."""
+    given = [name for name in names if config.get(name) is not None]
+    return _size(config, given[0], where, faults) if given else default

@@ -1,0 +1,176 @@
+"""Memory of a run by component and by phase, and the largest settings that fit a device.
+
+A run of reinforcement learning has three phases in one process: `generate` (the engine's weights, keys and values, and
+the logits of a pass), `learn` (activations and gradients) and `update` (the optimizer). What is resident stays through
+all of them: weights, gradients, moments, copies, and the engine's pages.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from hone.planner.devices import DeviceSpec
+from hone.planner.planned_decoder import PlannedDecoder
+from hone.planner.training_step import NUMBER_BYTES, NumberType, StepMemory, StepSettings, step_memory
+
+_ENGINE_LOGITS = 1 << 25
+_GPU_PAGE_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSettings:
+    """Settings of generation that memory depends on."""
+
+    concurrent: int
+    """Answers that are written at the same time."""
+    prompt_tokens: int
+    """Tokens of the longest prompt."""
+    answer_tokens: int
+    """Largest number of tokens of an answer, all turns of a dialogue included."""
+    weights_bytes: int
+    """Bytes per parameter of the engine's own copy; 0: it reads the trainer's weights, or is another machine."""
+    cache: NumberType = "float32"
+    """Type of keys and values."""
+    page_tokens: int = 16
+    sleeps: bool = False
+    """The engine gives its pages and weights back while the policy learns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDimensions:
+    """Everything that the memory of a run depends on."""
+
+    shape: PlannedDecoder
+    step: StepSettings
+    generation: GenerationSettings | None = None
+    """None: nothing is generated."""
+    trained_parameters: int | None = None
+    """Numbers that are trained; None: all of them. Those of an adapter otherwise."""
+    moments: int = 2
+    """Numbers that the optimizer keeps for each trained one."""
+    moment_bytes: int = 4
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes of further networks by role: reference, reward models, critic with its optimizer."""
+    ranks: int = 1
+    """Ranks that weights, gradients and moments are divided among (FSDP)."""
+
+    @property
+    def trained(self) -> int:
+        """Numbers that are trained."""
+        return self.shape.parameters if self.trained_parameters is None else self.trained_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMemory:
+    """Bytes of a run on one device."""
+
+    components: Mapping[str, int]
+    """Bytes by component, largest life first; activations are those of the largest micro-batch."""
+    phases: Mapping[str, int]
+    """Most bytes of each phase."""
+    step: StepMemory
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes of the run."""
+        return max(self.phases.values())
+
+    @property
+    def peak_phase(self) -> str:
+        """Phase of the peak."""
+        return max(self.phases, key=lambda name: self.phases[name])
+
+    @property
+    def largest(self) -> str:
+        """Component that takes most."""
+        return max(self.components, key=lambda name: self.components[name])
+
+
+def on_device(run: RunDimensions, device: DeviceSpec) -> RunDimensions:
+    """The run as it would be on a device: a GPU takes fused attention, bfloat16 products, and keys and values of theirs
+    in long pages; a CPU leaves it as it is."""
+    if not device.is_gpu or run.step.path == "fused":
+        return run
+    step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False)
+    generation = run.generation
+    if generation is not None:
+        generation = replace(generation, cache="bfloat16", page_tokens=_GPU_PAGE_TOKENS, weights_bytes=2)
+    return replace(run, step=step, generation=generation)
+
+
+def cache_bytes_per_token(shape: PlannedDecoder, cache: NumberType) -> int:
+    """Bytes of keys and values of a token, 2 L g d b."""
+    return 2 * shape.layers * shape.key_width * NUMBER_BYTES[cache]
+
+
+def page_bytes(shape: PlannedDecoder, generation: GenerationSettings) -> int:
+    """Bytes of the engine's pages: the longest sequence in every slot, and an eighth more for early prompts."""
+    pages = -(-(generation.prompt_tokens + generation.answer_tokens) // generation.page_tokens)
+    slots = generation.concurrent + max(1, generation.concurrent // 8)
+    return (pages * slots + 1) * generation.page_tokens * cache_bytes_per_token(shape, generation.cache)
+
+
+def run_memory(run: RunDimensions) -> RunMemory:
+    """Memory of a run: components, and the most of each phase."""
+    shape, size = run.shape, NUMBER_BYTES[run.step.weights]
+    step = step_memory(shape, run.step)
+    frozen = shape.parameters - run.trained if run.trained_parameters is not None else 0
+    resident = {
+        "weights": (shape.parameters if frozen == 0 else frozen + run.trained) * size // run.ranks,
+        "gradients": run.trained * size // run.ranks,
+        "optimizer": run.moments * run.trained * run.moment_bytes // run.ranks,
+        **run.copies,
+    }
+    generation = run.generation
+    engine = {} if generation is None else _engine(shape, generation)
+    held = sum(resident.values())
+    awake = 0 if generation is None or generation.sleeps else sum(engine.values())
+    gathered = 0 if run.ranks == 1 else 2 * (shape.vocabulary_weights + 3 * shape.layer_weights)
+    phases = {
+        "learn": held + awake + step.peak + gathered,
+        "update": held + awake,
+    }
+    if generation is not None:
+        logits = 8 * min(_ENGINE_LOGITS, max(generation.concurrent, 64) * shape.vocab)
+        phases = {"generate": held + sum(engine.values()) + logits} | phases
+    working = {
+        "activations": step.activations + step.recomputed,
+        "rounded weights": step.rounded_weights,
+        "backward pass": max(0, step.peak - step.activations - step.recomputed - step.rounded_weights),
+    }
+    components = {name: each for name, each in {**resident, **engine, **working}.items() if each > 0}
+    return RunMemory(components=components, phases=phases, step=step)
+
+
+def _engine(shape: PlannedDecoder, generation: GenerationSettings) -> dict[str, int]:
+    """Bytes that the engine keeps: a copy of the weights, keys and values."""
+    return {
+        "engine's weights": generation.weights_bytes * shape.parameters,
+        "keys and values": page_bytes(shape, generation),
+    }
+
+
+def largest_micro_batch(run: RunDimensions, device: DeviceSpec) -> int:
+    """Most tokens of a micro-batch that fit; 0 where not even one does."""
+    return _largest(lambda tokens: replace(run, step=replace(run.step, tokens=tokens)), device, most=1 << 26)
+
+
+def most_concurrent(run: RunDimensions, device: DeviceSpec) -> int:
+    """Most answers at the same time that fit; 0 where not even one does, or nothing is generated."""
+    generation = run.generation
+    if generation is None:
+        return 0
+    return _largest(lambda count: replace(run, generation=replace(generation, concurrent=count)), device, most=1 << 20)
+
+
+def _largest(changed: Callable[[int], RunDimensions], device: DeviceSpec, *, most: int) -> int:
+    """The largest number whose run fits; memory grows with it."""
+    low, high = 0, 1
+    while high < most and run_memory(changed(high)).peak_bytes <= device.usable_bytes:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if run_memory(changed(middle)).peak_bytes <= device.usable_bytes:
+            low = middle
+        else:
+            high = middle
+    return low

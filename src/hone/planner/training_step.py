@@ -1,0 +1,184 @@
+"""Memory of one optimizer step of hone's decoder, to the byte where the kernels are hone's own.
+
+Every formula counts tensors that the forward pass keeps for the backward pass, and those that are alive at the moment
+of the peak. Symbols of the formulas: T tokens of a micro-batch, h hidden features, a and g heads of queries and keys,
+d features of a head, f inner features of the MLP, S tokens of a text, V vocabulary, L layers, P parameters; b bytes of
+the products' numbers (4 or 2).
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from hone.planner.planned_decoder import PlannedDecoder
+
+KernelPath = Literal["compiled", "torch", "fused"]
+"""`compiled`: hone's CPU kernels; `torch`: matrix products with the scores of a text in memory; `fused`: torch's fused
+attention, on a GPU."""
+NumberType = Literal["float32", "bfloat16"]
+NUMBER_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}
+LOGITS_AT_ONCE: Final = {"cpu": 1 << 22, "gpu": 1 << 27}
+"""Logits of a chunk (`hone.models.language.token_logprobs`); tests hold the two to be equal."""
+_LEAST_ROWS: Final = 16
+_TILE: Final = 32
+_TILE_ROWS: Final = 512
+"""Rows that a product by tiles lays out at once (`hone.models.native.products`)."""
+_DIRECT_PARAMETERS: Final = 1 << 20
+"""Parameters from which gradients are written to the optimizer's memory directly (`flat_parameters`)."""
+_STREAM: Final = 4
+"""Bytes of a number of the residual stream, which keeps the weights' type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """Settings of an optimizer step that its memory depends on."""
+
+    tokens: int
+    """Tokens of a micro-batch, T."""
+    text_tokens: int
+    """Tokens of its longest text, S; only `torch` attention depends on it."""
+    weights: NumberType = "float32"
+    compute: NumberType = "float32"
+    path: KernelPath = "compiled"
+    checkpointing: bool = False
+    """Activations are computed again, a layer at a time."""
+    entropy: bool = False
+    """The loss has an entropy term, or reports the entropy."""
+    trained_vocabulary: bool = True
+    """The embedding and the output projection are trained; not those under an adapter."""
+    tile_scratch: bool = True
+    """The processor multiplies bfloat16 by tiles, whose layout takes some room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Bytes of a step beyond weights, gradients and the optimizer's state."""
+
+    activations: int
+    """Kept from the forward pass to the backward pass, rounded weights aside."""
+    rounded_weights: int
+    """bfloat16 copies of the weights, kept by products in mixed precision."""
+    recomputed: int
+    """One layer's activations, computed again."""
+    logits: int
+    """Most logits that are alive at once, and the gradients that stand beside them."""
+    backward: int
+    """Most that a layer's backward pass holds beyond what is kept."""
+    peak: int
+    """Most bytes at once."""
+    moment: str
+    """Where the peak is: `logits`, `norm` (the last one), `layer` or `embedding`."""
+
+
+def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes that a layer keeps for each token.
+
+    compiled: 8h + 2bh + b(a + 2g)d + bad + 3bf + 8a + 8: the stream twice, two norms' results, the joint projection of
+    queries, keys and values, attention's result, both inputs of the gate and its result, and statistics.
+    """
+    h, a, g, d, f = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate
+    b = NUMBER_BYTES[settings.compute]
+    common = 2 * _STREAM * h + 2 * b * h + 8
+    if settings.path == "compiled":
+        attention = b * (2 * a + 2 * g) * d + 8 * a
+    else:
+        scores = b * a * settings.text_tokens if settings.path == "torch" else 4 * a
+        normed = b * (a + 2 * g) * d + 4 * (a + g) if shape.qk_norm else 0
+        attention = 2 * b * (a + g) * d + normed + scores
+    return common + attention + (_expert_bytes(shape, b) if shape.experts else 3 * b * f)
+
+
+def _table_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes for each token of attention's index tables, and of its mask where layers are computed again."""
+    if settings.path == "compiled":
+        return 0
+    mask = NUMBER_BYTES[settings.compute] * settings.text_tokens if settings.checkpointing else 0
+    return 16 * (shape.heads + shape.kv_heads) + (mask if settings.path == "torch" else 0)
+
+
+def _expert_bytes(shape: PlannedDecoder, b: int) -> int:
+    """Bytes for each token in a layer of experts: k copies of its input and result, both inputs of the gate and its
+    result, and the router's numbers."""
+    k = shape.experts_per_token
+    return 2 * b * k * shape.hidden + 3 * b * k * shape.intermediate + 8 * shape.experts + 40 * k
+
+
+def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
+    """Memory of a step: what is kept, and the largest of four moments at which the most is alive.
+
+    `logits`: the loss's backward pass; `norm`: the last norm's; `layer`: the last layer's, when everything kept is
+    still there; `embedding`: the end, where the vocabulary's gradients meet.
+    """
+    h, tokens = shape.hidden, settings.tokens
+    b = NUMBER_BYTES[settings.compute]
+    mixed = settings.compute != settings.weights
+    per_layer = saved_per_token(shape, settings) * tokens
+    rounded = 2 * shape.layer_weights if mixed else 0
+    outside = (2 * _STREAM * h + 4 + 4 * shape.head_dim + _table_bytes(shape, settings)) * tokens
+    if settings.checkpointing:
+        deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
+        inputs = (shape.layers * _STREAM + deltas) * h * tokens
+        shared = 0 if settings.path == "compiled" else _STREAM * h * tokens  # a layer's input is what its norm keeps
+        kept, kept_weights, recomputed = inputs + outside, 0, per_layer - shared + rounded
+    else:
+        kept, kept_weights, recomputed = shape.layers * per_layer + outside, shape.layers * rounded, 0
+    vocabulary = _STREAM * shape.vocabulary_weights if settings.trained_vocabulary else 0
+    waiting = vocabulary if shape.tied else 0
+    everything = kept + kept_weights
+    logits = _logit_bytes(shape, settings) + _STREAM * h * tokens + vocabulary
+    moments = {
+        "logits": everything + 4 * tokens + logits,
+        "layer": everything + recomputed + _layer_backward(shape, settings, mixed=mixed) + waiting,
+        "norm": everything + _norm_backward(shape, settings) + waiting,
+        "embedding": (_STREAM * h + 4 * shape.head_dim) * tokens + waiting + vocabulary,
+    }
+    moment = max(moments, key=lambda name: moments[name])
+    return StepMemory(
+        activations=kept,
+        rounded_weights=kept_weights,
+        recomputed=recomputed,
+        logits=logits,
+        backward=_layer_backward(shape, settings, mixed=mixed),
+        peak=moments[moment],
+        moment=moment,
+    )
+
+
+def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
+    """Most bytes of the last layer's backward pass, less those that it has freed by then."""
+    h, f, tokens = shape.hidden, shape.intermediate * max(1, shape.experts_per_token), settings.tokens
+    b = NUMBER_BYTES[settings.compute]
+    freed = (2 * _STREAM * h + 4) * tokens  # the last norm's
+    gate_freed = 2 * f * h if mixed else 0  # the rounded weights of the projection after the gate
+    if settings.path == "compiled":
+        tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
+        scratch = 2 * _TILE_ROWS * f if mixed and tiles else 0
+        scratch += _STREAM * f * h if shape.parameters < _DIRECT_PARAMETERS else 0
+        down = (_STREAM * h + (2 * h if mixed else 0) + b * f) * tokens + scratch
+        gate = (_STREAM * h + 2 * b * f) * tokens - gate_freed
+        return max(down, gate) - freed
+    gate = (_STREAM * h + 3 * b * f) * tokens - gate_freed - freed
+    if settings.path == "fused":
+        return gate
+    return max(gate, _softmax_backward(shape, settings, mixed=mixed) - freed)
+
+
+def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes of the last norm's backward pass: the compiled one makes its result only."""
+    widths = 1 if settings.path == "compiled" else 4
+    return (widths * _STREAM * shape.hidden + 4) * settings.tokens
+
+
+def _softmax_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
+    """Bytes while the scores' gradients are alive twice; the MLP of the layer is freed by then."""
+    h, f, b = shape.hidden, shape.intermediate, NUMBER_BYTES[settings.compute]
+    freed = (_STREAM + b) * h + 4 + 3 * b * f + b * shape.query_width
+    weights = 2 * (3 * h * f + shape.query_width * h) if mixed else 0
+    scores = 2 * b * shape.heads * settings.text_tokens
+    return (_STREAM * h + scores - freed) * settings.tokens - weights
+
+
+def _logit_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Logits alive at once: logits and their log-softmax, 8 bytes each; with the entropy's gradient 21."""
+    most = LOGITS_AT_ONCE["gpu" if settings.path == "fused" else "cpu"]
+    rows = min(settings.tokens, max(_LEAST_ROWS, most // shape.vocab))
+    return (21 if settings.entropy else 8) * rows * shape.vocab

@@ -1,0 +1,149 @@
+"""Memory of a text run in closed form, from its config: what `hone.planner` is asked, before a model is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hone.core.episodes import Episodes
+from hone.engine.clients.config import ServerEngine
+from hone.evaluate.text.open_policy import ModelSource, resolved_compute
+from hone.models.language.config import ModelConfig
+from hone.models.native.library import available_kernels
+from hone.models.native.products import uses_amx_tiles
+from hone.planner.planned_decoder import PlannedDecoder
+from hone.planner.run_memory import GenerationSettings, RunDimensions
+from hone.planner.training_step import KernelPath, NumberType, StepSettings
+from hone.train.learner.config import LearnerConfig
+from hone.train.text.rollout_config import RolloutConfig
+
+_PAGE_TOKENS = {"cpu": 16, "cuda": 256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLengths:
+    """Lengths of the longest texts of a run, in tokens."""
+
+    prompt: int
+    """Longest prompt; 0: nothing is asked."""
+    whole: int
+    """Longest prompt with its answer, or longest example."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDimensions:
+    """Sizes of a run's batches."""
+
+    micro_batch_tokens: int
+    """Most tokens of a forward pass."""
+    rows: int
+    """Texts of an optimizer step."""
+    longest_tokens: int
+    """Tokens of the longest text."""
+    longest_prompt: int = 0
+    """Tokens of the longest prompt, for the engine's pages."""
+    entropy: bool = False
+    """The loss has an entropy term."""
+    rollout: RolloutConfig | None = None
+    """Settings of the engine that writes the answers; None: nothing is written."""
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of a forward pass: those of all texts, where they are fewer than a micro-batch."""
+        return max(self.longest_tokens, min(self.micro_batch_tokens, self.rows * self.longest_tokens))
+
+
+def logged_batch(learner: LearnerConfig, texts: int, lengths: TextLengths) -> BatchDimensions:
+    """Batches of a run that learns from a log, with `texts` texts per iteration."""
+    return BatchDimensions(
+        micro_batch_tokens=learner.micro_batch_tokens,
+        rows=max(1, texts // learner.minibatches),
+        longest_tokens=lengths.whole,
+    )
+
+
+def text_lengths(episodes: Episodes) -> TextLengths:
+    """Lengths of the token sequences of episodes."""
+    return TextLengths(prompt=0, whole=int(np.diff(episodes.transcript.offsets).max(initial=1)))
+
+
+def planned_decoder(config: ModelConfig) -> PlannedDecoder:
+    """The sizes of a model's config."""
+    experts = config.experts
+    return PlannedDecoder(
+        family=config.family,
+        layers=config.layers,
+        hidden=config.hidden_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.mlp_width,
+        vocab=config.vocab_size,
+        tied=config.tie_embeddings,
+        qk_norm=config.qk_norm,
+        qkv_bias=config.qkv_bias,
+        experts=0 if experts is None else experts.count,
+        experts_per_token=0 if experts is None else experts.per_token,
+    )
+
+
+def planned_dimensions(
+    config: ModelConfig,
+    source: ModelSource,
+    batch: BatchDimensions,
+    *,
+    device: str,
+    moments: int,
+    copies: Mapping[str, int],
+    engine_bytes: int,
+) -> RunDimensions:
+    """What a run's memory depends on. `copies`: bytes of further networks; `engine_bytes`: bytes per parameter of the
+    engine's own weights."""
+    sizes = planned_decoder(config)
+    weights: NumberType = source.weights
+    compute: NumberType = "bfloat16" if resolved_compute(source, device) == "bfloat16" else "float32"
+    settings = None if source.lora is None else source.lora.settings(config)
+    return RunDimensions(
+        shape=sizes,
+        step=StepSettings(
+            tokens=batch.tokens,
+            text_tokens=batch.longest_tokens,
+            weights=weights,
+            compute=compute,
+            path=_kernel_path(source, config, device),
+            checkpointing=source.activation_checkpointing,
+            entropy=batch.entropy,
+            trained_vocabulary=settings is None,
+            tile_scratch=device == "cpu" and uses_amx_tiles(),
+        ),
+        generation=_generation(batch, device, weights, engine_bytes),
+        trained_parameters=None if settings is None else settings.count(config),
+        moments=moments,
+        moment_bytes=2 if weights == "bfloat16" else 4,
+        copies=copies,
+    )
+
+
+def _kernel_path(source: ModelSource, config: ModelConfig, device: str) -> KernelPath:
+    if device.startswith("cuda"):
+        return "fused"
+    compiled = source.exactness == "parity" and not config.qk_norm_whole and available_kernels() is not None
+    return "compiled" if compiled else "torch"
+
+
+def _generation(
+    batch: BatchDimensions, device: str, weights: NumberType, engine_bytes: int
+) -> GenerationSettings | None:
+    """Settings of the embedded engine; None where a server writes, or nothing is written."""
+    rollout = batch.rollout
+    if rollout is None or isinstance(rollout.runner, ServerEngine):
+        return None
+    half = device.startswith("cuda") or rollout.runner == "native_bfloat16" or weights == "bfloat16"
+    return GenerationSettings(
+        concurrent=rollout.max_concurrent,
+        prompt_tokens=batch.longest_prompt,
+        answer_tokens=batch.longest_tokens - batch.longest_prompt,
+        weights_bytes=engine_bytes,
+        cache="bfloat16" if half else "float32",
+        page_tokens=_PAGE_TOKENS["cuda" if device.startswith("cuda") else "cpu"],
+    )

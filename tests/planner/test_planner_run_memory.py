@@ -1,0 +1,230 @@
+"""Memory of a run: by hand, what fits, the ladder of fixes, devices, and the least time."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hone.core.errors import ConfigError
+from hone.planner.devices import DEVICES, GIB, cpu_device, find_device
+from hone.planner.fixes import propose_fixes
+from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
+from hone.planner.run_memory import (
+    GenerationSettings,
+    RunDimensions,
+    cache_bytes_per_token,
+    largest_micro_batch,
+    most_concurrent,
+    on_device,
+    page_bytes,
+    run_memory,
+)
+from hone.planner.run_time import flops_per_token, generation_time, learning_time
+from hone.planner.training_step import StepSettings, step_memory
+
+QWEN3_17B = shape_from_hf(
+    {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "tie_word_embeddings": True,
+    }
+)  # fmt: skip
+GRPO = RunDimensions(
+    shape=QWEN3_17B,
+    step=StepSettings(tokens=16384, text_tokens=2048, compute="bfloat16", path="fused", tile_scratch=False),
+    generation=GenerationSettings(
+        concurrent=64, prompt_tokens=256, answer_tokens=1792, weights_bytes=2, cache="bfloat16", page_tokens=256
+    ),
+)
+H100 = DEVICES["h100"]
+
+
+def gib(count: int) -> float:
+    return count / GIB
+
+
+def test_a_run_of_grpo_by_hand() -> None:
+    """1.72 billion parameters: 6.4 GiB of weights and gradients each, 12.8 of moments, 35.1 of activations."""
+    found = run_memory(GRPO)
+    assert QWEN3_17B.parameters == 1_720_574_976
+    assert {name: round(gib(size), 1) for name, size in found.components.items()} == {
+        "weights": 6.4, "gradients": 6.4, "optimizer": 12.8, "engine's weights": 3.2, "keys and values": 15.8,
+        "activations": 35.3, "rounded weights": 2.6, "backward pass": 2.3,
+    }  # fmt: skip
+    assert found.peak_phase == "learn"
+    assert found.largest == "activations"
+    assert found.phases["learn"] == sum(found.components.values())
+
+
+def test_keys_and_values_by_hand() -> None:
+    """2 x 28 layers x 8 heads x 128 x 2 bytes = 114,688 a token; 8 pages of 256 for each of 64 + 8 slots, and one."""
+    assert cache_bytes_per_token(QWEN3_17B, "bfloat16") == 114_688
+    assert GRPO.generation is not None
+    assert page_bytes(QWEN3_17B, GRPO.generation) == (8 * 72 + 1) * 256 * 114_688
+
+
+def test_the_fixes_of_a_run_that_does_not_fit() -> None:
+    assert run_memory(GRPO).peak_bytes > H100.usable_bytes
+    ladder = propose_fixes(GRPO, H100)
+    first = ladder.fixes[0]
+    assert ladder.enough == 0
+    assert ladder.missing_bytes == 0
+    assert first.setting == "learner.micro_batch_tokens=8192"
+    assert first.keeps == "rounding"
+    assert first.memory.peak_bytes <= H100.usable_bytes
+    assert ladder.fixes[-1].setting == "model.lora.rank=16"
+    assert all(fix.keeps == "algorithm" for fix in ladder.fixes[1:])
+
+
+def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
+    ladder = propose_fixes(GRPO, DEVICES["rtx4090"])
+    assert [fix.setting for fix in ladder.fixes] == [
+        "learner.micro_batch_tokens=2048",
+        "model.activation_checkpointing=true",
+        "rollout.max_concurrent=1",
+        "model.lora.rank=16",
+    ]
+    assert ladder.enough is None
+    assert ladder.missing_bytes == 0, "an adapter would be enough, but is another run"
+    assert ladder.fixes[-1].memory.peak_bytes <= DEVICES["rtx4090"].usable_bytes
+
+
+def test_a_model_that_cannot_fit_is_missing_bytes() -> None:
+    tiny = cpu_device(8 * GIB)
+    ladder = propose_fixes(GRPO, tiny)
+    assert ladder.enough is None
+    least = min(fix.memory.peak_bytes for fix in ladder.fixes)
+    assert ladder.missing_bytes == least - tiny.usable_bytes > 0
+
+
+def test_what_fits_is_the_most_that_fits() -> None:
+    device = replace(H100, memory_bytes=120 * GIB)
+    tokens = largest_micro_batch(GRPO, device)
+    assert run_memory(replace(GRPO, step=replace(GRPO.step, tokens=tokens))).peak_bytes <= device.usable_bytes
+    assert run_memory(replace(GRPO, step=replace(GRPO.step, tokens=tokens + 1))).peak_bytes > device.usable_bytes
+    assert GRPO.generation is not None
+    count = most_concurrent(GRPO, device)
+    more = replace(GRPO, generation=replace(GRPO.generation, concurrent=count + 1))
+    assert count >= 64
+    assert run_memory(more).peak_bytes > device.usable_bytes
+    assert most_concurrent(replace(GRPO, generation=None), device) == 0
+    assert largest_micro_batch(GRPO, cpu_device(GIB)) == 0
+
+
+sizes = st.builds(
+    PlannedDecoder,
+    family=st.sampled_from(["qwen3", "llama"]),
+    layers=st.integers(1, 6),
+    hidden=st.sampled_from([64, 128, 512]),
+    heads=st.sampled_from([4, 8]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    head_dim=st.sampled_from([16, 64]),
+    intermediate=st.sampled_from([128, 1024]),
+    vocab=st.sampled_from([100, 5000]),
+    tied=st.booleans(),
+    qk_norm=st.booleans(),
+)
+steps = st.builds(
+    StepSettings,
+    tokens=st.integers(1, 5000),
+    text_tokens=st.integers(1, 512),
+    compute=st.sampled_from(["float32", "bfloat16"]),
+    path=st.sampled_from(["compiled", "torch", "fused"]),
+    checkpointing=st.booleans(),
+    entropy=st.booleans(),
+)
+
+
+@given(sizes, steps, st.integers(1, 500))
+def test_more_tokens_never_take_less(shape: PlannedDecoder, settings: StepSettings, more: int) -> None:
+    now, then = step_memory(shape, settings), step_memory(shape, replace(settings, tokens=settings.tokens + more))
+    assert then.peak >= now.peak > 0
+    assert then.activations > now.activations
+
+
+@given(sizes, steps)
+def test_recomputing_keeps_less_where_there_are_layers_to_save(shape: PlannedDecoder, settings: StepSettings) -> None:
+    plain = step_memory(shape, replace(settings, checkpointing=False))
+    again = step_memory(shape, replace(settings, checkpointing=True))
+    if shape.layers >= 3:
+        assert again.activations <= plain.activations
+    assert again.recomputed >= 0 and plain.recomputed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "count"),
+    [
+        ("h100", "h100", 1),
+        ("H100x8", "h100", 8),
+        ("rtx4090", "rtx4090", 1),
+        ("rtx5090x2", "rtx5090", 2),
+        ("cpu", "cpu", 1),
+    ],
+)
+def test_devices_by_name(text: str, name: str, count: int) -> None:
+    found = find_device(text, cpu_bytes=4 * GIB)
+    assert (found.name, found.count) == (name, count)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("h10", "did you mean h100?"),
+        ("h100x0", "'0' is no number of devices"),
+        ("h100xx", "'x' is no number of devices"),
+        ("", "no such device"),
+        ("missing.toml", "cannot read the device"),
+    ],
+)
+def test_unknown_devices_are_refused(text: str, part: str) -> None:
+    with pytest.raises(ConfigError, match="--device"):
+        find_device(text, cpu_bytes=0)
+    with pytest.raises(ConfigError) as raised:
+        find_device(text, cpu_bytes=0)
+    assert part in str(raised.value)
+
+
+def test_a_device_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text("memory_gib = 48\nbandwidth_gb_s = 900\nbfloat16_tflops = 150\ncount = 2\n", encoding="utf-8")
+    found = find_device(str(path), cpu_bytes=0)
+    assert (found.name, found.memory_bytes, found.count, found.bandwidth_bytes) == ("card", 48 * GIB, 2, 9e11)
+    path.write_text("memory = 48\nusable = -1\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        find_device(str(path), cpu_bytes=0)
+    assert len(raised.value.messages) == 3, raised.value.messages
+
+
+def test_the_least_time_by_hand() -> None:
+    """6 P + 6 L a d S operations a token at 989e12 a second, and 24 bytes a parameter of the optimizer at 3.35e12."""
+    per_token = 6 * QWEN3_17B.matmul_weights + 6 * 28 * 16 * 128 * 2048
+    assert flops_per_token(GRPO) == per_token
+    found = learning_time(GRPO, H100, 16384)
+    assert found is not None
+    assert found.bound == "arithmetic"
+    assert found.seconds == pytest.approx(16384 * per_token / 989e12 + QWEN3_17B.parameters * 24 / 3.35e12)
+    written = generation_time(GRPO, H100, 128)
+    assert written is not None
+    keys = 64 * (256 + 896) * 114_688
+    assert written.seconds == pytest.approx(2 * 1792 * (QWEN3_17B.matmul_weights * 2 + keys) / 3.35e12)
+    assert written.bound == "memory"
+    assert learning_time(GRPO, cpu_device(GIB), 1) is None
+    assert generation_time(GRPO, cpu_device(GIB), 1) is None
+
+
+def test_a_run_moves_to_another_device() -> None:
+    here = replace(
+        GRPO, step=replace(GRPO.step, path="compiled", compute="float32"),
+        generation=GenerationSettings(concurrent=8, prompt_tokens=10, answer_tokens=20, weights_bytes=4),
+    )  # fmt: skip
+    moved = on_device(here, H100)
+    assert (moved.step.path, moved.step.compute) == ("fused", "bfloat16")
+    assert moved.generation is not None
+    assert (moved.generation.cache, moved.generation.weights_bytes, moved.generation.page_tokens) == (
+        "bfloat16",
+        2,
+        256,
+    )
+    assert on_device(here, cpu_device(GIB)) is here

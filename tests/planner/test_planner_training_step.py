@@ -1,0 +1,212 @@
+"""Memory of an optimizer step: the closed form against a tracker of every tensor, over shapes that vary each size."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
+from hone.models.native.library import available_kernels
+from hone.models.native.products import uses_amx_tiles
+from hone.models.packing import PackedBatch
+from hone.models.tensor_memory import TensorMemory
+from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
+from hone.planner.training_step import LOGITS_AT_ONCE, StepSettings, saved_per_token, step_memory
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
+
+TEXTS = 4
+BASE = PlannedDecoder(
+    family="qwen3", layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=160, vocab=64, tied=True,
+    qk_norm=True,
+)  # fmt: skip
+STEP = StepSettings(tokens=512, text_tokens=128)
+
+
+def decoder(shape: PlannedDecoder, settings: StepSettings) -> Decoder:
+    config = ModelConfig(
+        family=shape.family,  # type: ignore[arg-type]
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_embeddings=shape.tied,
+    )
+    model = Decoder(config, checkpoint_activations=settings.checkpointing)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    model.set_compute_dtype(settings.compute)
+    return model
+
+
+def measured_peak(
+    shape: PlannedDecoder, settings: StepSettings, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int, int]:
+    """Peak of one update beyond the resident tensors, the resident bytes, and the number of parameters."""
+    model = decoder(shape, settings)
+    if settings.path == "torch":
+        monkeypatch.setattr(model, "_kernel_texts", lambda _: None)
+    parameters = FlatParameters(model.parameters())
+    adam = Adam(parameters)
+    tokens = torch.randint(0, shape.vocab, (settings.tokens,))
+    length = settings.tokens // TEXTS
+    batch = PackedBatch(
+        tokens=tokens,
+        positions=torch.arange(length).repeat(TEXTS),
+        offsets=np.arange(0, settings.tokens + 1, length, dtype=np.int64),
+    )
+    memory = TensorMemory()
+    with memory:
+        memory.add([parameters.data.detach(), parameters.gradient, *adam.means, *adam.squares])
+        resident = memory.live_bytes
+        memory.add([batch.tokens, batch.positions])
+        before = memory.live_bytes
+        for _ in range(2):
+            with parameters.collect_gradients():
+                found = model.token_logprobs(model.hidden(batch), tokens, entropy=settings.entropy)
+                loss = -found.logp.mean() if found.entropy is None else found.entropy.mean() - found.logp.mean()
+                del found
+                loss.backward()
+                del loss
+            parameters.gradient_norm()
+            adam.step(1e-3)
+    return memory.peak_bytes - before, resident, parameters.data.numel()
+
+
+CASES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
+    "as it is": (BASE, STEP),
+    "vocabulary": (replace(BASE, vocab=512), STEP),
+    "several chunks of logits": (replace(BASE, vocab=8192, layers=1), replace(STEP, tokens=1024, text_tokens=256)),
+    "wide": (replace(BASE, hidden=128, intermediate=512), STEP),
+    "many heads": (replace(BASE, heads=8, head_dim=32, intermediate=64), STEP),
+    "grouped queries": (replace(BASE, heads=8, kv_heads=1, intermediate=384), STEP),
+    "no norm of heads": (replace(BASE, family="llama", qk_norm=False), STEP),
+    "wide MLP": (replace(BASE, intermediate=1024), STEP),
+    "one layer": (replace(BASE, layers=1, intermediate=700), STEP),
+    "untied": (replace(BASE, tied=False, vocab=256), STEP),
+    "long": (replace(BASE, intermediate=256), replace(STEP, tokens=2048, text_tokens=512)),
+    "checkpointing": (replace(BASE, layers=6), replace(STEP, checkpointing=True)),
+    "checkpointing, wide": (replace(BASE, layers=6, intermediate=512), replace(STEP, checkpointing=True)),
+    "a million parameters": (replace(BASE, hidden=160, intermediate=640), STEP),
+    "entropy": (replace(BASE, vocab=512), replace(STEP, entropy=True)),
+}
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_closed_form_is_what_a_tracker_counts(
+    name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 2% where the peak is in a layer; the bars of the compiled path are closer, since its kernels are ours."""
+    if path == "compiled" and available_kernels() is None:
+        pytest.skip("no compiler here")
+    shape, settings = CASES[name]
+    settings = replace(settings, path=path, compute=compute, tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    peak, resident, parameters = measured_peak(shape, settings, monkeypatch)
+    assert parameters == shape.parameters
+    assert resident == 16 * parameters
+    planned = step_memory(shape, settings).peak
+    assert planned == pytest.approx(peak, rel=0.02)
+
+
+def saved_bytes(shape: PlannedDecoder, settings: StepSettings, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes that a forward pass keeps for the backward pass, each storage once and the parameters left out."""
+    model = decoder(shape, settings)
+    if settings.path == "torch":
+        monkeypatch.setattr(model, "_kernel_texts", lambda _: None)
+    length = settings.text_tokens
+    batch = PackedBatch(
+        tokens=torch.zeros(settings.tokens, dtype=torch.int64),
+        positions=torch.arange(length).repeat(settings.tokens // length),
+        offsets=np.arange(0, settings.tokens + 1, length, dtype=np.int64),
+    )
+    own = {id_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if id_of(tensor) not in own:
+            kept[id_of(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model.hidden(batch)
+    del hidden
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def id_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("name", ["as it is", "wide", "many heads", "grouped queries", "no norm of heads", "wide MLP"])
+def test_what_a_layer_keeps_is_exact_to_the_byte(
+    name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three layers less two: one layer's bytes."""
+    if path == "compiled" and available_kernels() is None:
+        pytest.skip("no compiler here")
+    shape = replace(CASES[name][0], layers=2)
+    settings = replace(STEP, tokens=256, text_tokens=64, path=path, compute=compute)  # type: ignore[arg-type]
+    two = saved_bytes(shape, settings, monkeypatch)
+    three = saved_bytes(replace(shape, layers=3), settings, monkeypatch)
+    rounded = 2 * shape.layer_weights if compute == "bfloat16" else 0
+    assert three - two == 256 * saved_per_token(shape, settings) + rounded
+
+
+def test_a_layer_by_hand() -> None:
+    """h 64, a 4, g 2, d 16, f 160, float32: 8*64 + 8*64 + 4*(8 + 4)*16 + 8*4 + 12*160 + 8 = 3752 bytes a token."""
+    assert saved_per_token(BASE, STEP) == 3752
+    assert saved_per_token(BASE, replace(STEP, compute="bfloat16")) == 2152
+
+
+def test_the_chunks_of_logits_are_those_of_the_policy() -> None:
+    assert LOGITS_AT_ONCE == {"cpu": CHUNK_ELEMENTS, "gpu": CUDA_CHUNK_ELEMENTS}
+
+
+QWEN3_8B = {
+    "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA_70B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_06B = {**QWEN3_8B, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+             "num_attention_heads": 16, "tie_word_embeddings": True}  # fmt: skip
+QWEN3_30B_A3B = {
+    **QWEN3_8B, "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "active"),
+    [
+        (QWEN3_8B, 8_190_735_360, 8_190_735_360),
+        (LLAMA_70B, 70_553_706_496, 70_553_706_496),
+        (QWEN3_06B, 596_049_920, 596_049_920),
+        (QWEN3_30B_A3B, 30_532_122_624, 3_353_032_704),
+    ],
+)
+def test_parameters_of_published_models(config: dict[str, object], parameters: int, active: int) -> None:
+    shape = shape_from_hf(config)
+    assert (shape.parameters, shape.active_parameters) == (parameters, active)
+
+
+def test_every_impossible_size_is_named() -> None:
+    from hone.core.errors import DataError
+
+    with pytest.raises(DataError) as raised:
+        shape_from_hf({**QWEN3_8B, "hidden_size": -1, "vocab_size": "many", "num_key_value_heads": 0}, where="x.json")
+    assert len(raised.value.messages) == 3
+    assert all(message.startswith("x.json: ") for message in raised.value.messages)
