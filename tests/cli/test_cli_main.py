@@ -260,6 +260,12 @@ SERVE_OPTIONS = [
 ]  # fmt: skip
 
 
+LOG_OPTIONS = [
+    "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report", "--rule", "--schema",
+    "--tenant", "--view", "--window",
+]  # fmt: skip
+
+
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
@@ -297,6 +303,7 @@ def test_the_options_are_these() -> None:
         "show": ["--config", "--map", "--runs", "--verify"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],
+        "log": LOG_OPTIONS,
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],
     }

@@ -23,6 +23,7 @@ MORE = {
     "show": "[Runs](../howto/runs.md)",
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",
+    "log": "[Production](../production/index.md)",
     "lab": "[The lab](../project/lab.md)",
     "doctor": "[Troubleshooting](../howto/troubleshooting.md)",
 }

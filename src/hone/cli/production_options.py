@@ -55,4 +55,22 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             *JOIN_OPTIONS,
         ),
     ),
+    CommandSpec(
+        name="log",
+        summary="judge a decision log; join its rewards into a view, export it, erase a unit",
+        module="hone.cli.commands.log",
+        positionals=(("file", "a log (decisions.db, postgresql://, redis://), or a frozen view's folder"),),
+        options=(
+            *JOIN_OPTIONS,
+            CommandOption(
+                flag="--features", metavar="NAMES", repeated=True,
+                help="names of a schema's features, by commas: a change of schema is then told by name",
+            ),
+            CommandOption(flag="--view", metavar="DIR", help="freeze the joined decisions in this folder"),
+            CommandOption(flag="--export", metavar="FILE", help="write the joined decisions as this parquet file"),
+            CommandOption(flag="--report", metavar="FILE", help="write a page with pictures"),
+            CommandOption(flag="--erase", metavar="UNIT", help="erase a unit's decisions and outcomes, for good"),
+            CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
+        ),
+    ),
 )  # fmt: skip

@@ -55,7 +55,7 @@ def record_columns(records: Iterable[DecisionRecord]) -> RecordColumns:
     every = list(records)
     decisions = [one for one in every if isinstance(one, Decision)]
     outcomes = [one for one in every if isinstance(one, Outcome)]
-    sets, places = _action_sets([one.actions for one in decisions])
+    sets, places = merged_action_sets([one.actions for one in decisions])
     return RecordColumns(
         decisions=_decision_table(decisions, places),
         outcomes=pa.table(
@@ -103,7 +103,7 @@ def _set_key(actions: ActionSet) -> tuple[tuple[str, ...], bytes]:
     return actions.names, b"" if features is None else repr(features.shape).encode() + features.tobytes()
 
 
-def _action_sets(each: Sequence[ActionSet]) -> tuple[tuple[ActionSet, ...], Ints]:
+def merged_action_sets(each: Sequence[ActionSet]) -> tuple[tuple[ActionSet, ...], Ints]:
     """Distinct action sets, sorted by their names and features, and the place of each row's."""
     known: dict[int, tuple[tuple[str, ...], bytes]] = {}
     by_key: dict[tuple[tuple[str, ...], bytes], ActionSet] = {}
@@ -146,6 +146,11 @@ def text_equals(table: pa.Table, name: str, text: str) -> Bools:
     return np.asarray(pc.equal(table[name], text).to_numpy(), np.bool_)
 
 
+def column_lengths(table: pa.Table, name: str) -> Ints:
+    """Lengths `[n]` of a column of lists."""
+    return np.asarray(pc.list_value_length(table[name].combine_chunks()).to_numpy(zero_copy_only=False), np.int64)
+
+
 def distinct_texts(table: pa.Table, name: str) -> list[str]:
     """The distinct texts of a column, sorted."""
     return sorted(pc.unique(table[name]).to_pylist())
@@ -165,7 +170,7 @@ def context_rows(table: pa.Table) -> Floats:
     """Contexts `[n, d]` of decisions. Raises DataError, with the ids, where they do not have equal numbers of
     features."""
     column = table["context"].combine_chunks()
-    lengths = np.asarray(pc.list_value_length(column).to_numpy(zero_copy_only=False), np.int64)
+    lengths = column_lengths(table, "context")
     if len(lengths) == 0:
         return np.zeros((0, 0))
     other = np.flatnonzero(lengths != lengths[0])

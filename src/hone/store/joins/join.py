@@ -32,7 +32,7 @@ from hone.store.joins.columns import (
     text_equals,
 )  # fmt: skip
 from hone.store.joins.config import JoinConfig, JoinRule
-from hone.store.joins.view import DecisionView, JoinCounts
+from hone.store.joins.view import DecisionView, ViewCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ def build_view(
     decisions, twice = _known_records(every[0], name)
     decisions, same_id = _first_of_each_id(decisions)
     outcomes, outcomes_twice = _known_records(every[1], name)
-    counts = JoinCounts(duplicates=twice + same_id + outcomes_twice)
+    counts = ViewCounts(duplicates=twice + same_id + outcomes_twice)
     decisions, outcomes = _of_schema(decisions, outcomes, schema)
     outcomes, counts = _of_kind(outcomes, rules.kind, counts)
     table = _decision_rows(decisions, columns.action_sets)
@@ -73,7 +73,7 @@ def build_view(
 
 
 def _with_rewards(
-    table: DecisionTable, joined: "_Attached", rules: JoinConfig, as_of_s: float, tenant: str, counts: JoinCounts
+    table: DecisionTable, joined: "_Attached", rules: JoinConfig, as_of_s: float, tenant: str, counts: ViewCounts
 ) -> DecisionView:
     known, none = table.at_s + rules.window_s <= as_of_s, np.isnan(joined.within)
     reward = np.where(known, np.where(none, rules.default, joined.within), np.nan)
@@ -185,7 +185,7 @@ def _decision_rows(decisions: "pa.Table", sets: Sequence[ActionSet]) -> Decision
     )  # fmt: skip
 
 
-def _of_kind(outcomes: "pa.Table", kind: str, counts: JoinCounts) -> "tuple[pa.Table, JoinCounts]":
+def _of_kind(outcomes: "pa.Table", kind: str, counts: ViewCounts) -> "tuple[pa.Table, ViewCounts]":
     right, finite = text_equals(outcomes, "kind", kind), np.isfinite(column_floats(outcomes, "value"))
     counts = replace(counts, other_kinds=int((~right).sum()), not_finite=int((right & ~finite).sum()))
     return take_rows(outcomes, right & finite), counts

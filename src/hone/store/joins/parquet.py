@@ -35,7 +35,7 @@ from hone.store.durable import (
 )  # fmt: skip
 from hone.store.joins.columns import column_floats, column_ints, column_texts, context_rows
 from hone.store.joins.config import JoinConfig
-from hone.store.joins.view import DecisionView, JoinCounts
+from hone.store.joins.view import DecisionView, ViewCounts
 
 VIEW_FORMAT: Final = 1
 ROWS_FILE: Final = "view.parquet"
@@ -104,7 +104,7 @@ def read_view(path: Path) -> DecisionView:
             return DecisionView(
                 table=_table(rows, tuple(_action_set(one, path) for one in sets), schema),
                 as_of_s=float(as_of_s), join=JoinConfig.model_validate(join), tenant=tenant,
-                counts=JoinCounts(**cast("dict[str, int]", counts)),
+                counts=ViewCounts(**cast("dict[str, int]", counts)),
                 first_delay_s=column_floats(rows, "first_delay_s"),
                 reward_so_far=column_floats(rows, "reward_so_far"), corrected=column_floats(rows, "corrected"),
             )  # fmt: skip

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinCounts:
+class ViewCounts:
     """Numbers of records that a join met, all known at its moment."""
 
     decisions: int = 0
@@ -59,7 +59,7 @@ class DecisionView:
     join: JoinConfig
     """Rules that made the rewards."""
     tenant: str
-    counts: JoinCounts
+    counts: ViewCounts
     first_delay_s: Floats
     """`[n]` seconds from each decision to its first outcome, 0 at least; NaN: none so far."""
     reward_so_far: Floats

@@ -27,8 +27,10 @@ from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
+from hone.store.joins.parquet import is_frozen_view
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.experts import require_same_spaces
+from hone.train.control.frozen_views import frozen_view_log
 from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
 from hone.train.control.off_policy import rows_with_noise
 from hone.train.control.phases import LearningMethod, method_learner
@@ -52,7 +54,7 @@ class OfflineRunConfig(RunConfig):
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
     """Threads, logging, checkpoints and other settings of the run."""
     log: str
-    """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
+    """A parquet file written by hone, a frozen view of a decision log, or a Minari data set (folder or HDF5 file)."""
     env: GymConfig | None = None
     """Environment of the evaluations; None: no evaluation."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
@@ -167,7 +169,8 @@ def open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMetho
             warnings.extend(notes)
 
     def decisions() -> DecisionLog:
-        return read_log(Path(config.log), spaces=known[0] if known else None)
+        path = Path(config.log)
+        return frozen_view_log(path) if is_frozen_view(path) else read_log(path, spaces=known[0] if known else None)
 
     checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
     log: DecisionLog = run_all_checks(checks)["log"]

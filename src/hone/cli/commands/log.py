@@ -1,0 +1,210 @@
+"""`hone log`: a decision log judged, joined into a view, exported, or erased from."""
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from hone.cli.join_options import join_of, moment_of
+from hone.cli.options import CommandCall
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
+from hone.core.errors import ConfigError, DataError
+from hone.report.decision_log_page import write_log_page
+from hone.store.decisions.opening import open_decision_log
+from hone.store.decisions.protocol import DecisionLog
+from hone.store.durable import Json, replace_file
+from hone.store.joins.audit import LogAudit, audit_log
+from hone.store.joins.columns import RecordColumns, distinct_texts
+from hone.store.joins.config import JoinConfig
+from hone.store.joins.join import build_view
+from hone.store.joins.parquet import freeze_view, is_frozen_view, read_frozen_view, view_bytes
+from hone.store.joins.reading import log_columns
+from hone.store.joins.summary import ViewSummary, summarize_view
+from hone.store.joins.view import DecisionView
+from hone.store.records import record_json
+
+_TABLE_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JudgedTenant:
+    """One tenant's verdict and view; no view where the records cannot be joined."""
+
+    audit: LogAudit
+    view: DecisionView | None
+
+
+def run(call: CommandCall) -> int:
+    """Judge a log and do what the options ask for; 3 if an estimate from it would be wrong."""
+    join, as_of_s = join_of(call), moment_of(call.text("as_of"))
+    source = call.text("file")
+    if is_frozen_view(Path(source)):
+        return _show_frozen(call, Path(source))
+    if "://" not in source and not Path(source).is_file():
+        raise DataError(f"{source}: there is no such log; paths are relative to the working directory, {Path.cwd()}")
+    with closing(open_decision_log(source)) as log:
+        if unit := call.text("erase"):
+            return _erase(log, source, unit, call.text("tenant"))
+        columns = log_columns(log, tenant=call.text("tenant") or None)
+        schemas = [names.split(",") for names in call.texts("features")]
+        judged = [
+            _JudgedTenant(
+                audit=audit_log(columns, tenant=name, progress=log.watermarks(), schemas=schemas),
+                view=_view_or_none(columns, as_of_s, join, name, call.text("schema")),
+            )
+            for name in _tenants(columns, source, call.text("tenant"))
+        ]
+    _show(call, source, judged)
+    if any(call.text(name) for name in ("view", "export", "report")):
+        _write(call, _only(judged), columns, as_of_s, join)
+    return DataError.exit_code if any(one.audit.verdict == "refuse" for one in judged) else 0
+
+
+def _tenants(columns: RecordColumns, source: str, asked: str) -> list[str]:
+    names = sorted(
+        {name for table in (columns.decisions, columns.outcomes) for name in distinct_texts(table, "tenant")}
+    )
+    if asked and asked not in names:
+        raise DataError(f"{source} has no records of tenant {asked!r}")
+    if not names:
+        raise DataError(f"{source} holds no records")
+    return [asked] if asked else names
+
+
+# ---------------------------------------------------------------------------------------------- work
+
+
+def _view_or_none(
+    columns: RecordColumns, as_of_s: float, join: JoinConfig, tenant: str, schema: str
+) -> DecisionView | None:
+    """The view; None where the records cannot be joined, for the reasons that the audit tells."""
+    try:
+        return build_view(columns, as_of_s=as_of_s, join=join, tenant=tenant, schema=schema or None)
+    except DataError:
+        return None
+
+
+def _only(judged: Sequence[_JudgedTenant]) -> _JudgedTenant:
+    if len(judged) > 1:
+        names = ", ".join(one.audit.tenant for one in judged[:5])
+        raise ConfigError(f"--view, --export and --report are of one tenant; choose one by --tenant: {names}")
+    return judged[0]
+
+
+def _write(call: CommandCall, judged: _JudgedTenant, columns: RecordColumns, as_of_s: float, join: JoinConfig) -> None:
+    """Write what `--view`, `--export` and `--report` name. Raises DataError where the records cannot be joined."""
+    schema = call.text("schema") or None
+    view = judged.view or build_view(columns, as_of_s=as_of_s, join=join, tenant=judged.audit.tenant, schema=schema)
+    screen = None if call.switch("json") else standard_screen()
+    if folder := call.text("view"):
+        digest = freeze_view(view, Path(folder))
+        _tell(screen, f"view in {folder}: {len(view.table)} decisions, sha256 {digest[:16]}")
+    if file := call.text("export"):
+        replace_file(Path(file), view_bytes(view))
+        _tell(screen, f"{file}: {len(view.table)} decisions")
+    if file := call.text("report"):
+        write_log_page(Path(file), view, judged.audit)
+        _tell(screen, f"page in {file}")
+
+
+def _erase(log: DecisionLog, source: str, unit: str, tenant: str) -> int:
+    tenants = sorted({one.tenant for one in log.watermarks()})
+    if not tenant and len(tenants) > 1:
+        raise ConfigError(f"--erase {unit}: {source} has {len(tenants)} tenants; name one by --tenant")
+    if not tenants:
+        raise DataError(f"{source} holds no records")
+    name = tenant or tenants[0]
+    if name not in tenants:
+        raise DataError(f"{source} has no records of tenant {name!r}")
+    erased = log.erase(name, unit)
+    standard_screen().line(
+        f"erased {erased} records of unit {unit} of tenant {name}; views made before still hold them"
+    )
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------- figures
+
+
+def _show_frozen(call: CommandCall, folder: Path) -> int:
+    view = read_frozen_view(folder)
+    if call.switch("json"):
+        print(json.dumps(_view_json(view), indent=1))
+        return 0
+    screen = standard_screen()
+    screen.title(f"{folder}: a frozen view, as it was made")
+    _show_view(screen, view)
+    return 0
+
+
+def _show(call: CommandCall, source: str, judged: Sequence[_JudgedTenant]) -> None:
+    if call.switch("json"):
+        print(json.dumps({"log": source, "tenants": [_tenant_json(one) for one in judged]}, indent=1))
+        return
+    screen = standard_screen()
+    for one in judged:
+        tenant = f", tenant {one.audit.tenant}" if len(judged) > 1 else ""
+        screen.title(f"{source}{tenant} is {one.audit.words}")
+        for fault in one.audit.faults:
+            screen.line(f"  {'wrong' if fault.verdict == 'refuse' else 'note'}: {fault.words}")
+        if one.view is not None:
+            _show_view(screen, one.view)
+
+
+def _tenant_json(judged: _JudgedTenant) -> dict[str, Json]:
+    audit = record_json(judged.audit)
+    return {**audit, "words": judged.audit.words, "view": None if judged.view is None else _view_json(judged.view)}
+
+
+def _view_json(view: DecisionView) -> dict[str, Json]:
+    return {
+        **record_json(summarize_view(view)),
+        "counts": record_json(view.counts),
+        "join": cast("dict[str, Json]", view.join.model_dump()),
+    }
+
+
+def _show_view(screen: TerminalScreen, view: DecisionView) -> None:
+    counts, figures = view.counts, summarize_view(view)
+    screen.line()
+    screen.rows(
+        [
+            ("decisions", f"{counts.decisions:,} for {figures.units:,} units, {_span(figures)}"),
+            ("versions", f"{len(figures.versions)}: {', '.join(figures.versions[:3])}"),
+            ("probability", f"{figures.smallest_p:.4g} to {figures.largest_p:.4g} of the executed action"),
+            ("rewards", f"{counts.joined:,} joined, {counts.defaulted:,} by default ({view.join.default:g}), "
+             f"{counts.censored:,} open ({view.open_share:.1%})"),
+            ("mean reward", f"{figures.mean_reward:.4g} of the {counts.joined + counts.defaulted:,} final ones"),
+            ("outcomes", f"{counts.outcomes:,}, {counts.late:,} late ({figures.corrections:,} corrections), "
+             f"{counts.early:,} early, {counts.orphans:,} orphans, {counts.other_kinds:,} of other kinds"),
+            ("delay", f"median {figures.delays.median_s:.4g} s, 99% {figures.delays.p99_s:.4g} s; "
+             f"{figures.delays.within_window:.1%} within the window of {view.join.window_s:g} s"),
+        ]
+    )  # fmt: skip
+    screen.line()
+    rows = [
+        [one.name, f"{one.decisions:,}", f"{one.known:,}", f"{one.mean:.4g}", f"{one.low:.4g} to {one.high:.4g}"]
+        for one in sorted(figures.actions, key=lambda one: -one.decisions)
+    ]
+    screen.table(["action", "executed", "final", "reward", "95% interval"], rows[:_TABLE_ROWS])
+    if len(rows) > _TABLE_ROWS:
+        screen.line(f"and {len(rows) - _TABLE_ROWS} more actions; --json has all")
+
+
+def _span(figures: ViewSummary) -> str:
+    """Times of the first and the last decision."""
+    if math.isnan(figures.begin_s):
+        return "no time"
+    first, last = (
+        datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for time in (figures.begin_s, figures.end_s)
+    )
+    return f"{first} to {last}"
+
+
+def _tell(screen: TerminalScreen | None, words: str) -> None:
+    if screen is not None:
+        screen.line(words)
