@@ -28,10 +28,11 @@ from hone.store.registry.versions import VersionOrigin
 
 
 class ScoredCoin:
-    """A policy that draws evenly and expects the same reward of every action; None: it has no scores."""
+    """A policy that draws evenly and expects `slope` times the first feature more than `expected` of every action; with
+    None it has no scores."""
 
-    def __init__(self, expected: float | None) -> None:
-        self.expected = expected
+    def __init__(self, expected: float | None, slope: float = 0.0) -> None:
+        self.expected, self.slope = expected, slope
 
     def logp(self, context: Floats, actions: ActionSet) -> Floats:
         return np.full(len(actions), -np.log(len(actions)))
@@ -42,7 +43,7 @@ class ScoredCoin:
     def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
         logp = self.logp(context, actions)
         action = draw_action(logp, draw_key)
-        scores = None if self.expected is None else np.full(len(actions), self.expected)
+        scores = None if self.expected is None else np.full(len(actions), self.expected + self.slope * context[0])
         return Choice(action=action, logp=float(logp[action]), scores=scores)
 
 
@@ -66,23 +67,23 @@ def play(config: MonitorConfig, shelf: Shelf | None, rewards: Sequence[float], t
     monitor = ServiceMonitor(config, responder)
     found: list[tuple[int, DriftAction]] = []
     for number, value in enumerate(rewards):
-        monitor.observe(decision(number))
+        monitor.observe(decision(number, context=(value,)))
         monitor.observe(reward(number, value))
         found += [(number, action) for action in responder.step(monitor, float(number))]
     return found
 
 
-CHANGE = bernoulli([0.5, 0.95], 500, 3).tolist()
+CHANGE = bernoulli([0.2, 0.7], 500, 3).tolist()
 RECALL = MonitorConfig(settle=50, act="recall")
 RETRAIN = RetrainConfig(config="retrain.toml")
 
 
 def test_the_version_that_explains_the_rewards_is_recalled() -> None:
     heard = AlarmList()
-    shelf = Shelf({"spring": ScoredCoin(0.2), "summer": ScoredCoin(0.95), "blind": ScoredCoin(None)})
+    shelf = Shelf({"spring": ScoredCoin(0.2), "summer": ScoredCoin(0.05, 0.9), "blind": ScoredCoin(None)})
     ((number, action),) = play(RECALL, shelf, CHANGE, heard)
     assert (action.kind, action.version, action.tenant) == ("recall", "summer", "shop")
-    assert 500 + LOOKS[0] - 10 <= number < 600
+    assert 500 + LOOKS[0] - 20 <= number < 600
     assert action.evidence.verdict == "ok" and "version summer predicts the last" in action.evidence.words
     assert json.loads(action.line())["act"] == "recall"
     assert heard.signals == ["residual"]
@@ -92,7 +93,7 @@ def test_without_a_better_version_the_answer_is_a_job_or_a_line() -> None:
     shelf = Shelf({"spring": ScoredCoin(0.2)})
     config = RECALL.model_copy(update={"retrain": RETRAIN})
     ((number, action),) = play(config, shelf, CHANGE)
-    assert action.kind == "retrain" and 500 + LOOKS[-1] - 10 <= number < 720
+    assert action.kind == "retrain" and 500 + LOOKS[-1] - 20 <= number < 840
     assert [action.kind for _, action in play(RECALL, shelf, CHANGE)] == ["alert"]
     assert [action.kind for _, action in play(RECALL, None, CHANGE)] == ["alert"]
     now = MonitorConfig(settle=50, act="retrain", retrain=RETRAIN)
@@ -100,26 +101,29 @@ def test_without_a_better_version_the_answer_is_a_job_or_a_line() -> None:
     assert action.kind == "retrain" and number < 560 and 1 <= action.count < 100
 
 
-def test_a_difference_of_errors_worked_out_by_hand() -> None:
-    """Rewards 1, 1, 0 and 1 with scores 0.5: errors 0.25. A score of 1 has errors 0, 0, 1, 0."""
-    rows = [
-        RewardedDecision(decision=decision(k), reward=value, predicted=0.5) for k, value in enumerate((1.0, 1, 0, 1))
-    ]
-    (fit,) = fit_versions(rows, Shelf({"one": ScoredCoin(1.0)}), "shop", alpha=0.5)
-    assert (fit.error, fit.difference) == (0.25, 0.0)
-    assert fit.high == pytest.approx(0.0)
-    assert fit_versions(rows[:1], Shelf({"one": ScoredCoin(1.0)}), "shop") == ()
+def test_fits_worked_out_by_hand() -> None:
+    """Rewards 1, 0, 1, 0 that the feature tells; served scores of 0.5 have errors 0.25, and so has the mean. A version
+    with the scores 0.8 and 0.2 has errors 0.04; one that expects the opposite has 0.64; one that expects 0.9, 0.41."""
+    rows = [RewardedDecision(decision=decision(k, context=(1.0 - k % 2,)), reward=1.0 - k % 2, predicted=0.5)
+            for k in range(4)]  # fmt: skip
+    shelf = Shelf({"high": ScoredCoin(0.9), "right": ScoredCoin(0.2, 0.6), "wrong": ScoredCoin(0.8, -0.6)})
+    right, *others = fit_versions(rows, shelf, "shop", alpha=0.1)
+    assert (right.version, right.explains) == ("right", True)
+    assert (right.error, right.served, right.constant, right.high) == pytest.approx((0.04, -0.21, -0.21, -0.21))
+    assert [(fit.version, fit.explains) for fit in others] == [("high", False), ("wrong", False)]
+    assert [fit.error for fit in others] == pytest.approx([0.41, 0.64])
+    assert fit_versions(rows[:1], shelf, "shop") == ()
 
 
 def test_needless_recalls_are_rare() -> None:
-    """The served model is right, and ten older ones are wrong by little: no look takes one of them."""
+    """Rewards that no version knows: no look takes one of nine that expect something."""
     rng = np.random.default_rng(5)
-    shelf = Shelf({f"v{k}": ScoredCoin(0.5 + 0.02 * (k - 5)) for k in range(10) if k != 5})
+    shelf = Shelf({f"v{k}": ScoredCoin(0.5, 0.1 * k) for k in range(1, 10)})
     taken = 0
     for _ in range(60):
         rows = [RewardedDecision(decision=decision(k), reward=float(rng.random() < 0.5), predicted=0.5)
                 for k in range(60)]  # fmt: skip
-        taken += fit_versions(rows, shelf, "shop")[0].high < 0
+        taken += fit_versions(rows, shelf, "shop")[0].explains
     assert taken <= 3
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.core.decisions import DecisionPolicy, Evidence
+from hone.core.decisions import DecisionPolicy, Evidence, Floats
 from hone.serve.monitor.tenant import RewardedDecision
 from hone.store.registry.registry import VersionRegistry
 
@@ -40,19 +40,27 @@ class VersionFit:
     version: str
     error: float
     """Mean squared difference of reward and score."""
-    difference: float
+    served: float
     """Its error minus that of the scores that were served."""
+    constant: float
+    """Its error minus that of the mean of these rewards, the best score that knows no context."""
     high: float
-    """Upper end of the one-sided interval of the difference."""
+    """Upper end of the one-sided interval of `constant`."""
     count: int
+
+    @property
+    def explains(self) -> bool:
+        """True if it predicts surely better than a constant, and better than was served. The second alone would not do:
+        after a change every version beats the one that was served, right or wrong."""
+        return self.high < 0 and self.served < 0
 
 
 def fit_versions(
     rows: Sequence[RewardedDecision], library: VersionLibrary, tenant: str, *, alpha: float = ALPHA
 ) -> tuple[VersionFit, ...]:
-    """Fit of every older version that has scores to the rows, best first.
+    """Fit of every older version that has scores to the rows; those that explain them first, by their error.
 
-    The difference of squared errors is paired by row; its interval is normal at level 1 - alpha / versions. Fewer than
+    Differences of squared errors are paired by row; the interval is normal at level 1 - alpha / versions. Fewer than
     two rows fit nothing.
     """
     versions = library.older(tenant)
@@ -61,36 +69,37 @@ def fit_versions(
     quantile = NormalDist().inv_cdf(1 - alpha / len(versions))
     reward = np.array([row.reward for row in rows])
     served = (reward - np.array([row.predicted for row in rows])) ** 2
+    constant = (reward - reward.mean()) ** 2
     fits: list[VersionFit] = []
     for version in versions:
         predicted = _scores(rows, library.policy(version))
         if predicted is None:
             continue
         errors = (reward - predicted) ** 2
-        difference = errors - served
-        spread = float(difference.std(ddof=1)) / math.sqrt(len(rows))
-        mean = float(difference.mean())
         fits.append(VersionFit(
-            version=version, error=float(errors.mean()), difference=mean, high=mean + quantile * spread, count=len(rows)
+            version=version, error=float(errors.mean()), served=float((errors - served).mean()),
+            constant=float((errors - constant).mean()), high=_upper_end(errors - constant, quantile), count=len(rows),
         ))  # fmt: skip
-    return tuple(sorted(fits, key=lambda fit: (fit.error, fit.version)))
+    return tuple(sorted(fits, key=lambda fit: (not fit.explains, fit.error, fit.version)))
+
+
+def _upper_end(values: Floats, quantile: float) -> float:
+    return float(values.mean() + quantile * values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def recall_evidence(fit: VersionFit, *, at_s: float) -> Evidence:
-    """Evidence for the recall of a version: `ok` if it predicts better than the scores that were served."""
-    better = fit.high < 0
+    """Evidence for the recall of a version: `ok` if it explains the rewards."""
     words = (
-        f"version {fit.version} predicts the last {fit.count} rewards with a mean squared error of {fit.error:.4f}, "
-        f"{abs(fit.difference):.4f} {'less' if fit.difference < 0 else 'more'} than the served scores; the upper end "
-        f"of the difference is {fit.high:.4f}"
+        f"version {fit.version} predicts the last {fit.count} rewards with a mean squared error of {fit.error:.4f}: "
+        f"{fit.served:+.4f} beside the served scores, {fit.constant:+.4f} beside a constant (at most {fit.high:+.4f})"
     )
     return Evidence(
-        kind="recall", verdict="ok" if better else "weak", words=words, value=fit.difference, high=fit.high,
+        kind="recall", verdict="ok" if fit.explains else "weak", words=words, value=fit.constant, high=fit.high,
         count=fit.count, made_by="monitor", at_s=at_s,
     )  # fmt: skip
 
 
-def _scores(rows: Sequence[RewardedDecision], policy: DecisionPolicy) -> np.ndarray | None:
+def _scores(rows: Sequence[RewardedDecision], policy: DecisionPolicy) -> Floats | None:
     """Score of the executed action of each row; None if the policy has none, or one that is not finite."""
     predicted: list[float] = []
     for row in rows:

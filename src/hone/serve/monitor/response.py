@@ -10,7 +10,7 @@ from hone.serve.monitor.config import MonitorConfig
 from hone.serve.monitor.monitor import ServiceMonitor
 from hone.serve.monitor.recall import ALPHA, VersionLibrary, fit_versions, recall_evidence
 
-LOOKS = (40, 80, 160)
+LOOKS = (40, 80, 160, 280)
 """Rewards since the change at which older versions are compared; `ALPHA` is shared by the looks."""
 
 
@@ -38,8 +38,8 @@ class DriftAction:
 class DriftResponder:
     """Answers alarms of the watched number. It is the sink of a monitor, and hands alarms on to `then`.
 
-    `step` is called now and then, off the path of decisions. A recall needs an older version that predicts the rewards
-    since the change better than the served scores did; it is looked for at 40, 80 and 160 rewards since the change.
+    `step` is called now and then, off the path of decisions. A recall needs an older version that explains the rewards
+    since the change; it is looked for at 40, 80, 160 and 280 of them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DriftResponder:
             return None
         self._looked[tenant] = 1 + max(k for k in range(len(LOOKS)) if since >= LOOKS[k])
         fits = fit_versions(monitor.recent(tenant, since), self._library, tenant, alpha=ALPHA / len(LOOKS))
-        if not fits or fits[0].high >= 0:
+        if not fits or not fits[0].explains:
             return None
         evidence = recall_evidence(fits[0], at_s=now_s)
         return DriftAction(kind="recall", tenant=tenant, evidence=evidence, version=fits[0].version, count=since)
