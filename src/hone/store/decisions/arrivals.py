@@ -37,12 +37,11 @@ class RecordTally:
     erased: int = 0
     retired: int = 0
 
-    def hold(self, *, decision: bool, change: int) -> None:
-        """Change the number of records held."""
-        if decision:
-            self.decisions += change
-        else:
-            self.outcomes += change
+    def note(self, *, decision: bool, erased: bool) -> None:
+        """Count a new record."""
+        self.erased += erased
+        self.decisions += decision and not erased
+        self.outcomes += not (decision or erased)
 
     @property
     def values(self) -> tuple[int, int, int, int, int, int]:

@@ -11,10 +11,13 @@ from typing import Final
 APPEND: Final = """
 local p = KEYS[1]
 if redis.call('HLEN', p .. 'erased') ~= tonumber(ARGV[1]) then return {'stale'} end
-local place = 3
+local place, parts = 3, {}
 for _ = 1, tonumber(ARGV[2]) do
-  redis.call('HSETNX', p .. ARGV[place], ARGV[place + 1], ARGV[place + 2])
+  parts[ARGV[place + 1]] = {p .. ARGV[place], ARGV[place + 2]}
   place = place + 3
+end
+local function keep(digest)
+  if parts[digest] then redis.call('HSETNX', parts[digest][1], digest, parts[digest][2]) end
 end
 local sources, order, results = {}, {}, {}
 local function opened(tenant, name)
@@ -36,8 +39,8 @@ local function opened(tenant, name)
 end
 while place <= #ARGV do
   local one, seq = opened(ARGV[place], ARGV[place + 1]), ARGV[place + 2]
-  local record, digest = ARGV[place + 3], ARGV[place + 4]
-  place = place + 5
+  local record = ARGV[place + 3]
+  place = place + 4
   if tonumber(seq) < one.first then
     one.repeated = one.repeated + 1
     results[#results + 1] = 'repeated'
@@ -51,7 +54,11 @@ while place <= #ARGV do
       redis.call('XADD', p .. 'stream', '*', 'k', one.number .. ':' .. seq)
       local kind = string.sub(record, 1, 1) == 'd' and 'decisions' or 'outcomes'
       one[kind] = one[kind] + 1
-      if digest ~= '' then redis.call('HINCRBY', p .. 'uses', digest, 1) end
+      keep(string.sub(record, 26, 41))
+      if kind == 'decisions' then
+        keep(string.sub(record, 10, 25))
+        redis.call('HINCRBY', p .. 'uses', string.sub(record, 10, 25), 1)
+      end
       results[#results + 1] = 'stored'
     end
   else
@@ -85,7 +92,8 @@ end
 return {'done', results, progress}
 """
 """Append: ARGV holds the number of erasures that the client knows, the number of shared parts, (hash, digest, part) of
-each, then (tenant, name, seq, record, digest of its actions) of each record; an erased record is empty."""
+each, then (tenant, name, seq, record) of each record; an erased record is empty. A part is stored with the first record
+that uses it."""
 
 EMPTY: Final = """
 local p = KEYS[1]

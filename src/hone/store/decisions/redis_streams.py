@@ -243,9 +243,9 @@ class RedisLog:
         for one in encoded:
             data, actions = pack_record(one)
             if self._erased and self._is_erased(one):
-                records += [one.tenant, one.source, one.seq, b"", b""]
+                records += [one.tenant, one.source, one.seq, b""]
                 continue
-            records += [one.tenant, one.source, one.seq, data, actions]
+            records += [one.tenant, one.source, one.seq, data]
             labels = encode_labels(one.labels)
             parts[part_digest(labels)] = ("labels", labels)
             if one.actions is not None:

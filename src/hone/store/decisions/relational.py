@@ -49,24 +49,20 @@ class RelationalLog:
     def _append(self, encoded: Sequence[EncodedRecord]) -> AppendAck:
         self._refresh()
         sources = self._progress({(one.tenant, one.source) for one in encoded})
-        arrived = [self._row(one, sources[one.tenant, one.source].number) for one in encoded]
-        known = self._known_rows(arrived, {one.number: one for one in sources.values()})
+        known = self._known_rows(encoded, sources)
         fresh: list[StoredRow] = []
         refused: list[RefusedRecord] = []
         wiped: set[tuple[str, str]] = set()
-        for one, row in zip(encoded, arrived, strict=True):
+        for one in encoded:
             progress = sources[one.tenant, one.source]
-            stored = known.get(row[:2])
-            if stored is None and row.seq >= progress.first:
-                kept = self._unless_erased(one, row, wiped)
-                known[row[:2]] = kept
-                fresh.append(kept)
-                progress.add(row.seq)
-                if kept.body is None:
-                    progress.tally.erased += 1
-                else:
-                    progress.tally.hold(decision=row.unit is not None, change=1)
-            elif stored is not None and (differing := differing_fields(stored, row)):
+            place = (progress.number, one.seq)
+            stored = known.get(place)
+            if stored is None and one.seq >= progress.first:
+                row = known[place] = self._new_row(one, progress.number, wiped)
+                fresh.append(row)
+                progress.add(one.seq)
+                progress.tally.note(decision=one.unit is not None, erased=row.body is None)
+            elif stored is not None and (differing := self._differing(stored, one)):
                 refused.append(refusal(one, differing))
                 progress.tally.refused += 1
             else:
@@ -165,10 +161,22 @@ class RelationalLog:
             self._last_erased = news[-1][0]
             self.parts.forget()  # sets of actions that only erased records used are gone
 
-    def _row(self, one: EncodedRecord, source: int) -> StoredRow:
+    def _new_row(self, one: EncodedRecord, source: int, wiped: set[tuple[str, str]]) -> StoredRow:
+        """Row of a new record, empty if its unit or its decision was erased; then no part of it is stored."""
+        if self._erased and self._is_erased(one, wiped):
+            return StoredRow(source, one.seq, 0.0, None, None, None, None, None)
         actions = None if one.actions is None else self.parts.actions_number(one.actions)
         labels = self.parts.labels_number(one.labels)
         return StoredRow(source, one.seq, one.at_s, one.decision, one.unit, actions, labels, one.body)
+
+    def _differing(self, stored: StoredRow, one: EncodedRecord) -> list[str]:
+        """Fields in which a record differs from the stored one."""
+        if stored.body is None:
+            return []  # there is nothing to compare with
+        actions = None if one.actions is None else self.parts.known_actions(one.actions)
+        labels = self.parts.known_labels(one.labels)
+        arrived = StoredRow(stored.source, one.seq, one.at_s, one.decision, one.unit, actions, labels, one.body)
+        return differing_fields(stored, arrived)
 
     def _read(self, where: str, values: Sequence[object]) -> list[LoggedRecord]:
         statement = (
@@ -199,14 +207,14 @@ class RelationalLog:
         return result
 
     def _known_rows(
-        self, arrived: Sequence[StoredRow], sources: dict[int, SourceProgress]
+        self, encoded: Sequence[EncodedRecord], sources: dict[tuple[str, str], SourceProgress]
     ) -> dict[tuple[int, int], StoredRow]:
-        """Rows that the log has already, of those that arrive."""
+        """Rows that the log has already, of records that arrive."""
         seqs: dict[int, list[int]] = {}
-        for row in arrived:
-            progress = sources[row.source]
-            if progress.first <= row.seq <= progress.highest:
-                seqs.setdefault(row.source, []).append(row.seq)
+        for one in encoded:
+            progress = sources[one.tenant, one.source]
+            if progress.first <= one.seq <= progress.highest:
+                seqs.setdefault(progress.number, []).append(one.seq)
         known: dict[tuple[int, int], StoredRow] = {}
         for number, wanted in seqs.items():
             for chunk in chunks(wanted):
@@ -239,18 +247,16 @@ class RelationalLog:
 
     # ---- erasure and retirement
 
-    def _unless_erased(self, one: EncodedRecord, row: StoredRow, wiped: set[tuple[str, str]]) -> StoredRow:
-        """The row, or an empty one if its unit or its decision was erased."""
-        if not self._erased:
-            return row
+    def _is_erased(self, one: EncodedRecord, wiped: set[tuple[str, str]]) -> bool:
+        """True if a record's unit or decision was erased; its outcomes that came before are then to be wiped."""
         salt, decision = self.session.salt, erasure_digest(self.session.salt, "decision", one.tenant, one.decision)
-        if one.unit is not None and erasure_digest(salt, "unit", one.tenant, one.unit) in self._erased:
-            self._note_erased([decision])
-            wiped.add((one.tenant, one.decision))
-            return StoredRow(row.source, row.seq, 0.0, None, None, None, None, None)
-        if decision in self._erased and one.unit is None:
-            return StoredRow(row.source, row.seq, 0.0, None, None, None, None, None)
-        return row
+        if one.unit is None:
+            return decision in self._erased
+        if erasure_digest(salt, "unit", one.tenant, one.unit) not in self._erased:
+            return False
+        self._note_erased([decision])
+        wiped.add((one.tenant, one.decision))
+        return True
 
     def _wipe_outcomes(self, wiped: Iterable[tuple[str, str]]) -> None:
         """Erase outcomes that arrived before their erased decision did."""

@@ -34,12 +34,21 @@ class SharedParts:
 
     def actions_number(self, actions: ActionSet) -> int:
         """Number of a set of actions; it is stored if it is new."""
-        key = actions.names if actions.features is None else _digest(encode_actions(actions))
-        number = self._actions.get(key)
+        number = self._actions.get(key := _actions_key(actions))
         if number is None:
             number = self._number("action_sets", encode_actions(actions))
             _remember(self._actions, key, number)
         return number
+
+    def known_actions(self, actions: ActionSet) -> int:
+        """Number of a set of actions; -1: it is not stored."""
+        number = self._actions.get(_actions_key(actions))
+        return self._find("action_sets", encode_actions(actions)) if number is None else number
+
+    def known_labels(self, labels: Labels) -> int:
+        """Number of labels; -1: they are not stored."""
+        number = self._labels.get(labels)
+        return self._find("labels", encode_labels(labels)) if number is None else number
 
     def labels_number(self, labels: Labels) -> int:
         """Number of labels; they are stored if they are new."""
@@ -58,11 +67,15 @@ class SharedParts:
         return self._read(self._labels_read, "labels", numbers, decode_labels)
 
     def _number(self, table: str, data: bytes) -> int:
-        found = self.session.rows(f"select id from {table} where digest = ?", (_digest(data),))
-        if not found:
+        number = self._find(table, data)
+        if number < 0:
             statement = f"insert into {table} (digest, body) values (?, ?) returning id"
-            found = self.session.rows(statement, (_digest(data), data))
-        return int(found[0][0])
+            number = int(self.session.rows(statement, (_digest(data), data))[0][0])
+        return number
+
+    def _find(self, table: str, data: bytes) -> int:
+        found = self.session.rows(f"select id from {table} where digest = ?", (_digest(data),))
+        return int(found[0][0]) if found else -1
 
     def _read(
         self, cache: dict[int, Item], table: str, numbers: Iterable[int | None], decode: Callable[[bytes], Item]
@@ -76,6 +89,10 @@ class SharedParts:
             for number, body in self.session.rows(f"select id, body from {table} where id in {marks(chunk)}", chunk):
                 cache[number] = decode(bytes(body))
         return cache
+
+
+def _actions_key(actions: ActionSet) -> object:
+    return actions.names if actions.features is None else _digest(encode_actions(actions))
 
 
 def _digest(data: bytes) -> bytes:
