@@ -122,7 +122,7 @@ def thompson_arms(seed: int, *, quick: bool) -> float:
     def report(_: int, episodes: Episodes, *__: object) -> None:
         gained.append(rates[int(episodes.chosen[0])])
 
-    run(thompson.build(config), 2000, report)
+    run(thompson.ENTRY.build(config), 2000, report)
     return float(np.mean(gained[-500:])) / max(rates)
 
 

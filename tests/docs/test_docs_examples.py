@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 
 SHORTER = {
+    "bandit/boltzmann.toml": ["steps=50"],
+    "bandit/epsilon_greedy.toml": ["steps=50"],
+    "bandit/linucb.toml": ["steps=50"],
+    "bandit/squarecb.toml": ["steps=50"],
     "bandit/thompson.toml": ["steps=50"],
     "control/ppo_cartpole.toml": ["steps=2", "evaluation.episodes=2"],
     "control/sac_pendulum.toml": ["steps=3", "evaluation.episodes=2"],

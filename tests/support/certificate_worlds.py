@@ -79,7 +79,8 @@ TABLES = (
     "tile_sarsa",
 )
 """They learn in closed form."""
-NO_GRADIENT = ("thompson", "collect", "trpo", "trpo_text", "option_q_learning", *TABLES)
+BANDITS = ("boltzmann", "epsilon_greedy", "linucb", "squarecb", "thompson")
+NO_GRADIENT = (*BANDITS, "collect", "trpo", "trpo_text", "option_q_learning", *TABLES)
 """They step in their own way, not by the gradient learner."""
 SCORERS = ("implicit_prm", "reward_outcome", "reward_pairs", "reward_steps")
 """Certified by the runs of `tests/recipes/reward_models`."""

@@ -25,7 +25,7 @@ class EpsilonGreedyPolicy(BanditPolicy):
         return PolicyDistribution(log_mass(mass), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        mean = self.model.estimate_rows(contexts, actions).mean
+        mean = self.model.mean_rows(contexts, actions)
         mass = np.full(mean.shape, self.epsilon / mean.shape[1])
         mass[np.arange(len(mean)), mean.argmax(axis=1)] += 1.0 - self.epsilon
         return PolicyDistribution(log_mass(mass), mean)
@@ -52,7 +52,7 @@ class BoltzmannPolicy(BanditPolicy):
         return self._softmax(self.model.mean(context, actions))
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        return self._softmax(self.model.estimate_rows(contexts, actions).mean)
+        return self._softmax(self.model.mean_rows(contexts, actions))
 
     def _softmax(self, mean: Floats) -> PolicyDistribution:
         logits = (mean - mean.max(axis=-1, keepdims=True)) / self.temperature
@@ -87,7 +87,7 @@ class SquareCbPolicy(BanditPolicy):
         return self._weighted(self.model.mean(context, actions)[None], rows=False)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        return self._weighted(self.model.estimate_rows(contexts, actions).mean, rows=True)
+        return self._weighted(self.model.mean_rows(contexts, actions), rows=True)
 
     def _weighted(self, mean: Floats, *, rows: bool) -> PolicyDistribution:
         gamma = self.gamma_scale * max(self.model.observed, 1.0) ** self.gamma_exponent

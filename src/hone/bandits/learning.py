@@ -84,7 +84,7 @@ class BanditLearner:
 
 @dataclass
 class PolicyActor:
-    """Actor of the arms' world: draws each action from the policy's distribution."""
+    """Actor that draws each action from the policy's distribution."""
 
     policy: BanditPolicy
     actions: ActionSet

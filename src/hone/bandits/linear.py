@@ -82,7 +82,8 @@ class RidgeTables:
             self._solve(k)
 
     def _solve(self, k: int) -> None:
-        inverse = np.linalg.inv(self.precision[k])
+        precision: Floats = self.precision[k]
+        inverse = np.linalg.inv(precision)
         self.inverse[k] = (inverse + inverse.T) / 2
         self.coefficients[k] = self.inverse[k] @ self.information[k]
 
@@ -130,42 +131,52 @@ class RidgeTables:
 class LinearGaussianPosterior(RewardModel):
     """Arms with reward x . theta_k plus Gaussian noise, each arm with its own theta_k (Agrawal & Goyal, 2013).
 
-    `noise` 1 and `prior_precision` as ridge parameter make it the model of LinUCB (Li et al., 2010). A context has no
-    constant of its own: add a feature that is always 1 where rewards have an offset. `discount` below 1 forgets: a
-    row's weight falls by this factor with each later row, and the posterior returns to the prior.
+    `noise` 1 and `prior_precision` as ridge parameter make it the model of LinUCB (Li et al., 2010). `intercept` adds a
+    feature that is always 1, for rewards that are not 0 where all features are. `discount` below 1 forgets: a row's
+    weight falls by this factor with each later row, and the posterior returns to the prior.
     """
 
     kind = "linear_gaussian"
 
     def __init__(
-        self, arms: int, features: int, *, noise: float = 1.0, prior_precision: float = 1.0, discount: float = 1.0
+        self,
+        arms: int,
+        features: int,
+        *,
+        noise: float = 1.0,
+        prior_precision: float = 1.0,
+        discount: float = 1.0,
+        intercept: bool = False,
     ) -> None:
-        self.tables = RidgeTables(arms, features, noise=noise, prior_precision=prior_precision, discount=discount)
+        size = features + intercept
+        self.tables = RidgeTables(arms, size, noise=noise, prior_precision=prior_precision, discount=discount)
+        self.intercept = bool(intercept)
 
     @property
     def observed(self) -> float:
         return float(self.tables.counts.sum())
 
     def estimate(self, context: Floats, actions: ActionSet) -> RewardEstimate:
-        tables = self.tables
-        self._require_fit(context, actions)
+        tables, x = self.tables, self._inputs(context, actions)
         arms, features = tables.information.shape
-        step = (tables.inverse.reshape(-1, features) @ context).reshape(arms, features)
-        return RewardEstimate(tables.coefficients @ context, step @ context)
+        step = (tables.inverse.reshape(-1, features) @ x).reshape(arms, features)
+        return RewardEstimate(tables.coefficients @ x, step @ x)
 
     def estimate_rows(self, contexts: Floats, actions: ActionSet) -> RewardEstimate:
-        self._require_fit(contexts, actions)
-        variance = [np.einsum("nd,nd->n", contexts @ inverse, contexts) for inverse in self.tables.inverse]
-        return RewardEstimate(contexts @ self.tables.coefficients.T, np.stack(variance, axis=1))
+        x = self._inputs(contexts, actions)
+        variance = [np.einsum("nd,nd->n", x @ inverse, x) for inverse in self.tables.inverse]
+        return RewardEstimate(x @ self.tables.coefficients.T, np.stack(variance, axis=1))
 
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
-        self._require_fit(context, actions)
-        return self.tables.coefficients @ context
+        return self.tables.coefficients @ self._inputs(context, actions)
+
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        return self._inputs(contexts, actions) @ self.tables.coefficients.T
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
-        self._require_fit(contexts, actions)
-        check_observations(chosen, rewards, weights, len(actions))
-        self.tables.observe(contexts, chosen, rewards, weights)
+        x = self._inputs(contexts, actions)
+        check_observations(x, chosen, rewards, weights, len(actions))
+        self.tables.observe(x, chosen, rewards, weights)
 
     def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
         """Plausible rewards `[n, K]` for contexts `[n, d]`, an independent draw of all theta for each."""
@@ -175,24 +186,30 @@ class LinearGaussianPosterior(RewardModel):
         spread = np.linalg.solve(np.swapaxes(lower, 1, 2), np.eye(features))
         noise = draws.standard_normal((len(context), arms, features))
         theta = self.tables.coefficients + np.einsum("kij,nkj->nki", spread, noise)
-        return np.einsum("nd,nkd->nk", context, theta)
+        return np.einsum("nd,nkd->nk", with_constant(context) if self.intercept else context, theta)
 
-    def _require_fit(self, contexts: Floats, actions: ActionSet) -> None:
+    def _inputs(self, contexts: Floats, actions: ActionSet) -> Floats:
+        """Features `[..., d]` of the tables. Raises DataError for another number of arms or features than its own."""
         arms, features = self.tables.information.shape
         require_action_count(actions, arms)
-        if contexts.shape[-1] != features:
-            raise DataError(f"a context of {contexts.shape[-1]} features; the model has learnt from {features}")
+        if contexts.shape[-1] + self.intercept != features:
+            raise DataError(
+                f"a context of {contexts.shape[-1]} features; the model has learnt from {features - self.intercept}"
+            )
+        return with_constant(contexts) if self.intercept else contexts
 
     def contents(self) -> PolicyContents:
-        return self.tables.contents()
+        tables = self.tables.contents()
+        return PolicyContents(settings={**tables.settings, "intercept": self.intercept}, arrays=tables.arrays)
 
     def load_contents(self, contents: PolicyContents) -> None:
         self.tables.load_contents(contents)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "LinearGaussianPosterior":
-        tables = RidgeTables.from_contents(contents)
-        model = cls(*tables.information.shape)
+        tables, intercept = RidgeTables.from_contents(contents), contents.flag("intercept")
+        arms, size = tables.information.shape
+        model = cls(arms, size - intercept, intercept=intercept)
         model.tables = tables
         return model
 
@@ -237,9 +254,13 @@ class JointLinearPosterior(RewardModel):
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
         return _joint(context[None], self._action_rows(actions, context)) @ self.tables.coefficients[0]
 
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        theta = self.tables.coefficients[0].reshape(1 + self.features, 1 + self.action_features)
+        return with_constant(contexts) @ theta @ with_constant(self._action_rows(actions, contexts)).T
+
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         rows = self._action_rows(actions, contexts)
-        check_observations(chosen, rewards, weights, len(actions))
+        check_observations(contexts, chosen, rewards, weights, len(actions))
         self.tables.observe(_joint(contexts, rows[chosen]), np.zeros(len(chosen), np.int64), rewards, weights)
 
     def _of_features(self, phi: Floats) -> RewardEstimate:
@@ -276,11 +297,14 @@ class JointLinearPosterior(RewardModel):
         return model
 
 
+def with_constant(rows: Floats) -> Floats:
+    """Rows `[..., d]` with a first feature of 1 -> `[..., 1 + d]`."""
+    extended = np.ones((*rows.shape[:-1], 1 + rows.shape[-1]))
+    extended[..., 1:] = rows
+    return extended
+
+
 def _joint(contexts: Floats, actions: Floats) -> Floats:
     """Joint features `[n, (1 + d) (1 + f)]` of contexts `[n or 1, d]` and action features `[n or 1, f]`."""
-    rows = max(len(contexts), len(actions))
-    left = np.ones((len(contexts), 1 + contexts.shape[1]))
-    left[:, 1:] = contexts
-    right = np.ones((len(actions), 1 + actions.shape[1]))
-    right[:, 1:] = actions
-    return (left[:, :, None] * right[:, None, :]).reshape(rows, -1)
+    products = with_constant(contexts)[:, :, None] * with_constant(actions)[:, None, :]
+    return products.reshape(len(products), -1)

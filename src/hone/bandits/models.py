@@ -40,6 +40,10 @@ class RewardModel(Saveable):
         """The expected rewards `[K]` alone, at less cost than `estimate`."""
 
     @abstractmethod
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        """The expected rewards `[n, K]` alone, for features `[n, d]`."""
+
+    @abstractmethod
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         """Learn from decisions: features `[n, d]`, actions `[n]`, rewards `[n]`, weights `[n]` of the rows.
 
@@ -51,8 +55,11 @@ class RewardModel(Saveable):
         """Take up the arrays of another model of this kind and size, in place. Raises DataError for others."""
 
 
-def check_observations(chosen: Ints, rewards: Floats, weights: Floats, count: int) -> None:
-    """Raise DataError for actions that do not exist, and for rewards and weights that are no numbers."""
+def check_observations(contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, count: int) -> None:
+    """Raise DataError for actions that do not exist, and for features, rewards and weights that are no numbers."""
+    if not np.isfinite(contexts).all():
+        row, feature = (int(place) for place in np.argwhere(~np.isfinite(contexts))[0])
+        raise DataError(f"feature {feature} of decision {row} is {contexts[row, feature]}; leave such rows out")
     wrong = np.flatnonzero((chosen < 0) | (chosen >= count))
     if len(wrong):
         raise DataError(f"action {chosen[wrong[0]]} of decision {wrong[0]}: there are {count} actions, from 0")

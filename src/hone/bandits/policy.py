@@ -57,6 +57,13 @@ class PolicyContents:
             raise DataError(f"setting {name!r} is {value!r}, not a number")
         return float(value)
 
+    def flag(self, name: str) -> bool:
+        """The setting `name`, true or false. Raises DataError where it is absent or something else."""
+        value = self.settings.get(name)
+        if not isinstance(value, bool):
+            raise DataError(f"setting {name!r} is {value!r}, not true or false")
+        return value
+
     def array(self, name: str, *shape: int | None) -> Floats:
         """A copy of the array `name`; None in `shape` stands for any size. Raises DataError for another shape."""
         value = self.arrays.get(name)

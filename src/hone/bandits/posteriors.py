@@ -47,10 +47,13 @@ class BetaBernoulliPosterior(RewardModel):
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
         return self.estimate(context, actions).mean
 
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        return self.estimate_rows(contexts, actions).mean
+
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
         require_action_count(actions, len(self.alpha))
-        check_observations(chosen, rewards, weights, len(actions))
+        check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
         wrong = np.flatnonzero((rewards != 0.0) & (rewards != 1.0))
         if len(wrong):
             raise DataError(
@@ -109,10 +112,13 @@ class GaussianPosterior(RewardModel):
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
         return self.estimate(context, actions).mean
 
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        return self.estimate_rows(contexts, actions).mean
+
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
         require_action_count(actions, len(self.tables.counts))
-        check_observations(chosen, rewards, weights, len(actions))
+        check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
         self.tables.observe(np.ones((len(chosen), 1)), chosen, rewards, weights)
 
     def contents(self) -> PolicyContents:
@@ -162,10 +168,13 @@ class ArmMeans(RewardModel):
     def mean(self, context: Floats, actions: ActionSet) -> Floats:
         return self.estimate(context, actions).mean
 
+    def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        return self.estimate_rows(contexts, actions).mean
+
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         del contexts
         require_action_count(actions, len(self.count))
-        check_observations(chosen, rewards, weights, len(actions))
+        check_observations(np.zeros((0, 0)), chosen, rewards, weights, len(actions))
         kept = self.discount ** len(chosen)
         self.count = kept * self.count + np.bincount(chosen, weights=weights, minlength=len(self.count))
         self.total = kept * self.total + np.bincount(chosen, weights=weights * rewards, minlength=len(self.total))

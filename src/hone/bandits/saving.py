@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from hone.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPolicy
 from hone.bandits.linear import JointLinearPosterior, LinearGaussianPosterior
@@ -65,8 +65,8 @@ def load_policy(folder: Path) -> BanditPolicy:
     description, path = read_description(folder), folder / DESCRIPTION
     if description["format"] == OLD_FORMAT:
         return _posterior_of_old_file(description, path)
-    arrays, tree = _read_arrays(folder / ARRAYS), description.get("policy")
-    if not isinstance(tree, dict):
+    arrays, tree = _read_arrays(folder / ARRAYS), _tables(description.get("policy"))
+    if tree is None:
         raise DataError(f"{path}: it holds no policy; save it again")
     found, written = _digest(tree, arrays), description.get("sha256")
     if found != written:
@@ -96,10 +96,10 @@ def load_into(model: RewardModel, folder: Path) -> None:
 def is_policy_folder(folder: Path) -> bool:
     """True for a folder whose `policy.json` is of a bandit policy, readable or not of this version."""
     try:
-        found = strict_json((folder / DESCRIPTION).read_bytes())
+        found = _tables(strict_json((folder / DESCRIPTION).read_bytes()))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and (found.get("family") == FAMILY or _is_old(found))
+    return found is not None and (found.get("family") == FAMILY or _is_old(found))
 
 
 def copy_policy(policy: BanditPolicy) -> BanditPolicy:
@@ -125,12 +125,12 @@ def read_description(folder: Path) -> dict[str, Any]:
     """The contents of `policy.json` of a bandit. Raises DataError for a file that is unreadable, or of another kind."""
     path = folder / DESCRIPTION
     try:
-        found = strict_json(path.read_bytes())
+        found = _tables(strict_json(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot read the policy: {error}") from error
-    if isinstance(found, dict) and _is_old(found):
+    if found is not None and _is_old(found):
         return found
-    if not isinstance(found, dict) or found.get("family") != FAMILY:
+    if found is None or found.get("family") != FAMILY:
         raise DataError(f"{path}: not the description of a bandit policy")
     if found.get("format") != FORMAT:
         raise DataError(f"{path}: format {found.get('format')}; this version of hone reads {FORMAT}")
@@ -167,12 +167,13 @@ def _described(part: Saveable, place: str, arrays: dict[str, Floats]) -> dict[st
 
 def _built(tree: object, arrays: Mapping[str, Floats], place: str, path: Path, depth: int) -> Saveable:
     where = f"{path}: {place.rstrip('.') or 'policy'}"
-    if not isinstance(tree, dict) or depth > _DEEPEST:
+    table = _tables(tree)
+    if table is None or depth > _DEEPEST:
         raise DataError(f"{where}: not a policy, or nested more than {_DEEPEST} deep")
-    kind, settings, inner = tree.get("kind"), tree.get("settings"), tree.get("parts")
+    kind, settings, inner = table.get("kind"), _tables(table.get("settings")), _tables(table.get("parts"))
     if kind not in KINDS:
         raise DataError(f"{where}: unknown kind {kind!r}{did_you_mean(str(kind), sorted(KINDS))}")
-    if not isinstance(settings, dict) or not isinstance(inner, dict):
+    if settings is None or inner is None:
         raise DataError(f"{where}: {kind} without settings or parts")
     parts = {name: _built(part, arrays, f"{place}{name}.", path, depth + 1) for name, part in inner.items()}
     own = {name.removeprefix(place): arrays[name] for name in arrays if _is_own(name, place)}
@@ -180,6 +181,11 @@ def _built(tree: object, arrays: Mapping[str, Floats], place: str, path: Path, d
         return KINDS[kind].from_contents(PolicyContents(settings=settings, arrays=own, parts=parts))
     except HoneError as error:
         raise DataError(f"{where}: {kind}: {error}") from error
+
+
+def _tables(value: object) -> dict[str, Any] | None:
+    """An object of a JSON document; None for another value."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _is_own(name: str, place: str) -> bool:
@@ -194,6 +200,9 @@ def _read_arrays(path: Path) -> dict[str, Floats]:
     wrong = next((name for name, values in arrays.items() if values.dtype != np.float64), None)
     if wrong is not None:
         raise DataError(f"{path}: array {wrong} holds {arrays[wrong].dtype}, not float64")
+    wrong = next((name for name, values in arrays.items() if not np.isfinite(values).all()), None)
+    if wrong is not None:
+        raise DataError(f"{path}: array {wrong} holds a number that is not finite; take an earlier version")
     return arrays
 
 

@@ -4,6 +4,8 @@ They are deterministic: all mass is on one action, so that a log of theirs suppo
 served one is wrapped in an `EpsilonFloor`.
 """
 
+import math
+
 import numpy as np
 
 from hone.bandits.models import RewardModel, reward_model
@@ -36,8 +38,10 @@ class LinUcbPolicy(BanditPolicy):
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         mean, variance = self.model.estimate_rows(contexts, actions)
-        best = (mean + self.alpha * np.sqrt(variance)).argmax(axis=1)
-        return PolicyDistribution(np.where(np.arange(mean.shape[1]) == best[:, None], 0.0, -np.inf), mean)
+        bound = mean + self.alpha * np.sqrt(variance)
+        logp = np.full(mean.shape, -np.inf)
+        logp[np.arange(len(mean)), bound.argmax(axis=1)] = 0.0
+        return PolicyDistribution(logp, mean)
 
     def contents(self) -> PolicyContents:
         return PolicyContents(settings={"alpha": self.alpha}, parts={"model": self.model})
@@ -62,8 +66,9 @@ class Ucb1Policy(BanditPolicy):
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         mean, inverse_count = self.model.estimate(context, actions)
-        pulls = np.log(max(self.model.observed, 1.0))
-        bound = mean + np.where(inverse_count < np.inf, self.width * np.sqrt(2.0 * pulls), 1.0) * np.sqrt(inverse_count)
+        width = self.width * math.sqrt(2.0 * math.log(max(self.model.observed, math.e)))
+        bound = mean + width * np.sqrt(inverse_count)
+        bound[self.model.count == 0] = np.inf
         return PolicyDistribution(point_mass(int(bound.argmax()), len(bound)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:

@@ -4,29 +4,32 @@ Beta-Bernoulli for arms with rewards 0 or 1, linear-Gaussian for arms whose rewa
 Goyal, 2013).
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-import numpy as np
 from pydantic import Field
 
 from hone.bandits.learning import BanditLearner, ThompsonActor
 from hone.bandits.linear import LinearGaussianPosterior
 from hone.bandits.policy import BanditPolicy, numbered_actions
 from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.saving import load_into, save_policy
 from hone.bandits.thompson import thompson_policy
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.core.random import generator
 from hone.credit.returns import reward_as_advantage
-from hone.envs.bandit_arms import ArmsWorld, BanditArms, BernoulliArms, LinearArms
-from hone.estimators.means import bootstrap_mean
-from hone.train.config import RunConfig, RunSettings
-from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
+from hone.envs.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
+from hone.train.bandits.config import BanditRunConfig
+from hone.train.bandits.job import (
+    LoggedDecisions,
+    arm_count,
+    arms_job,
+    derive_bandit,
+    feature_count,
+    log_job,
+    read_decisions,
+)  # fmt: skip
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 
-EVALUATION_CONTEXTS = 1000
 ThompsonPosterior: TypeAlias = BetaBernoulliPosterior | LinearGaussianPosterior
 
 
@@ -50,74 +53,65 @@ class LinearModel(Config):
     """Assumed standard deviation of a reward around its mean."""
     prior_precision: float = Field(default=1.0, gt=0)
     """Precision (1 / variance) of the prior of a weight."""
+    intercept: bool = False
+    """Add a feature that is always 1, for rewards that are not 0 where all features are."""
 
 
-class ThompsonConfig(RunConfig):
-    """A bandit."""
+class ThompsonConfig(BanditRunConfig):
+    """Thompson sampling."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=20)
-    """Threads, logging, checkpoints and other settings of the run."""
-    arms: BanditArms
-    """The arms."""
     model: Annotated[BetaModel | LinearModel, Field(discriminator="kind")] = BetaModel()
     """Prior of the posterior distribution over the arms' rewards."""
-    pulls: int = Field(default=1, ge=1)
-    """Decisions per iteration, made before any of their rewards is observed."""
 
 
-def build(config: ThompsonConfig, posterior: ThompsonPosterior) -> TrainingJob[BanditPolicy]:
-    """Training job that updates `posterior`, the prior of the arms."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedThompson:
+    """A prior, and the logged decisions if it is updated by a log."""
+
+    posterior: ThompsonPosterior
+    logged: LoggedDecisions | None
+
+
+def build(config: ThompsonConfig, opened: OpenedThompson) -> TrainingJob[BanditPolicy]:
+    """Training job that updates the prior."""
+    posterior, policy = opened.posterior, thompson_policy(opened.posterior)
+    if opened.logged is not None:
+        learner = BanditLearner(policy, posterior, opened.logged.actions)
+        return log_job(opened.logged, steps=config.steps, learner=learner)
+    assert config.arms is not None
     world = ArmsWorld(config.arms, pulls=config.pulls, seed=config.seed)
-    policy, actions = thompson_policy(posterior), numbered_actions(world.arms)
-    recipe = Recipe(
-        source=LiveSource(world, ThompsonActor(policy, posterior, actions)),
-        credit=reward_as_advantage,
-        learner=BanditLearner(policy, posterior, actions),
-    )
-
-    def judge() -> EvaluationResult:
-        """Expected reward of the arm believed best, and as a share of the truly best."""
-        features = world.theta.shape[1] if isinstance(config.arms, LinearArms) else 0
-        context = generator(config.seed, "judge").standard_normal((EVALUATION_CONTEXTS, features))
-        worth = world.expected_rewards(context)
-        chosen = worth[np.arange(EVALUATION_CONTEXTS), posterior.estimate_rows(context, actions).mean.argmax(axis=1)]
-        estimate = bootstrap_mean(chosen)
-        share = float(chosen.mean() / worth.max(axis=1).mean())
-        return EvaluationResult(estimate=estimate, metrics={"eval/score": estimate.mean, "eval/of_best": share})
-
-    return TrainingJob(
-        recipe=recipe,
-        save_policy=lambda folder: save_policy(policy, folder),
-        load_policy=lambda folder: load_into(posterior, folder),
-        evaluate=judge,
-    )
+    actions = numbered_actions(world.arms)
+    learner = BanditLearner(policy, posterior, actions)
+    return arms_job(world, actor=ThompsonActor(policy, posterior, actions), learner=learner)
 
 
-def make_posterior(config: ThompsonConfig) -> ThompsonPosterior:
+def make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> ThompsonPosterior:
     """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says. Raises ConfigError where the model does
     not fit the arms' rewards."""
-    model = config.model
-    if isinstance(config.arms, BernoulliArms):
-        if isinstance(model, BetaModel):
-            return BetaBernoulliPosterior(len(config.arms.rates), alpha=model.alpha, beta=model.beta)
-        raise ConfigError('model.kind = "linear" needs contexts, and arms.kind = "bernoulli" has none; use "beta"')
+    model, arms = config.model, config.arms
     if isinstance(model, BetaModel):
-        raise ConfigError(
-            'model.kind = "beta" learns from 0 and 1; arms.kind = "linear" pays other rewards: use "linear"'
-        )
+        if isinstance(arms, LinearArms):
+            raise ConfigError(
+                'model.kind = "beta" learns from 0 and 1; arms.kind = "linear" pays other rewards: use "linear"'
+            )
+        count = arm_count(arms) if logged is None else len(logged.actions)
+        return BetaBernoulliPosterior(count, alpha=model.alpha, beta=model.beta)
+    if isinstance(arms, BernoulliArms):
+        raise ConfigError('model.kind = "linear" needs contexts, and arms.kind = "bernoulli" has none; use "beta"')
+    count, features = (
+        (arm_count(arms), feature_count(arms))
+        if logged is None
+        else (len(logged.actions), logged.episodes.observations.shape[1])
+    )
     return LinearGaussianPosterior(
-        config.arms.arms, config.arms.features, noise=model.noise, prior_precision=model.prior_precision
+        count, features, noise=model.noise, prior_precision=model.prior_precision, intercept=model.intercept
     )
 
 
 def open_run(config: ThompsonConfig) -> OpenedRun:
-    """The prior of the arms. Raises ConfigError as `make_posterior`."""
-    return opened_run(make_posterior(config), build)
-
-
-def derive(config: ThompsonConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return {"pulls": f"{config.steps} iterations x {config.pulls} = {config.steps * config.pulls}"}
+    """The prior of the arms. Raises ConfigError as `make_posterior`, DataError for a damaged log."""
+    logged = None if config.log is None else read_decisions(config.log.path, steps=config.steps)
+    return opened_run(OpenedThompson(posterior=make_posterior(config, logged), logged=logged), build)
 
 
 ENTRY = RecipeSpec(
@@ -125,7 +119,7 @@ ENTRY = RecipeSpec(
     paper="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
     config=ThompsonConfig,
     open=open_run,
-    derive=derive,
+    derive=derive_bandit,
     parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(BanditLearner.update,)),
     limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",
 )

@@ -1,0 +1,1 @@
+"""Bandits on the training loop: what their recipes share."""
