@@ -19,7 +19,7 @@ from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.store.joins.config import JoinConfig
 from hone.store.joins.parquet import freeze_view
-from hone.store.joins.view import DecisionView, JoinCounts
+from hone.store.joins.view import DecisionView, ViewCounts
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 
@@ -56,7 +56,7 @@ def logged_view(rows: int, *, features: bool = False) -> DecisionView:
     )  # fmt: skip
     nothing = np.full(rows, np.nan)
     return DecisionView(
-        table=table, as_of_s=1e6, join=JoinConfig(), tenant="t", counts=JoinCounts(decisions=rows),
+        table=table, as_of_s=1e6, join=JoinConfig(), tenant="t", counts=ViewCounts(decisions=rows),
         first_delay_s=nothing, reward_so_far=nothing, corrected=nothing,
     )  # fmt: skip
 
