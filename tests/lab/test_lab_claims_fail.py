@@ -49,6 +49,16 @@ BASELINE_ERRORS = (GROUP_MEAN, *CRITICS)
 COLD, LONG = "12 steps on examples", "400 steps on examples"
 
 REFUTED: dict[str, Sequence[Case]] = {
+    "direct-method-alone": [
+        {"errors": {"dm": np.zeros(3), "dr": np.full(3, 0.1)}, "covered": {"dm": 0.95, "dr": 0.5}},
+    ],
+    "propensities-that-lie": [
+        {
+            "lying": {"ips": np.zeros(3)},
+            "honest": {"ips": np.full(3, 0.1)},
+            "refused": {"chooser's probability": 0.0, "executed action's probability": 1.0},
+        }
+    ],
     "best-of-n-vs-rl": [
         {
             "paths": {

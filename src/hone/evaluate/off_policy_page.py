@@ -58,10 +58,12 @@ def _forest(report: OffPolicyReport) -> Html:
         _interval_row(f"{one.policy}, {found.estimator}", found) for one in report.policies for found in one.estimates
     ]
     words = (
-        f"Value of each candidate by each estimator, {report.logged.level:.0%} intervals. The first estimator of a "
+        f"Value of each candidate by each estimator, {report.logged.level:.0%} intervals. The blue one of a "
         "candidate decides. Dashed: the mean reward of the log."
     )
-    plot = interval_plot(rows, unit_axis=False, level=report.logged.value)
+    each = len(report.policies[0].estimates)
+    deciding = [1 + each * place for place in range(len(report.policies))]
+    plot = interval_plot(rows, unit_axis=False, level=report.logged.value, emphasised=deciding)
     heads = ("policy", "estimator", "value", "low", "high", "effective rows", "largest weight", "overlap", "verdict")
     lines = [
         [text(one.policy), text(found.estimator), *_numbers(found), text(found.verdict)]
@@ -90,7 +92,8 @@ def _differences(report: OffPolicyReport) -> Html:
     rows = [_interval_row(f"{one.second} - {one.first}", one.estimate) for one in report.differences]
     words = "Differences on the same decisions, by unit. An interval that holds 0 shows no difference."
     notes = [styled("p", "note", text(f"{one.words}.")) for one in report.differences]
-    card = styled("div", "card", styled("p", "note", text(words)), interval_plot(rows, unit_axis=False, level=0.0))
+    plot = interval_plot(rows, unit_axis=False, level=0.0, emphasised=())
+    card = styled("div", "card", styled("p", "note", text(words)), plot)
     return join([element("h2", text("Comparisons")), card, *notes])
 
 
@@ -129,7 +132,10 @@ def _segments(one: PolicyEstimates) -> Html:
          text(each.estimate.verdict)]
         for each in one.segments
     ]  # fmt: skip
-    words = "Overlap by segment: the share of the candidate's choices that the log can show. Green: ok; red: refused."
+    words = (
+        "Overlap by segment: the share of the candidate's choices that the log can show. Green: ok; orange: weak; red: "
+        "refused."
+    )
     card = styled("div", "card", styled("p", "note", text(words)), horizontal_bars(bars, longest=1.0))
     return join([card, table(heads, lines, style="fit", numeric=range(1, 8))])
 

@@ -125,10 +125,17 @@ class IntervalRow:
     high: float
 
 
-def interval_plot(rows: Sequence[IntervalRow], *, unit_axis: bool = True, level: float | None = None) -> Html:
+def interval_plot(
+    rows: Sequence[IntervalRow],
+    *,
+    unit_axis: bool = True,
+    level: float | None = None,
+    emphasised: Sequence[int] | None = None,
+) -> Html:
     """Plot means with their intervals on one axis, which is 0 to 1 if all values are and `unit_axis` is set.
 
-    `level`: a value to compare with, drawn as a line through all rows.
+    `level`: a value to compare with, drawn as a line through all rows. `emphasised`: numbers of rows in the accent
+    colour; None: the last one.
     """
     values = [value for row in rows for value in (row.low, row.mean, row.high)]
     ends = [value for value in (*values, *([] if level is None else [level])) if math.isfinite(value)]
@@ -151,7 +158,8 @@ def interval_plot(rows: Sequence[IntervalRow], *, unit_axis: bool = True, level:
     for index, row in enumerate(rows):
         middle = 6 + row_height * (index + 0.5)
         parts.append(label(left - 14, middle + 4, row.label, "label end"))
-        parts.append(_interval_row(row, x, middle, last=index == len(rows) - 1))
+        strong = index == len(rows) - 1 if emphasised is None else index in emphasised
+        parts.append(_interval_row(row, x, middle, strong=strong))
     return _picture(width, bottom + 22, *parts, style="wide")
 
 
@@ -245,8 +253,8 @@ def _hover(step: int, value: float, x: LinearScale, y: LinearScale) -> Html:
     return styled("g", "hover", title, target, _dot(middle, y.at(value), "", 2.6))
 
 
-def _interval_row(row: IntervalRow, x: LinearScale, middle: float, *, last: bool) -> Html:
-    style = "interval now" if last else "interval"
+def _interval_row(row: IntervalRow, x: LinearScale, middle: float, *, strong: bool) -> Html:
+    style = "interval now" if strong else "interval"
     title = element(
         "title", text(f"{row.label}: {format_number(row.mean)} ({format_number(row.low)} to {format_number(row.high)})")
     )
