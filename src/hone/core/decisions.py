@@ -82,8 +82,10 @@ class DecisionPolicy(Protocol):
 class ActionShield(Protocol):
     """A shield: which actions are safe, and what to do where none is. Pure."""
 
-    certificate: str
-    """sha256 of the proof that it stands on; empty: rules without a proof."""
+    @property
+    def certificate(self) -> str:
+        """sha256 of the proof that it stands on; empty: rules without a proof."""
+        ...
 
     def allowed(self, context: Floats, actions: ActionSet) -> Bools:
         """Safe actions `[K]` for features `[d]`; all False: nothing is known to be safe, take `fallback`."""

@@ -244,7 +244,7 @@ def read_certificate(path: Path) -> ShieldCertificate:
         document = strict_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}; make it with `hone shield prove`") from None
-    values = cast("Mapping[str, object]", document) if isinstance(document, dict) else {}
+    values = cast("dict[str, object]", document) if isinstance(document, dict) else dict[str, object]()
     if values.get("format") != CERTIFICATE_FORMAT:
         raise DataError(f"{path}: not a certificate of a shield of format {CERTIFICATE_FORMAT}")
     try:

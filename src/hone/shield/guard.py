@@ -66,25 +66,21 @@ class GuardedShield:
 
 
 def project_action(
-    shield: ActionShield, context: Floats, actions: ActionSet, wanted: float | Floats, *, among: Floats | None = None
+    shield: ActionShield, context: Floats, actions: ActionSet, wanted: int | Floats, *, among: Floats | None = None
 ) -> int:
     """Number of the safe action that is nearest to `wanted`: an action's number, or its features `[f]`.
 
-    `among` are the features `[K, f]` that distances are measured in, those of `actions` unless given. A number of a
-    safe action stays; without features, an unsafe one becomes the fallback. NaN becomes the fallback.
+    `among` are the features `[K, f]` that distances are measured in, those of `actions` unless given. A safe number
+    stays. The fallback stands for an unsafe number without features, a number that is no action's, and NaN.
     """
     allowed = shield.allowed(context, actions)
+    if isinstance(wanted, int) and 0 <= wanted < len(actions) and allowed[wanted]:
+        return wanted
     features = actions.features if among is None else among
     point = np.asarray(wanted, np.float64)
-    if not allowed.any() or not np.isfinite(point).all():
+    if point.ndim == 0 and features is not None and wanted in range(len(actions)):
+        point = features[int(wanted)]
+    if features is None or point.ndim == 0 or not allowed.any() or not np.isfinite(point).all():
         return shield.fallback(context, actions)
-    if point.ndim == 0:
-        number = int(point)
-        if 0 <= number < len(actions) and number == point and allowed[number]:
-            return number
-        if features is None or not (0 <= number < len(actions) and number == point):
-            return shield.fallback(context, actions)
-        point = features[number]
-    assert features is not None, "a wanted action given by features needs those of the actions"
     distance = np.where(allowed, np.square(features - point).sum(axis=1), np.inf)
     return int(distance.argmin())

@@ -47,6 +47,9 @@ BUILTIN_ENVS = {
         entry_point="hone.envs.suite.meta_tasks:make_sine_trial",
         vector_entry_point="hone.envs.suite.meta_tasks:SineTrialsVectorEnv",
     ),
+    "hone/CarFollowing-v0": BuiltinEnv(
+        entry_point="hone.envs.services.car_following:CarFollowingEnv", max_episode_steps=200
+    ),
     OPTION_MEMORY_ID: BuiltinEnv(entry_point="hone.envs.gym.option_wrapper:make_option_memory_env"),
 }
 

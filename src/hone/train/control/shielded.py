@@ -1,0 +1,65 @@
+"""Training under a shield: an environment in which an unsafe action becomes a safe one before it is executed.
+
+Any recipe for environments takes it: `env.id = "hone.train.control.shielded:make_shielded_env"`, with the inner
+environment's id and the shield's certificate as `env.kwargs`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pydantic import JsonValue
+
+from hone.core.clock import SystemClock
+from hone.core.decisions import ActionSet, ActionShield
+from hone.core.errors import ConfigError
+from hone.envs.gym.action_replacement import ActionReplacementWrapper
+from hone.envs.gym.make import GymConfig, GymEnv, env_factory
+from hone.shield.certificate import check_certificate, read_certificate
+from hone.shield.guard import project_action
+from hone.shield.service import ShieldConfig, open_shield
+
+Floats = NDArray[np.float64]
+
+
+def make_shielded_env(
+    env: str,
+    shield: str,
+    *,
+    features: Sequence[str] | None = None,
+    actions: Sequence[str] | None = None,
+    env_kwargs: dict[str, JsonValue] | None = None,
+    max_episode_steps: int | None = None,
+) -> ActionReplacementWrapper:
+    """The environment `env` under the shield of the certificate `shield`, whose claims are proved again.
+
+    `features` name the columns of the observation, or of `info["context"]` (default: the shield's sensors in their
+    order); `actions` name the numbered actions (default: the shield's). An unsafe action becomes the safe one whose
+    columns in the shield's model are nearest. Raises as `open_shield`, and ConfigError for a wrong number of actions.
+    """
+    path = Path(shield)
+    certificate = read_certificate(path)
+    model = check_certificate(certificate)
+    names = tuple(actions or model.actions)
+    inner = env_factory(GymConfig(id=env, kwargs=env_kwargs or {}, max_episode_steps=max_episode_steps)).make_one()
+    space = inner.action_space
+    if not isinstance(space, spaces.Discrete) or int(space.n) != len(names):
+        raise ConfigError(f"{env} has the actions {space}, the shield {path} knows {len(names)}: {', '.join(names)}")
+    opened = open_shield(
+        ShieldConfig(certificate=path.name), folder=path.parent, features=list(features or model.variables),
+        clock=SystemClock(),
+    )  # fmt: skip
+    known = model.action_features()
+    places = [model.actions.index(name) if name in model.actions else 0 for name in names]
+    return shielded_wrapper(inner, opened, ActionSet(names=names, features=None if known is None else known[places]))
+
+
+def shielded_wrapper(env: GymEnv, shield: ActionShield, actions: ActionSet) -> ActionReplacementWrapper:
+    """`env` under an open shield."""
+
+    def replace(context: Floats, action: int) -> int:
+        return project_action(shield, context, actions, action)
+
+    return ActionReplacementWrapper(env, replace)
