@@ -160,6 +160,8 @@ def test_what_counts_as_no_variance_grows_with_the_square_of_the_returns() -> No
     half = np.array([0.0, 1e-5])
     assert explained_variance(half, half) == 1.0
     assert explained_variance(half / 100, half / 100) is None
+    below_one = np.array([0.0, 2.5e-6])
+    assert explained_variance(below_one, below_one) == 1.0  # 1.6e-12, of returns that count as at least 1
     wide = np.array([0.0, 3e-3, 1e3, 1e3])[2:] + np.array([0.0, 3e-3])
     assert explained_variance(wide, wide) == 1.0  # 2.25e-6 of 1e-6: 1e-12 times the square, not the cube
 

@@ -230,3 +230,9 @@ def test_a_baseline_lowers_the_variance_and_leaves_the_mean_by_enumeration() -> 
     np.testing.assert_allclose(moments["leave one out"][0], moments["none"][0], atol=1e-6)
     np.testing.assert_allclose(moments["none"][0], chances * (worth - chances @ worth), atol=1e-6)
     assert moments["leave one out"][1] < moments["none"][1] / 10
+
+
+def test_scores_far_below_one_are_told_apart() -> None:
+    """What counts as equal is a share of the largest score, not a number."""
+    found = group_relative(answers([0.0, 1e-14]), NO_VALUES, center="batch", scale="none").advantage
+    np.testing.assert_allclose(found, [-5e-15, 5e-15], rtol=1e-5)

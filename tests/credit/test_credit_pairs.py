@@ -79,3 +79,16 @@ def test_desirable_is_above_zero() -> None:
     assert desirability(replace(episodes, status=np.full(5, 2, np.uint8)), NO_VALUES).metrics == {
         "preference/desirable_share": 0.0
     }
+
+
+def test_one_group_has_no_ties_or_all() -> None:
+    told = best_and_worst(answers_of([1.0, 0.0], [0, 0]), NO_VALUES)
+    assert told.metrics == {"preference/pairs": 1.0, "preference/ties": 0.0}
+    assert told.advantage.dtype == np.float32
+    assert best_and_worst(answers_of([1.0, 1.0], [0, 0]), NO_VALUES).metrics["preference/ties"] == 1.0
+
+
+def test_the_share_of_one_desirable_answer() -> None:
+    told = desirability(answers_of([1.0], [0]), NO_VALUES)
+    assert told.metrics == {"preference/desirable_share": 1.0}
+    assert told.advantage.dtype == np.float32

@@ -9,7 +9,7 @@ from credit_dialogues import Dialogue, Turn, critic, dialogues
 
 from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes
-from hone.credit.columns import CreditFunction
+from hone.credit.columns import CreditFunction, turn_ends
 from hone.credit.group import group_relative
 from hone.credit.returns import discounted_returns
 from hone.credit.turns import anchored, dialogues_as_one, observed_texts, per_turn, turn_table, with_turn_discount
@@ -64,6 +64,7 @@ def test_observations_of_no_turns() -> None:
     none = dialogues([[Turn([1], 0)]])
     found = observed_texts(none, turn_table(none))
     assert found.tolist() == []
+    assert found.dtype == np.int64
     some = dialogues([[Turn([1], 1)]])
     assert observed_texts(some, turn_table(some)).dtype == np.int64
 
@@ -80,3 +81,16 @@ def test_defaults_of_anchored_groups() -> None:
     np.testing.assert_allclose(anchored(close, NO_VALUES).advantage, [2 * half, -2 * half], rtol=1e-3)
     coarse = anchored(close, NO_VALUES, epsilon=tiny)
     np.testing.assert_allclose(coarse.advantage, np.array([1, -1]) * 2 * (tiny / 2) / (1e-6 + tiny), rtol=1e-3)
+
+
+def test_what_is_read_before_a_first_turn_is_its_own_prompt() -> None:
+    """Neither the last words of the dialogue before, nor the prompt of one without an answer."""
+    after_last_words = dialogues([[Turn([1], 1), Turn([9, 9], 0)], [Turn([1], 1)]])
+    assert observed_texts(after_last_words, turn_table(after_last_words)).tolist() == [0, 0]
+    after_nothing = dialogues([[Turn([7], 0)], [Turn([1], 1)], [Turn([1], 1)]])
+    assert observed_texts(after_nothing, turn_table(after_nothing)).tolist() == [0, 0]
+
+
+def test_an_episode_ends_a_turn_where_the_next_one_has_no_prompt() -> None:
+    episodes = dialogues([[Turn([], 2)], [Turn([], 1)]])
+    assert turn_ends(episodes).tolist() == [False, True, True]

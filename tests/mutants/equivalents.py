@@ -26,7 +26,8 @@ class CanonicalForm(ast.NodeTransformer):
         self.generic_visit(node)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else _plain_name(node.func)
         if name in SYMMETRIC and len(node.args) >= 2:
-            node.args[:2] = sorted(node.args[:2], key=ast.dump)
+            places = slice(None) if name in ("min", "max") else slice(2)
+            node.args[places] = sorted(node.args[places], key=ast.dump)
         if name == "clip" and len(node.args) == 3:
             # min(max(x, low), high): x and low may change places
             node.args[:2] = sorted(node.args[:2], key=ast.dump)

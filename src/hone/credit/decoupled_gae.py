@@ -62,7 +62,7 @@ def decoupled_gae(
 def explained_variance(value: NDArray[np.floating], returns: NDArray[np.floating]) -> float | None:
     """1 - Var(returns - value) / Var(returns): 1 for a perfect critic, 0 for one that predicts the mean, below 0 for a
     worse one. None where there is no variance to explain."""
-    spread = float(np.var(returns)) if len(returns) > 1 else 0.0
-    if spread <= 1e-12 * max(1.0, float(np.abs(returns).max(initial=0.0))) ** 2:
+    spread = float(np.var(returns)) if len(returns) else 0.0
+    if spread <= 1e-12 * float(np.abs(returns).max(initial=1.0)) ** 2:
         return None
     return 1.0 - float(np.var(returns - value)) / spread

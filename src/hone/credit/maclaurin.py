@@ -95,7 +95,7 @@ def _plain(count: int, terms: int) -> tuple[Floats, Floats]:
 
 def _leave_one_out(count: int, terms: int) -> tuple[Floats, Floats]:
     right, wrong = np.ones(count + 1), np.zeros(count + 1)
-    for number in range(count + 1):
+    for number in range(count - 1):
         failures = count - number
         for k in range(2, min(terms, failures, count - 1) + 1):
             share = math.comb(failures, k) / (math.comb(count, k) - 1)
@@ -108,7 +108,7 @@ def _leave_one_out(count: int, terms: int) -> tuple[Floats, Floats]:
 
 def _cross_fitted(count: int, terms: int) -> tuple[Floats, Floats]:
     right, wrong = _plain(count, terms)
-    for number in range(count + 1):
+    for number in range(count - 1):
         failures = count - number
         for k in range(2, min(terms, count // 2) + 1):
             scale = count / (k * math.comb(count, k) * math.comb(count - k, k))

@@ -73,7 +73,7 @@ def whitened_rewards(
     scored = scored_decisions(episodes)
     reward = episodes.reward.astype(np.float64)
     heard = reward[scored]
-    if len(heard) > 1 and heard.std() > STD_FLOOR * np.abs(heard).max():
+    if len(heard) and heard.std() > STD_FLOOR * np.abs(heard).max():
         mean = heard.mean()
         reward[scored] = (heard - mean) / np.sqrt(heard.var(ddof=1) + epsilon) + (0.0 if shift else mean)
     return credit(replace(episodes, reward=reward.astype(np.float32)), values)

@@ -22,9 +22,9 @@ def self_imitation(episodes: Episodes, values: Values, *, credit: CreditFunction
         return credit(episodes, values)
     own = np.flatnonzero(live)
     found = credit(episodes.take(own), values)
-    assert episodes.baseline is not None, "replayed answers carry the baseline of their question"
+    assert episodes.baseline is not None  # a source of replayed answers gives each the baseline of its question
     better = np.nan_to_num(np.maximum(episodes.score - episodes.baseline, 0.0))
-    advantage = (weight * np.where(live, 0.0, better))[episodes.owner].astype(np.float32)
+    advantage = (weight * better)[episodes.owner].astype(np.float32)
     advantage[ranges(episodes.offsets[:-1][own], episodes.lengths[own])] = found.advantage
     told = {"successes/advantage_mean": float(better[~live].mean())}
     return replace(found, advantage=advantage, metrics={**found.metrics, **told})

@@ -108,11 +108,12 @@ def observed_texts(episodes: Episodes, turns: TurnTable) -> Ints:
     after the turn before. Equal tokens have equal numbers."""
     seen = episodes.transcript
     first = seen.at[turns.offsets[:-1]]
-    begin = np.append(0, seen.at[turns.offsets[1:-1] - 1] + 1) if len(first) else first
+    begin = np.zeros_like(first)
+    begin[1:] = seen.at[turns.offsets[1:-1] - 1] + 1
     opening = np.diff(turns.episode, prepend=-1) > 0
     begin[opening] = seen.offsets[:-1][turns.episode[opening]]
     known: dict[bytes, int] = {}
-    texts = (seen.tokens[a:b].tobytes() for a, b in zip(begin.tolist(), first.tolist(), strict=True))
+    texts = (seen.tokens[a:b].tobytes() for a, b in np.stack([begin, first], axis=1).tolist())
     return np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
 
 
@@ -140,7 +141,7 @@ def anchored(
     scored = episodes.scored[turns.episode]
     state = anchors(episodes, turns)[scored]
     pairs = np.stack([episodes.group[turns.episode[scored]], state], axis=1)
-    numbers = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    numbers = np.unique(pairs, axis=0, return_inverse=True)[1].astype(np.int64)
     deviation, dead = group_deviation(returns[scored], numbers)
     divisor = np.where(dead, 1.0, deviation + epsilon if scale == "group" else 1.0)
     advantage = np.zeros(len(returns))

@@ -62,7 +62,7 @@ def hl_gauss(target: Float[Tensor, " *batch"], support: ValueSupport, *, spread:
     inside = at_least_float32(target).clamp(support.low, support.high)
     atoms = support.atoms(inside)
     edges = torch.cat((atoms - support.width / 2, atoms[-1:] + support.width / 2))
-    mass = 0.5 * torch.erfc((inside[..., None] - edges) / (math.sqrt(2.0) * spread * support.width))
+    mass = torch.erfc((inside[..., None] - edges) / (math.sqrt(2.0) * spread * support.width))  # twice: it cancels
     return (mass[..., 1:] - mass[..., :-1]) / (mass[..., -1:] - mass[..., :1])
 
 

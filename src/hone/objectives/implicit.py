@@ -42,7 +42,7 @@ def length_desensitised(
     in their order, `sequence` numbers the answer of each; TRL's `ld_alpha`.
     """
     order = torch.argsort(sequence, stable=True)
-    lengths = torch.bincount(sequence, minlength=len(shared_length))
+    lengths = torch.bincount(sequence)
     begins = torch.cumsum(lengths, 0) - lengths
     place = torch.empty_like(sequence)
     place[order] = torch.arange(len(sequence), device=sequence.device) - begins[sequence[order]]

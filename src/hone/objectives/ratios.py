@@ -63,15 +63,13 @@ def quantile(values: PerDecision, share: float) -> Float[Tensor, ""]:
 
 def sequence_quantile(values: PerDecision, sequence: Indices, share: float) -> PerDecision:
     """The `share` quantile of `values` within the sequence of each decision `[n]`; without gradient."""
-    if values.numel() == 0:
-        return values
     flat = values.detach()
     by_value = torch.argsort(flat, stable=True)
     order = by_value[torch.argsort(sequence[by_value], stable=True)]
     ranked = flat[order]
     lengths = torch.bincount(sequence)
     starts = torch.cumsum(lengths, 0) - lengths
-    place = share * (lengths - 1).clamp(min=0).to(flat.dtype)
+    place = share * (lengths - 1).to(flat.dtype)
     below = place.floor()
     first = starts + below.long()
     last = torch.minimum(first + 1, starts + (lengths - 1).clamp(min=0))

@@ -49,7 +49,7 @@ FROM_THE_SCRIPTS = SimkoStrength()
 
 def forking_tokens(entropy: PerDecision, sequence: Indices, *, quantile: float = 0.8) -> Flags:
     """Flags of decisions whose entropy is above that quantile of their own answer."""
-    return at_least_float32(entropy).detach() > sequence_quantile(at_least_float32(entropy), sequence, quantile)
+    return at_least_float32(entropy) > sequence_quantile(at_least_float32(entropy), sequence, quantile)
 
 
 def simko(

@@ -43,10 +43,10 @@ def clipped_value(
     to 0, which `value/clip_fraction` shows.
     """
     kept = then + (value - then).clamp(-clip_range, clip_range)
+    aim = target.to(value.dtype)
     if delta is None:
-        free, held = 0.5 * (value - target).square(), 0.5 * (kept - target).square()
+        free, held = 0.5 * (value - aim).square(), 0.5 * (kept - aim).square()
     else:
-        aim = target.to(value.dtype)
         free, held = (F.huber_loss(guess, aim, reduction="none", delta=delta) for guess in (value, kept))
     return LossTerms(
         loss=torch.maximum(free, held),
