@@ -83,6 +83,7 @@ SEARCHES = (
 SERVING = (
     CommandOption(flag="--port", metavar="N", default="8000", help="port; 0: any free one (default: 8000)"),
     CommandOption(flag="--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"),
+    CommandOption(flag="--dry-run", help="decisions: check the service file, print the plan, and stop"),
     CommandOption(flag="--api-key", metavar="KEY", help="bearer token of clients (default: $HONE_API_KEY, or none)"),
     CommandOption(flag="--model", metavar="NAME", help="name for clients (default: the run's or folder's)"),
     CommandOption(flag="--follow", help="take up each new checkpoint of the run, between two answers"),
@@ -180,9 +181,9 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="serve",
-        summary="serve a checkpoint by OpenAI's protocol: completions, chats, streams",
+        summary="serve a checkpoint by OpenAI's protocol, or the decisions of a service file (FILE.toml)",
         module="hone.cli.commands.serve",
-        positionals=(CHECKPOINT,),
+        positionals=(("checkpoint", "a checkpoint's folder, a run's name, or a service file, FILE.toml"),),
         options=SERVING,
     ),
     CommandSpec(

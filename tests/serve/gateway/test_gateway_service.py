@@ -77,10 +77,11 @@ def test_rewards_join_wait_and_repeat() -> None:
 
 def test_a_reward_with_a_number_of_its_own_keeps_it() -> None:
     box = make_box()
-    box.service.answer_many([RewardRequest(id="d", value=1.0, source="phone-7", seq=12)])
-    record = box.sink.records[0]
-    assert (record.source, record.seq) == ("phone-7", 12)
-    fault = box.service.answer_many([RewardRequest(id="d", value=1.0, source="gateway", seq=0)])[0]
+    reward = RewardRequest(id="d", value=1.0, at_s=5.0, source="phone-7", seq=12)
+    answers = [box.service.answer_many([reward])[0] for _ in range(2)]
+    assert [one.status for one in answers] == ["waiting", "repeated"]
+    assert [(record.source, record.seq) for record in box.sink.records] == [("phone-7", 12)]
+    fault = box.service.answer_many([RewardRequest(id="d", value=1.0, at_s=5.0, source="gateway", seq=0)])[0]
     assert isinstance(fault, RequestError) and fault.code == "reserved_source"
 
 

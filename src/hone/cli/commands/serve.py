@@ -1,9 +1,9 @@
-"""`hone serve`: a checkpoint behind OpenAI's protocol, until Ctrl-C or SIGTERM."""
+"""`hone serve`: a checkpoint behind OpenAI's protocol, or the decisions of a service file, until Ctrl-C or SIGTERM."""
 
 import os
 from pathlib import Path
 
-from hone.cli.commands.evaluate import find_policy
+from hone.cli.commands.serve_decisions import serve_file
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, ResourceError
@@ -13,7 +13,11 @@ _PACKAGES = ("starlette", "uvicorn")
 
 
 def run(call: CommandCall) -> int:
-    """Serve a checkpoint; returns the exit code."""
+    """Serve a checkpoint or a service file; returns the exit code."""
+    if call.text("checkpoint").endswith(".toml"):
+        return serve_file(call)
+    if call.switch("dry_run"):
+        raise ConfigError("--dry-run is for service files: hone serve FILE.toml --dry-run")
     try:
         from hone.serve.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
         from hone.serve.completions.open_served import ServedSource, open_served  # noqa: PLC0415 - as above
@@ -22,6 +26,7 @@ def run(call: CommandCall) -> int:
         if error.name not in _PACKAGES:
             raise
         raise ResourceError(f"hone serve needs {error.name}: pip install 'hone-rl[serve]'") from None
+    from hone.cli.commands.evaluate import find_policy  # noqa: PLC0415 - as above
 
     screen = standard_screen()
     policy, owner = find_policy(call.text("checkpoint"), Path(call.text("runs")))

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from hone.bandits.learning import BanditLearner
-from hone.bandits.saving import load_policy, policy_hash
-from hone.bandits.wrappers import EpsilonFloor
+from hone.bandits.wrappers import EpsilonFloor, Shielded
 from hone.config.resolve import ResolvedConfig
 from hone.core.clock import Clock
-from hone.core.decisions import ActionSet, DecisionPolicy
-from hone.core.errors import ConfigError, ErrorCollector
+from hone.core.decisions import ActionSet, ActionShield, DecisionPolicy
+from hone.core.errors import ConfigError, DataError, ErrorCollector
+from hone.evaluate.policies import open_decision_policy
 from hone.serve.gateway.access import AccessList, ServiceClient, token_digest
 from hone.serve.gateway.counters import FaultLines
 from hone.serve.gateway.fallback_chain import ServingVersion
@@ -29,7 +29,8 @@ from hone.serve.gateway.online_policies import (
 from hone.serve.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
 from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
 from hone.serve.gateway.service_config import ClientConfig, ServiceFileConfig, ServiceTableConfig
-from hone.serve.gateway.version_shelf import VersionShelf
+from hone.serve.gateway.shield_config import open_shield, shield_name
+from hone.serve.gateway.version_shelf import VersionShelf, folder_version
 
 NO_ACTIONS = ActionSet(names=())
 
@@ -67,9 +68,10 @@ def make_policies(
     """The policies of every tenant; `beside` is the folder that relative paths start from."""
     service = config.service
     declared = make_catalogue(service).declared
-    wrap = partial(_with_names, declared)
-    default = default_version(service.safe_action, _as_it_is)
-    shelf = VersionShelf(folder / "versions")
+    shield = None if config.shield is None else open_shield(config.shield, beside, service.features, clock)
+    wrap = partial(_wrapped, declared, shield)
+    shelf = VersionShelf(folder / "versions", shield_name(config.shield, shield))
+    default = default_version(service.safe_action, partial(_wrapped, None, shield), shelf)
     make = _server_of(config, declared, beside, shelf, default, wrap, clock)
     return OnlinePolicies(
         tenants={tenant: make() for tenant in service.tenants}, default=default, wrap=wrap, clock=clock, shelf=shelf,
@@ -89,19 +91,25 @@ def _server_of(
     """What makes the serving of one tenant."""
     policy = config.policy
     if isinstance(policy, FolderServiceConfig):
-        version = _saved_version(policy, beside, wrap, clock)
+        version = _saved_version(policy, beside, shelf, wrap, clock)
         return lambda: make_serving(version, default, clock)
     if isinstance(policy, LearningServiceConfig):
         return lambda: _learning_serving(config, policy, declared or NO_ACTIONS, shelf, default, wrap, clock)
     return lambda: make_serving(default, default, clock)
 
 
-def _saved_version(policy: FolderServiceConfig, beside: Path, wrap: PolicyWrapper, clock: Clock) -> ServingVersion:
-    saved = load_policy(beside / policy.path)
+def _saved_version(
+    policy: FolderServiceConfig, beside: Path, shelf: VersionShelf, wrap: PolicyWrapper, clock: Clock
+) -> ServingVersion:
+    saved = open_decision_policy(beside / policy.path)
     floored = EpsilonFloor(saved, policy.floor) if policy.floor else saved
     wrapped = wrap(floored)
     guard = GuardedPolicy(wrapped, clock).start() if policy.guard else None
-    return ServingVersion(name=policy_hash(floored)[:16], policy=wrapped, guard=guard)
+    try:
+        name = shelf.put(floored)
+    except DataError:  # a network is kept by its own folder, the run's
+        name = shelf.named(f"{folder_version(beside / policy.path)}f{policy.floor:g}")
+    return ServingVersion(name=name, policy=wrapped, guard=guard)
 
 
 def _learning_serving(
@@ -125,9 +133,7 @@ def _learning_serving(
     return serving
 
 
-def _with_names(declared: ActionSet | None, policy: DecisionPolicy) -> DecisionPolicy:
-    return policy if declared is None else NamedArms(policy, declared)
-
-
-def _as_it_is(policy: DecisionPolicy) -> DecisionPolicy:
-    return policy
+def _wrapped(declared: ActionSet | None, shield: ActionShield | None, policy: DecisionPolicy) -> DecisionPolicy:
+    """The policy over the names of actions, behind the shield."""
+    named = policy if declared is None else NamedArms(policy, declared)
+    return named if shield is None else Shielded(named, shield)

@@ -137,10 +137,10 @@ def make_serving(live: ServingVersion, default: ServingVersion, clock: Clock) ->
     return TenantServing(live=live, chain=FallbackChain((live, default), clock))
 
 
-def default_version(action: str, wrap: PolicyWrapper) -> ServingVersion:
+def default_version(action: str, wrap: PolicyWrapper, shelf: VersionShelf) -> ServingVersion:
     """The safe default as a version."""
     default = SafeDefault(action)
-    return ServingVersion(name=default.version, policy=wrap(default))
+    return ServingVersion(name=shelf.named(default.version), policy=wrap(default))
 
 
 def _declared_number(decision: Decision, declared: ActionSet) -> int:

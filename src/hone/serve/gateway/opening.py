@@ -26,7 +26,7 @@ from hone.serve.gateway.assembly import make_catalogue, make_policies, open_acce
 from hone.serve.gateway.counters import FaultLines
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
 from hone.serve.gateway.online_policies import OnlinePolicies
-from hone.serve.gateway.recent_requests import RecentRequests, request_digest
+from hone.serve.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
 from hone.serve.gateway.schemas import FeatureSchema
 from hone.serve.gateway.service import (
     DecisionService,
@@ -212,6 +212,9 @@ def read_log_again(
                 del open_decisions[next(iter(open_decisions))]
         else:
             open_decisions.pop((record.tenant, record.decision_id), None)
+            if record.source != parts.rules.source:
+                digest = reward_digest(record.decision_id, record.kind, record.value, record.at_s)
+                parts.recent.remember_reward(record.tenant, numbered_key(record.source, record.seq), digest)
     policies.publishing = True
     for tenant in parts.rules.tenants:
         policies.publish(tenant)

@@ -48,13 +48,13 @@ class RecentRequests:
         if len(self._decided) > self._capacity:
             self._decided.popitem(last=False)
 
-    def repeated_reward(self, tenant: str, key: str, digest: bytes) -> bool:
-        """True if a reward of this key was taken. Raises RequestError (409) for a key with another content."""
+    def repeated_reward(self, tenant: str, key: str, digest: bytes, *, strict: bool) -> bool:
+        """True if this reward was taken under its key. Raises RequestError (409) for another content if `strict`."""
         known = self._rewarded.get((tenant, key))
-        if known is not None and known != digest:
+        if strict and known is not None and known != digest:
             told = f"key {shown(key)} was used for another reward: give each reward a key of its own"
             raise RequestError(told, status=409, code="key_reused", field="key")
-        return known is not None
+        return known == digest
 
     def remember_reward(self, tenant: str, key: str, digest: bytes) -> None:
         """Keep the key of a reward that was logged."""
@@ -75,3 +75,8 @@ def request_digest(unit: str, context: Floats, actions: ActionSet) -> bytes:
 def reward_digest(decision_id: str, kind: str, value: float, at_s: float | None) -> bytes:
     """Hash of a reward as it was told."""
     return blake2b(repr((decision_id, kind, value, at_s)).encode(), digest_size=16).digest()
+
+
+def numbered_key(source: str, seq: int) -> str:
+    """Key of a reward that has a number of its own; no caller's key holds the character between."""
+    return f"{source}\x00{seq}"

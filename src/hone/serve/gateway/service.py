@@ -15,7 +15,7 @@ from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Flo
 from hone.serve.gateway.counters import FaultLines, GatewayCounters
 from hone.serve.gateway.fallback_chain import FallbackChain
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers
-from hone.serve.gateway.recent_requests import RecentRequests, request_digest, reward_digest
+from hone.serve.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
 from hone.serve.gateway.requests import (
     DEFAULT_TENANT,
     ActionInput,
@@ -257,19 +257,20 @@ class DecisionService:
             )
             raise RequestError(told, code="clock_skew", field="at_s")
         digest = reward_digest(request.id, request.kind, value, request.at_s)
+        numbered = _own_number(request, rules.source)
         if request.key:
             check_text(request.key, "key")
-            if parts.recent.repeated_reward(request.tenant, request.key, digest):
-                return Rewarded(id=request.id, status="repeated")
+        key = request.key or (numbered_key(*numbered) if numbered else "")
+        if key and parts.recent.repeated_reward(request.tenant, key, digest, strict=bool(request.key)):
+            return Rewarded(id=request.id, status="repeated")
         known = parts.recent.knows(request.tenant, request.id)
-        numbered = _own_number(request, rules.source)
         source, seq = numbered or (rules.source, parts.numbers.take(request.tenant))
         outcome = Outcome(
             decision_id=request.id, tenant=request.tenant, kind=request.kind, value=value, at_s=at_s, source=source,
             seq=seq,
         )  # fmt: skip
         answer = Rewarded(id=request.id, status="joined" if known else "waiting")
-        return _PreparedAnswer(record=outcome, answer=answer, digest=digest, key=request.key)
+        return _PreparedAnswer(record=outcome, answer=answer, digest=digest, key=key)
 
     def _write(
         self, records: Sequence[DecisionRecord]
@@ -317,6 +318,9 @@ def _own_number(request: RewardRequest, own: str) -> tuple[str, int] | None:
     check_text(request.source, "source")
     if isinstance(request.seq, bool) or not isinstance(request.seq, int) or not 0 <= request.seq < 2**63:
         raise RequestError(f"seq must be a number from 0, got {request.seq!r:.60}", code="bad_type", field="seq")
+    if request.at_s is None:
+        told = "a reward with source and seq needs at_s, too: sent again, it must be the same record"
+        raise RequestError(told, code="missing_field", field="at_s")
     if request.source == own:
         raise RequestError(f"source {own!r} is the gateway's own name", code="reserved_source", field="source")
     return request.source, request.seq

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from hone.core.config import Config
 from hone.serve.gateway.access import AccessScope
 from hone.serve.gateway.policy_config import ServicePolicy, UniformServiceConfig
+from hone.serve.gateway.shield_config import ShieldTableConfig
 from hone.serve.monitor.config import MonitorConfig
 from hone.store.joins.config import JoinConfig
 
@@ -135,6 +136,8 @@ class ServiceFileConfig(Config):
     """How outcomes become rewards."""
     monitor: MonitorConfig | None = None
     """Watching for drift; without the table nothing is watched."""
+    shield: ShieldTableConfig | None = None
+    """Actions that are safe; without the table all are."""
 
     @model_validator(mode="after")
     def _check(self) -> "ServiceFileConfig":

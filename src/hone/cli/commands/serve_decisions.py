@@ -1,0 +1,47 @@
+"""`hone serve FILE.toml`: the decisions of a service file over HTTP, or its plan."""
+
+from pathlib import Path
+from typing import Final
+
+from hone.cli.options import SERVING, CommandCall, parse_number
+from hone.cli.terminal.screen import standard_screen
+from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError, ResourceError
+
+_PACKAGES: Final = ("starlette", "uvicorn", "orjson")
+_OWN: Final = ("host", "port", "dry_run")
+"""Options of `hone serve` that a service file has, too; the others are for language models."""
+
+
+def serve_file(call: CommandCall) -> int:
+    """Serve the decisions of a service file, or print its plan; returns the exit code."""
+    _refuse_other_options(call)
+    path, screen = Path(call.text("checkpoint")), standard_screen()
+    if call.switch("dry_run"):
+        from hone.serve.gateway.plan import plan_lines  # noqa: PLC0415 - see --help
+
+        for line in plan_lines(path, clock=SystemClock()):
+            screen.line(line)
+        return 0
+    try:
+        from hone.serve.gateway.run_service import GatewayPlace, serve_gateway  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name not in _PACKAGES:
+            raise
+        raise ResourceError(f"serving decisions needs {error.name}: pip install 'hone-rl[decide]'") from None
+    place = GatewayPlace(host=call.text("host"), port=int(parse_number(call.text("port"), "--port", least=0)))
+    serve_gateway(path, place, clock=SystemClock(), tell=screen.line)
+    return 0
+
+
+def _refuse_other_options(call: CommandCall) -> None:
+    """Raise ConfigError for options of language models."""
+    others = [option for option in SERVING if option.flag.removeprefix("--").replace("-", "_") not in _OWN]
+    given = [
+        option.flag
+        for option in others
+        if (call.switch if not option.metavar else call.text)(option.flag.removeprefix("--").replace("-", "_"))
+        != (option.default if option.metavar else False)
+    ]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: for language models; a service file has its own settings")
