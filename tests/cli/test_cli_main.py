@@ -255,8 +255,8 @@ EVAL_OPTIONS = [
 
 
 SERVE_OPTIONS = [
-    "--api-key", "--context", "--deadline", "--device", "--dry-run", "--follow", "--host", "--model", "--port", "--queue",
-    "--runs", "--seed", "--slots", "--strict", "--tool-format",
+    "--api-key", "--context", "--deadline", "--device", "--dry-run", "--follow", "--host", "--model", "--port",
+    "--queue", "--runs", "--seed", "--slots", "--strict", "--tool-format",
 ]  # fmt: skip
 
 

@@ -181,7 +181,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="serve",
-        summary="serve a checkpoint by OpenAI's protocol, or the decisions of a service file (FILE.toml)",
+        summary="serve a checkpoint by OpenAI's protocol, or decisions of FILE.toml",
         module="hone.cli.commands.serve",
         positionals=(("checkpoint", "a checkpoint's folder, a run's name, or a service file, FILE.toml"),),
         options=SERVING,

@@ -119,8 +119,10 @@ ROWS = [
     Row("replayed reward", R, {"id": "first", "value": 1, "at_s": NOW_S, "source": "phone", "seq": 3}, 200),
     Row("number of another reward", R, {"id": "first", "value": 2, "at_s": NOW_S, "source": "phone", "seq": 3}, 409,
         "number_reused", "different: value"),
-    Row("number below 0", R, {"id": "first", "value": 2, "at_s": NOW_S, "source": "phone", "seq": -2}, 422, "bad_type", "seq"),
-    Row("number without time", R, {"id": "first", "value": 2, "source": "phone", "seq": 4}, 422, "missing_field", "at_s"),
+    Row("number below 0", R, {"id": "first", "value": 2, "at_s": NOW_S, "source": "phone", "seq": -2}, 422, "bad_type",
+        "seq"),
+    Row("number without time", R, {"id": "first", "value": 2, "source": "phone", "seq": 4}, 422, "missing_field",
+        "at_s"),
     Row("number without source", R, {"id": "first", "value": 2, "seq": 3}, 422, "bad_length", "source"),
     Row("key of another reward", R, {"id": "first", "value": 2, "key": "k"}, 409, "key_reused"),
     Row("empty batch", f"{D}/batch", {"decisions": []}, 422, "bad_batch"),
@@ -129,7 +131,8 @@ ROWS = [
     Row("SQL as id and unit", D, {**GOOD, "id": SQL, "unit": SQL}, 200, records=1),
     Row("SQL as action", D, {**GOOD, "actions": [SQL]}, 422, "unknown_action"),
     Row("SQL as category", D, {**GOOD, "context": {"age": 1, "country": SQL}}, 200, records=1),
-    Row("SQL as kind and source", R, {"id": SQL, "value": 1, "kind": SQL, "source": SQL, "seq": 0, "at_s": 1.0}, 200, records=1),
+    Row("SQL as kind and source", R, {"id": SQL, "value": 1, "kind": SQL, "source": SQL, "seq": 0, "at_s": 1.0}, 200,
+        records=1),
     Row("SQL as tenant", D, {**GOOD, "tenant": SQL}, 404, "unknown_tenant", token="any"),
 ]  # fmt: skip
 
