@@ -52,13 +52,14 @@ class RelationalLog:
         known = self._known_rows(encoded, sources)
         fresh: list[StoredRow] = []
         refused: list[RefusedRecord] = []
-        wiped: set[tuple[str, str]] = set()
+        if self._erased:
+            self._erase_late(one for one in encoded if (sources[one.tenant, one.source].number, one.seq) not in known)
         for one in encoded:
             progress = sources[one.tenant, one.source]
             place = (progress.number, one.seq)
             stored = known.get(place)
             if stored is None and one.seq >= progress.first:
-                row = known[place] = self._new_row(one, progress.number, wiped)
+                row = known[place] = self._new_row(one, progress.number)
                 fresh.append(row)
                 progress.add(one.seq)
                 progress.tally.note(decision=one.unit is not None, erased=row.body is None)
@@ -68,7 +69,6 @@ class RelationalLog:
             else:
                 progress.tally.repeated += 1
         self.session.insert(fresh)
-        self._wipe_outcomes(wiped)
         for progress in sources.values():
             self._advance(progress)
             self._save(progress)
@@ -161,9 +161,9 @@ class RelationalLog:
             self._last_erased = news[-1][0]
             self.parts.forget()  # sets of actions that only erased records used are gone
 
-    def _new_row(self, one: EncodedRecord, source: int, wiped: set[tuple[str, str]]) -> StoredRow:
+    def _new_row(self, one: EncodedRecord, source: int) -> StoredRow:
         """Row of a new record, empty if its unit or its decision was erased; then no part of it is stored."""
-        if self._erased and self._is_erased(one, wiped):
+        if self._erased and self._is_erased(one):
             return StoredRow(source, one.seq, 0.0, None, None, None, None, None)
         actions = None if one.actions is None else self.parts.actions_number(one.actions)
         labels = self.parts.labels_number(one.labels)
@@ -247,21 +247,17 @@ class RelationalLog:
 
     # ---- erasure and retirement
 
-    def _is_erased(self, one: EncodedRecord, wiped: set[tuple[str, str]]) -> bool:
-        """True if a record's unit or decision was erased; its outcomes that came before are then to be wiped."""
-        salt, decision = self.session.salt, erasure_digest(self.session.salt, "decision", one.tenant, one.decision)
-        if one.unit is None:
-            return decision in self._erased
-        if erasure_digest(salt, "unit", one.tenant, one.unit) not in self._erased:
-            return False
-        self._note_erased([decision])
-        wiped.add((one.tenant, one.decision))
-        return True
+    def _is_erased(self, one: EncodedRecord) -> bool:
+        """True if a record's unit, or an outcome's decision, was erased."""
+        kind, name = ("decision", one.decision) if one.unit is None else ("unit", one.unit)
+        return erasure_digest(self.session.salt, kind, one.tenant, name) in self._erased
 
-    def _wipe_outcomes(self, wiped: Iterable[tuple[str, str]]) -> None:
-        """Erase outcomes that arrived before their erased decision did."""
-        for tenant, decision in sorted(wiped):
-            self._empty(self._outcomes_of(tenant, [decision]), "erased")
+    def _erase_late(self, encoded: Iterable[EncodedRecord]) -> None:
+        """Note new decisions of erased units, and erase their outcomes that came first."""
+        for one in encoded:
+            if one.unit is not None and self._is_erased(one):
+                self._note_erased([erasure_digest(self.session.salt, "decision", one.tenant, one.decision)])
+                self._empty(self._outcomes_of(one.tenant, [one.decision]), "erased")
 
     def _note_erased(self, digests: Iterable[bytes]) -> None:
         for digest in digests:

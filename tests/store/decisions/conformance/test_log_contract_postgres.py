@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from log_contract import LogContract, LogEngine
-from log_servers import LogServer, postgres_server
+from log_model import check_against_model
+from log_servers import LogServer, MissingServerError, postgres_server
 
 from hone.store.decisions.opening import open_decision_log
 
@@ -12,7 +13,10 @@ from hone.store.decisions.opening import open_decision_log
 @pytest.fixture(scope="module")
 def server() -> Iterator[LogServer]:
     pytest.importorskip("psycopg", reason="needs the extra `postgres`")
-    started = postgres_server()
+    try:
+        started = postgres_server()
+    except MissingServerError as missing:
+        pytest.skip(str(missing))
     try:
         started.start()
         yield started
@@ -20,8 +24,7 @@ def server() -> Iterator[LogServer]:
         started.remove()
 
 
-@pytest.fixture
-def engine(server: LogServer) -> LogEngine:
+def cleared(server: LogServer) -> LogEngine:
     import psycopg
 
     with psycopg.connect(server.address, autocommit=True) as connection:
@@ -30,5 +33,19 @@ def engine(server: LogServer) -> LogEngine:
     return LogEngine(lambda: open_decision_log(server.address))
 
 
+@pytest.fixture
+def engine(server: LogServer) -> LogEngine:
+    return cleared(server)
+
+
 class TestPostgres(LogContract):
     """PostgreSQL."""
+
+
+def test_postgresql_does_as_a_dictionary(server: LogServer) -> None:
+    check_against_model(lambda: cleared(server), runs=2)
+
+
+@pytest.mark.slow
+def test_postgresql_does_as_a_dictionary_for_long(server: LogServer) -> None:
+    check_against_model(lambda: cleared(server), runs=100)

