@@ -260,6 +260,11 @@ SERVE_OPTIONS = [
 ]  # fmt: skip
 
 
+ESTIMATE_OPTIONS = [
+    "--as-of", "--behaviour", "--compare", "--default", "--estimator", "--html", "--interval", "--json", "--kind",
+    "--level", "--policy", "--registry", "--reward-model", "--rule", "--schema", "--seed", "--segment", "--since",
+    "--tenant", "--version", "--window",
+]  # fmt: skip
 LOG_OPTIONS = [
     "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report", "--rule", "--schema",
     "--tenant", "--view", "--window",
@@ -303,6 +308,7 @@ def test_the_options_are_these() -> None:
         "show": ["--config", "--map", "--runs", "--verify"],
         "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],
+        "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],

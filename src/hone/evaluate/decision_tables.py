@@ -1,22 +1,19 @@
 """Tables of decisions from an address: a decision log joined with its outcomes, or a saved view."""
 
 import math
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-from hone.core.decisions import DecisionRecord, DecisionTable
+from hone.core.decisions import DecisionTable
 from hone.core.errors import DataError
 from hone.store.decisions.opening import open_decision_log
-from hone.store.decisions.protocol import DecisionLog
 from hone.store.joins.config import JoinConfig
 from hone.store.joins.join import build_view
 from hone.store.joins.parquet import read_view
+from hone.store.joins.reading import log_columns
 from hone.store.joins.view import take_decisions
-
-_PAGE = 20_000
 
 
 def read_decision_table(
@@ -32,26 +29,21 @@ def read_decision_table(
     (seconds since the epoch), or a view's folder or parquet file, as it was joined. Decisions before `since_s` are left
     out: those that a candidate has learnt from flatter it.
 
-    Raises DataError where nothing is there, and for a log of several tenants or schemas without a choice.
+    Raises DataError where nothing is there or no decision is left, and for a log of several tenants or schemas without
+    a choice.
     """
     path = Path(address)
     if "://" not in address and not path.exists():
         raise DataError(f"{address}: there is no such log or view; paths are relative to {Path.cwd()}")
     if "://" not in address and (path.is_dir() or path.suffix == ".parquet"):
-        return _since(read_view(path).table, since_s)
-    with closing(open_decision_log(address)) as log:
-        view = build_view(
-            _records(log, tenant), as_of_s=as_of_s, join=join, tenant=tenant or None, schema=schema or None
-        )
-    return _since(view.table, since_s)
-
-
-def _since(table: DecisionTable, since_s: float) -> DecisionTable:
-    return table if since_s == -math.inf else take_decisions(table, np.flatnonzero(table.at_s >= since_s))
-
-
-def _records(log: DecisionLog, tenant: str) -> Iterator[DecisionRecord]:
-    after = 0
-    while page := log.read(after, _PAGE, tenant=tenant or None):
-        after = page[-1].position
-        yield from (one.record for one in page)
+        table = read_view(path).table
+    else:
+        with closing(open_decision_log(address)) as log:
+            columns = log_columns(log, tenant=tenant or None)
+        table = build_view(columns, as_of_s=as_of_s, join=join, tenant=tenant or None, schema=schema or None).table
+    kept = table if since_s == -math.inf else take_decisions(table, np.flatnonzero(table.at_s >= since_s))
+    if not len(kept):
+        whose = f" of tenant {tenant!r}" if tenant else ""
+        since = f"; none of its {len(table)} is at {since_s:g} s or later" if len(table) else ""
+        raise DataError(f"{address}: no decisions{whose} to read{since}")
+    return kept

@@ -14,6 +14,7 @@ from hone.core.decisions import ActionSet, DecisionPolicy, DecisionTable, Eviden
 from hone.core.errors import ConfigError, DataError, UserCodeError, did_you_mean
 from hone.estimators.off_policy.estimate import (
     ESTIMATORS,
+    SELF_NORMALISED,
     EstimatedTerms,
     EstimateSettings,
     EstimatorName,
@@ -157,7 +158,7 @@ def estimate_policies(
     that fails.
     """
     chosen = settings or EstimateSettings()
-    _require_names(policies, estimators)
+    _require_names(policies, estimators, chosen)
     reasons = audit_table(table, chosen.rules)
     used = take_decisions(table, np.flatnonzero(usable_rows(table)))
     if not len(used):
@@ -282,7 +283,9 @@ def _checked(policy: DecisionPolicy, table: DecisionTable, rows: Ints, actions: 
     return logp
 
 
-def _require_names(policies: Mapping[str, DecisionPolicy], estimators: Sequence[EstimatorName]) -> None:
+def _require_names(
+    policies: Mapping[str, DecisionPolicy], estimators: Sequence[EstimatorName], settings: EstimateSettings
+) -> None:
     if not policies or not estimators:
         raise ConfigError("an estimate needs at least one policy and one estimator")
     if LOGGED in policies:
@@ -290,6 +293,11 @@ def _require_names(policies: Mapping[str, DecisionPolicy], estimators: Sequence[
     unknown = [name for name in estimators if name not in ESTIMATORS]
     if unknown:
         raise ConfigError(*(f"no estimator {name!r}{did_you_mean(name, ESTIMATORS)}" for name in unknown))
+    ratios = [name for name in estimators if name in SELF_NORMALISED]
+    if settings.interval == "bernstein" and ratios:
+        raise ConfigError(
+            f"{', '.join(ratios)}: Bernstein's bound holds for sums, not for ratios; use ips, dr or bootstrap"
+        )
 
 
 def _segments(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hone.estimators.off_policy.estimate import OffPolicyEstimate
 from hone.evaluate.off_policy import LOGGED, OffPolicyReport, PolicyEstimates, verdict_words
-from hone.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
+from hone.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text, with_minus_sign
 from hone.report.svg import IntervalRow, interval_plot
 from hone.report.svg_bars import LabelledBar, histogram, horizontal_bars
 from hone.store.durable import replace_file
@@ -80,12 +80,13 @@ def _forest(report: OffPolicyReport) -> Html:
 
 
 def _numbers(found: OffPolicyEstimate) -> list[Html]:
-    figures = (found.value, found.low, found.high, found.ess, found.largest_weight)
-    return [*(text(format_number(value)) for value in figures), text(f"{found.overlap:.1%}")]
+    figures = [with_minus_sign(f"{value:.4g}") for value in (found.value, found.low, found.high)]
+    figures += [format_number(found.ess), format_number(found.largest_weight), f"{found.overlap:.1%}"]
+    return [text(words) for words in figures]
 
 
 def _interval_row(name: str, found: OffPolicyEstimate) -> IntervalRow:
-    return IntervalRow(label=name, mean=found.value, low=found.low, high=found.high)
+    return IntervalRow(label=name, mean=found.value, low=found.low, high=found.high, words=f"{found.value:.4g}")
 
 
 def _differences(report: OffPolicyReport) -> Html:

@@ -123,6 +123,8 @@ class IntervalRow:
     mean: float
     low: float
     high: float
+    words: str = ""
+    """Text beside the interval; empty: the mean."""
 
 
 def interval_plot(
@@ -265,7 +267,7 @@ def _interval_row(row: IntervalRow, x: LinearScale, middle: float, *, strong: bo
         element("line", attributes={"x1": x.at(end), "x2": x.at(end), "y1": middle - 5, "y2": middle + 5})
         for end in (row.low, row.high)
     ]
-    value = label(x.at(row.high) + 10, middle + 4, format_number(row.mean), "value")
+    value = label(x.at(row.high) + 10, middle + 4, row.words or format_number(row.mean), "value")
     return styled(
         "g", style, title, element("line", attributes=line), *caps, _dot(x.at(row.mean), middle, "", 5), value
     )

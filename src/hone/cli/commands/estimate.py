@@ -16,7 +16,13 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.decisions import DecisionPolicy
 from hone.core.errors import ConfigError, DataError, did_you_mean, run_all_checks
-from hone.estimators.off_policy.estimate import ESTIMATORS, EstimateSettings, EstimatorName, OffPolicyEstimate
+from hone.estimators.off_policy.estimate import (
+    ESTIMATORS,
+    SELF_NORMALISED,
+    EstimateSettings,
+    EstimatorName,
+    OffPolicyEstimate,
+)
 from hone.estimators.off_policy.intervals import IntervalKind
 from hone.estimators.off_policy.reward_models import RewardModelKind, RewardModelSettings
 from hone.evaluate.decision_tables import read_decision_table
@@ -140,7 +146,7 @@ def _show_segments(screen: TerminalScreen, one: PolicyEstimates) -> None:
 
 
 def _interval(found: OffPolicyEstimate) -> str:
-    return f"{compact_number(found.value)} ({compact_number(found.low)} to {compact_number(found.high)})"
+    return f"{found.value:.4g} ({found.low:.4g} to {found.high:.4g})"
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -171,7 +177,9 @@ def _estimators(call: CommandCall) -> tuple[EstimatorName, ...]:
     first = call.text("estimator")
     if first not in ESTIMATORS:
         raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
-    return (first, *(name for name in DEFAULT_ESTIMATORS if name != first))
+    sums = call.text("interval") == "bernstein"
+    others = [name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)]
+    return (first, *others)
 
 
 def _settings(call: CommandCall) -> EstimateSettings:
