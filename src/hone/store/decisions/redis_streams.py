@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError
 from redis.retry import Retry
 
 from hone.core.decisions import ActionSet, DecisionRecord
@@ -210,7 +211,7 @@ class RedisLog:
             yield
         except redis.RedisError as error:
             words = f"{self.name}: {str(error).strip() or type(error).__name__}"
-            if "OOM" in str(error) or "MISCONF" in str(error):
+            if isinstance(error, OutOfMemoryError) or "MISCONF" in str(error):
                 raise DiskFullError(f"no space left at {words}; free some and send the batch again") from error
             raise ResourceError(
                 f"cannot use the decision log {words}; what was acknowledged is kept, send the batch again when the "

@@ -1,13 +1,17 @@
 """The contract of logs, on a Redis server of this machine."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from log_contract import LogContract, LogEngine
 from log_model import check_against_model
+from log_records import decision
 from log_servers import LogServer, MissingServerError, redis_server
 
+from hone.core.errors import ResourceError
 from hone.store.decisions.opening import open_decision_log
+from hone.store.durable import DiskFullError
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +52,43 @@ def test_redis_does_as_a_dictionary(server: LogServer) -> None:
 @pytest.mark.slow
 def test_redis_does_as_a_dictionary_for_long(server: LogServer) -> None:
     check_against_model(lambda: cleared(server), runs=100)
+
+
+def test_a_server_that_may_lose_what_it_acknowledged_is_refused(server: LogServer) -> None:
+    import redis
+
+    with redis.Redis.from_url(server.address) as client:
+        client.config_set("appendfsync", "everysec")
+        with pytest.raises(ResourceError, match="appendfsync everysec, so it could lose what it acknowledged; set"):
+            open_decision_log(server.address)
+        client.config_set("appendfsync", "always")
+    open_decision_log(server.address).close()
+
+
+def test_a_full_server_stores_nothing_of_the_batch(server: LogServer, engine: LogEngine) -> None:
+    import redis
+
+    log = engine.open()
+    with redis.Redis.from_url(server.address) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(DiskFullError, match="no space left"):
+                log.append([decision(0)])
+        finally:
+            client.config_set("maxmemory", 0)
+    assert log.read() == []
+    assert log.append([decision(0)]).stored == 1
+    log.close()
+
+
+def test_erased_bytes_are_in_no_file_of_the_server(server: LogServer, engine: LogEngine) -> None:
+    log = engine.open()
+    log.append([decision(seq, unit="secret-eve" if seq % 2 else "bob") for seq in range(40)])
+    assert any(b"secret-eve" in path.read_bytes() for path in files_of(server))
+    assert log.erase("shop", "secret-eve") == 20
+    assert not any(b"secret-eve" in path.read_bytes() for path in files_of(server))
+    log.close()
+
+
+def files_of(server: LogServer) -> list[Path]:
+    return [path for path in server.folder.rglob("*") if path.is_file()]
