@@ -12,7 +12,7 @@ from hone.serve.gateway.opening import OpenedService, open_service, pages
 
 SHOP = """
 [service]
-features = ["constant", "age", "country=de"]
+features = ["age", "country=de"]
 actions = ["banner", "mail", "none"]
 
 [policy]

@@ -16,7 +16,7 @@ from hone.store.decisions.opening import open_decision_log
 
 SHOP = """
 [service]
-features = ["constant", "age", "country=de"]
+features = ["age", "country=de"]
 actions = ["banner", "mail", "none"]
 safe_action = "none"
 

@@ -30,6 +30,7 @@ from hone.serve.gateway.policy_config import FolderServiceConfig, LearningServic
 from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
 from hone.serve.gateway.service_config import ClientConfig, ServiceFileConfig, ServiceTableConfig
 from hone.serve.gateway.shield_config import open_shield, shield_name
+from hone.serve.gateway.shipped_versions import ShippedVersions
 from hone.serve.gateway.version_shelf import VersionShelf, folder_version
 
 NO_ACTIONS = ActionSet(names=())
@@ -73,9 +74,15 @@ def make_policies(
     shelf = VersionShelf(folder / "versions", shield_name(config.shield, shield))
     default = default_version(service.safe_action, partial(_wrapped, None, shield), shelf)
     make = _server_of(config, declared, beside, shelf, default, wrap, clock)
+    tell = partial(_told, lines)
+    shipped = ShippedVersions(
+        folder=folder / config.rollout.registry, service=folder.name, layer=config.rollout.layer or folder.name,
+        wrap=wrap, clock=clock, tell=tell,
+    )  # fmt: skip
+    shipped.prepare()
     return OnlinePolicies(
         tenants={tenant: make() for tenant in service.tenants}, default=default, wrap=wrap, clock=clock, shelf=shelf,
-        tell=lambda code, words: lines.fault(code, words, {}),
+        tell=tell, shipped=shipped,
     )  # fmt: skip
 
 
@@ -131,6 +138,10 @@ def _learning_serving(
         learner=learner, joiner=OnlineJoiner(config.join), publish_every=policy.publish_every
     )
     return serving
+
+
+def _told(lines: FaultLines, code: str, words: str) -> None:
+    lines.fault(code, words, {})
 
 
 def _wrapped(declared: ActionSet | None, shield: ActionShield | None, policy: DecisionPolicy) -> DecisionPolicy:

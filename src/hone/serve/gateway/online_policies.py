@@ -5,7 +5,7 @@ published every `publish_every` rewards, as a version named by its content; the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +16,8 @@ from hone.core.clock import Clock
 from hone.core.decisions import LOGP_TOLERANCE, ActionSet, Choice, Decision, DecisionPolicy, DecisionRecord, Floats
 from hone.serve.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
 from hone.serve.gateway.online_joiner import JoinedReward, OnlineJoiner
+from hone.serve.gateway.shipped_versions import ShippedVersions
 from hone.serve.gateway.version_shelf import VersionShelf
-from hone.serve.rollout.router import RolloutRouter
 
 PolicyWrapper: TypeAlias = Callable[[DecisionPolicy], DecisionPolicy]
 """Adds what every version has: names of actions, a shield."""
@@ -57,22 +57,21 @@ class OnlinePolicies:
     shelf: VersionShelf
     tell: Callable[[str, str], None]
     """Takes the code and the words of a refused snapshot."""
-    router: RolloutRouter | None = None
-    """Assignment of units to candidates; None: no rollout."""
+    shipped: ShippedVersions | None = None
+    """Versions of the registry, and the units that they serve; None: no rollout."""
     publishing: bool = True
     """False while the log is read again: one version is published at its end."""
-    candidates: dict[str, FallbackChain] = field(default_factory=dict[str, FallbackChain])
-    """Chains of versions that a rollout serves, by version."""
 
     def chain(self, tenant: str, unit: str) -> tuple[FallbackChain, str]:
         """The chain that answers a unit, and the route to log."""
         serving = self.tenants[tenant]
-        if self.router is None:
+        if self.shipped is None:
             return serving.chain, ""
-        route = self.router.route(tenant, unit)
-        if route.arm != "canary":
+        route = self.shipped.route(tenant, unit)
+        version = self.shipped.version(route.version)
+        if version is None:
             return serving.chain, route.label
-        return self.candidates.get(route.version, serving.chain), route.label
+        return FallbackChain((version, *serving.chain.versions), self.clock), route.label
 
     def observe(self, record: DecisionRecord) -> None:
         """Learn from a record that was logged."""
@@ -90,8 +89,11 @@ class OnlinePolicies:
             self._learn(record.tenant, learning, joined)
 
     def tick(self, now_s: float) -> None:
-        """Nothing is due by time alone: windows close as decisions arrive, so that a restart learns the same."""
+        """Open versions that rollouts are about to serve. Windows close as decisions arrive, not by time alone, so
+        that a restart learns the same."""
         del now_s
+        if self.shipped is not None:
+            self.shipped.prepare()
 
     def replay(self, decision: Decision) -> Choice:
         """The choice that a logged decision's version makes again, to the bit. Raises DataError for a lost version."""
@@ -100,7 +102,8 @@ class OnlinePolicies:
         else:
             served = [one for serving in self.tenants.values() for one in serving.chain.versions]
             known = next((one.policy for one in served if one.name == decision.version), None)
-            policy = known or self.wrap(self.shelf.get(decision.version))
+            shipped = self.shipped.version(decision.version) if known is None and self.shipped is not None else None
+            policy = known or (shipped.policy if shipped else self.wrap(self.shelf.get(decision.version)))
         return policy.act(decision.context, decision.actions, decision.draw_key)
 
     def _learn(self, tenant: str, learning: TenantLearning, joined: Sequence[JoinedReward]) -> None:

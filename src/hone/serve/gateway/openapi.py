@@ -6,7 +6,7 @@ from typing import Final
 import hone
 from hone.serve.gateway.bodies import MAX_BATCH, MAX_DEADLINE_S
 from hone.serve.gateway.requests import MAX_TEXT
-from hone.serve.gateway.schemas import CONSTANT, MAX_ACTIONS
+from hone.serve.gateway.schemas import MAX_ACTIONS
 from hone.serve.gateway.service_config import ServiceTableConfig
 
 Schema = Mapping[str, object]
@@ -82,7 +82,7 @@ def decide_schema(service: ServiceTableConfig) -> Schema:
 
 
 def _features_schema(names: Sequence[str]) -> dict[str, object]:
-    keys = {name.partition("=")[0]: TEXT if "=" in name else NUMBER for name in names if name != CONSTANT}
+    keys = {name.partition("=")[0]: TEXT if "=" in name else NUMBER for name in names}
     return _object(keys)
 
 

@@ -10,6 +10,14 @@ from hone.serve.gateway.assembly import make_catalogue, open_access
 from hone.serve.gateway.opening import MOST_OPEN, log_address, read_service_file, service_folder
 from hone.serve.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
 from hone.serve.gateway.service_config import ServiceFileConfig
+from hone.serve.rollout.plan import (
+    GuardrailHistory,
+    RolloutGuardrail,
+    RolloutPlan,
+    plan_warnings,
+    preview,
+    stage_name,
+)
 
 ANSWER_BYTES: Final = 900
 """Memory of a remembered answer (measured)."""
@@ -31,7 +39,13 @@ def plan_lines(path: Path, *, clock: Clock) -> list[str]:
         faults.add(f"{origin}: policy.path {config.policy.path!r} is no folder beside {path.name}")
     faults.raise_if_any()
     folder = service_folder(path, config)
-    return [*_service_lines(path, folder, config), *_memory_lines(config), *_missing_lines(config)]
+    parts = (
+        _service_lines(path, folder, config),
+        _rollout_lines(config),
+        _memory_lines(config),
+        _missing_lines(config),
+    )
+    return [line for lines in parts for line in lines]
 
 
 def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Iterator[str]:
@@ -67,6 +81,33 @@ def _default_words(config: ServiceFileConfig) -> str:
     return config.service.safe_action or "each action with equal probability"
 
 
+def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:
+    """Stages of a rollout, and the smallest loss that each can find where the file tells mean and spread."""
+    rollout = config.rollout
+    guardrails = tuple(
+        RolloutGuardrail(kind=one.kind, low=one.low, high=one.high, higher_is_better=one.better == "higher",
+                         tolerance=one.tolerance)
+        for one in rollout.guardrails
+    )  # fmt: skip
+    plan = RolloutPlan(
+        name="plan", service="plan", version="", control="", stages=tuple(rollout.stages), requests=rollout.requests,
+        shadow_requests=rollout.shadow_requests, alpha=rollout.alpha, guardrails=guardrails,
+    )  # fmt: skip
+    names = ", ".join(stage_name(share) for share in plan.stages)
+    yield f"rollout    {names}, {rollout.requests} requests each; alpha {rollout.alpha:g} over all stages"
+    for one in rollout.guardrails:
+        if one.mean is None or one.sd is None or one.mean == 0:
+            yield f"missing    mean and sd of guardrail {one.kind!r}: `hone ship --dry-run` reads them from the log"
+            continue
+        history = GuardrailHistory(kind=one.kind, mean=one.mean, sd=one.sd, worth=one.worth)
+        found = (
+            f"{stage.stage} {'nothing' if stage.detectable is None else format(stage.detectable, '.1%')}"
+            for stage in preview(plan, history)
+        )
+        yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(found)}"
+        yield from (f"note       {words}" for words in plan_warnings(plan, history))
+
+
 def _memory_lines(config: ServiceFileConfig) -> Iterator[str]:
     service = config.service
     width = 8 * (len(service.features) + len(service.actions))
@@ -93,8 +134,6 @@ def _missing_lines(config: ServiceFileConfig) -> Iterator[str]:
         yield "missing    [shield]: every declared action may be taken in every context"
     if isinstance(policy, FolderServiceConfig) and not policy.floor:
         yield "missing    [policy] floor: actions of probability 0 cannot be estimated from the log"
-    if isinstance(policy, LearningServiceConfig) and "constant" not in service.features and not service.action_features:
-        yield "missing    the feature `constant`: the linear model has no intercept"
     if config.log.durable == "after":
         yield 'note       durable = "after": a kill loses what waits; the log\'s watermarks show how much'
 

@@ -8,7 +8,6 @@ from hone.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPo
 from hone.bandits.linear import JointLinearPosterior, LinearGaussianPosterior
 from hone.bandits.models import RewardModel
 from hone.bandits.policy import BanditPolicy
-from hone.bandits.posteriors import GaussianPosterior
 from hone.bandits.thompson import thompson_policy
 from hone.bandits.ucb import LinUcbPolicy
 from hone.core.config import Config
@@ -53,12 +52,14 @@ class LearningServiceConfig(Config):
 
     def reward_model(self, arms: int, features: int, action_features: int) -> RewardModel:
         """The model: joint over the features of actions where there are some, else one for each of `arms` actions."""
-        options = {"noise": self.noise, "prior_precision": self.prior_precision, "discount": self.discount}
+        noise, precision, discount = self.noise, self.prior_precision, self.discount
         if action_features:
-            return JointLinearPosterior(features, action_features, **options)
-        if not features:
-            return GaussianPosterior(arms, **options)
-        return LinearGaussianPosterior(arms, features, **options)
+            return JointLinearPosterior(
+                features, action_features, noise=noise, prior_precision=precision, discount=discount
+            )
+        return LinearGaussianPosterior(
+            arms, features, intercept=True, noise=noise, prior_precision=precision, discount=discount
+        )
 
     def policy_of(self, model: RewardModel) -> BanditPolicy:
         """The policy without its floor."""

@@ -21,7 +21,6 @@ from hone.serve.gateway.requests import (
 )
 
 MAX_ACTIONS: Final = 10_000
-CONSTANT: Final = "constant"
 _INTERNED: Final = 1024
 """Action sets that are kept, so that equal ones are one object."""
 
@@ -30,7 +29,7 @@ class FeatureSchema:
     """Features by name, in a fixed order.
 
     A name `country=de` is a category: it is 1 where the request says `{"country": "de"}`, else 0. A value that no name
-    lists leaves all of its categories at 0. The name `constant` is a feature that is always 1; no request sends it.
+    lists leaves all of its categories at 0.
     """
 
     def __init__(self, names: Sequence[str], field: str = "context") -> None:
@@ -41,16 +40,11 @@ class FeatureSchema:
         self._numbers: dict[str, int] = {}
         for place, name in enumerate(self.names):
             key, equals, value = name.partition("=")
-            if name == CONSTANT:
-                continue
             if equals:
                 self._categories.setdefault(key, {})[value] = place
             else:
                 self._numbers[key] = place
         self._keys = self._numbers.keys() | self._categories.keys()
-        self._sent = tuple(name for name in self.names if name != CONSTANT)
-        self._places = np.array([place for place, name in enumerate(self.names) if name != CONSTANT], dtype=np.int64)
-        self._blank = np.array([float(name == CONSTANT) for name in self.names])
 
     def read(self, context: ContextInput) -> Floats:
         """Features `[d]`. Raises RequestError that names each missing, unknown or unreadable feature."""
@@ -63,7 +57,7 @@ class FeatureSchema:
     def _by_name(self, context: Mapping[str, float | str]) -> Floats:
         if context.keys() != self._keys:
             raise RequestError(self._drift(context), code="schema_drift", field=self._field)
-        row = self._blank.copy()
+        row = np.zeros(len(self.names))
         for name, place in self._numbers.items():
             value = context[name]
             if type(value) is not float or value - value != 0.0:  # not finite, or another type
@@ -79,21 +73,17 @@ class FeatureSchema:
         if isinstance(context, str | bytes) or not isinstance(context, Sequence | np.ndarray):
             told = f"{self._field} must be an object of features by name, or a list of numbers, got {shown(context)}"
             raise RequestError(told, code="bad_type", field=self._field)
-        if len(context) != len(self._sent):
+        if len(context) != len(self.names):
             told = (
-                f"{self._field} has {len(context)} features, the service has {len(self._sent)}: "
-                f"{', '.join(self._sent) or 'none'}; send them by name to see which one differs"
+                f"{self._field} has {len(context)} features, the service has {len(self.names)}: "
+                f"{', '.join(self.names) or 'none'}; send them by name to see which one differs"
             )
             raise RequestError(told, code="schema_drift", field=self._field)
-        items = cast("Sequence[object]", context)
-        row = self._blank.copy()
         if isinstance(context, np.ndarray) and context.ndim == 1 and np.isfinite(context).all():
-            row[self._places] = context
-        else:
-            row[self._places] = [
-                check_number(x, f"{self._field}.{name}") for name, x in zip(self._sent, items, strict=True)
-            ]
-        return row
+            return context.astype(np.float64)
+        items = cast("Sequence[object]", context)
+        checked = [check_number(x, f"{self._field}.{name}") for name, x in zip(self.names, items, strict=True)]
+        return np.array(checked, dtype=np.float64)
 
     def _drift(self, context: Mapping[str, object]) -> str:
         """Names of features that are missing or unknown."""

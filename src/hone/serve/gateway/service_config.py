@@ -14,6 +14,7 @@ from hone.serve.gateway.access import AccessScope
 from hone.serve.gateway.policy_config import ServicePolicy, UniformServiceConfig
 from hone.serve.gateway.shield_config import ShieldTableConfig
 from hone.serve.monitor.config import MonitorConfig
+from hone.serve.rollout.config import StagedRolloutConfig
 from hone.store.joins.config import JoinConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -134,6 +135,8 @@ class ServiceFileConfig(Config):
     """The decision log."""
     join: JoinConfig = JoinConfig()
     """How outcomes become rewards."""
+    rollout: StagedRolloutConfig = StagedRolloutConfig()
+    """Rollouts of new versions, begun by `hone ship`."""
     monitor: MonitorConfig | None = None
     """Watching for drift; without the table nothing is watched."""
     shield: ShieldTableConfig | None = None

@@ -1,0 +1,80 @@
+"""Versions that `hone ship` brought into the registry: which units they serve, and their policies.
+
+The registry may be unreachable: the last good assignment goes on, and a version that cannot be opened is answered by
+the service's own policy. The logged version is always the one that decided.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hone.core.clock import Clock
+from hone.core.decisions import DecisionPolicy
+from hone.core.errors import HoneError
+from hone.evaluate.policies import open_decision_policy
+from hone.serve.gateway.fallback_chain import ServingVersion
+from hone.serve.gateway.guarded_policy import GuardedPolicy
+from hone.serve.rollout.router import UnitRoute
+from hone.serve.rollout.watch import RouterWatch
+from hone.store.registry.registry import VersionRegistry
+
+_RETRY_S = 10.0
+"""Seconds until a version that could not be opened is tried again."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ShippedVersions:
+    """Assignment and versions of a registry."""
+
+    folder: Path
+    """Folder of the registry; it may come later."""
+    service: str
+    layer: str
+    wrap: Callable[[DecisionPolicy], DecisionPolicy]
+    clock: Clock
+    tell: Callable[[str, str], None]
+    _watch: RouterWatch | None = None
+    _opened: dict[str, ServingVersion] = field(default_factory=dict[str, ServingVersion])
+    _failed: dict[str, float] = field(default_factory=dict[str, float])
+    """Version -> monotonic time of the next try."""
+    _nobody: UnitRoute = field(default_factory=lambda: UnitRoute(arm="live", stage="", version="", label=""))
+
+    def route(self, tenant: str, unit: str) -> UnitRoute:
+        """The route of a unit."""
+        return self._nobody if self._watch is None else self._watch.router().route(tenant, unit)
+
+    def version(self, number: str) -> ServingVersion | None:
+        """An opened version; None: the service's own policy answers."""
+        return self._opened.get(number) or (self._open(number) if number and self._watch is not None else None)
+
+    def prepare(self) -> None:
+        """Find the registry, open the versions that it serves, and close those that it serves no more."""
+        if self._watch is None and (self.folder / "registry.db").is_file():
+            registry = VersionRegistry(self.folder)
+            self._watch = RouterWatch(registry=registry, service=self.service, layer=self.layer, clock=self.clock)
+        if self._watch is None:
+            return
+        router = self._watch.router()
+        if self._watch.fault:
+            self.tell("registry_unreachable", f"the last good assignment goes on: {self._watch.fault}")
+        served = {router.live.version, *(one.route.version for one in router.ranges)}
+        for number in served:
+            self.version(number)
+        for number in self._opened.keys() - served:
+            closed = self._opened.pop(number)
+            if closed.guard is not None:
+                closed.guard.close()
+
+    def _open(self, number: str) -> ServingVersion | None:
+        now_s = self.clock.monotonic_s()
+        if self._watch is None or self._failed.get(number, 0.0) > now_s:
+            return None
+        try:
+            policy = self.wrap(open_decision_policy(self._watch.registry.policy_folder(number)))
+        except HoneError as error:
+            self._failed[number] = now_s + _RETRY_S
+            self.tell("version_unreadable", f"version {number}: {error}; the service's own policy answers")
+            return None
+        version = ServingVersion(name=number, policy=policy, guard=GuardedPolicy(policy, self.clock).start())
+        self._opened[number] = version
+        return version
