@@ -1,5 +1,6 @@
 """Models of the rewards of a bandit's actions: what a policy's rule explores with, and what learns from rewards."""
 
+import math
 from abc import abstractmethod
 from typing import NamedTuple
 
@@ -57,6 +58,10 @@ class RewardModel(Saveable):
 
 def check_observations(contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, count: int) -> None:
     """Raise DataError for actions that do not exist, and for features, rewards and weights that are no numbers."""
+    if len(chosen) == 1 and 0 <= chosen[0] < count and weights[0] >= 0.0:
+        numbers = float(contexts.sum()) + float(rewards[0]) + float(weights[0])
+        if math.isfinite(numbers):
+            return  # the usual case of a service, which learns one row at a time
     if not np.isfinite(contexts).all():
         row, feature = (int(place) for place in np.argwhere(~np.isfinite(contexts))[0])
         raise DataError(f"feature {feature} of decision {row} is {contexts[row, feature]}; leave such rows out")

@@ -217,7 +217,7 @@ def draw_action(logp: Floats, draw_key: int) -> int:
     """Draw from log-probabilities `[K]` by inversion; an action of probability 0 is never drawn."""
     cumulative = np.exp(logp).cumsum()
     action = int(cumulative.searchsorted(uniform_of_key(draw_key) * cumulative[-1], side="right"))
-    return min(action, int(np.flatnonzero(logp > -np.inf)[-1]))
+    return action if action < len(logp) else int(np.flatnonzero(logp > -np.inf)[-1])
 
 
 def logp_each(policy: DecisionPolicy, contexts: Floats, actions: ActionSet) -> Floats:
