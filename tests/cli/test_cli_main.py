@@ -310,6 +310,7 @@ def test_the_options_are_these() -> None:
         "list": ["--runs"],
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
+        "shield": ["--html", "--out", "--with"],
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],
     }

@@ -73,4 +73,18 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
         ),
     ),
+    CommandSpec(
+        name="shield",
+        summary="prove that actions under a shield stay safe; write its certificate",
+        module="hone.cli.commands.shield",
+        positionals=(("file", "a shield's .toml file, or the .json certificate to prove again"),),
+        options=(
+            CommandOption(flag="--out", metavar="FILE", help="the certificate (default: beside the file, as .json)"),
+            CommandOption(flag="--html", metavar="FILE", help="write a page: region, interventions, counterexample"),
+            CommandOption(
+                flag="--with", metavar="NAME=X", repeated=True,
+                help="try the claims with another constant: a crash is shown where they fail",
+            ),
+        ),
+    ),
 )  # fmt: skip

@@ -190,6 +190,14 @@ def _checked(certificate: ShieldCertificate, expected: str) -> tuple[ControlMode
             f"the certificate has sha256 {own[:16]}..., the service expects {expected[:16]}...: name the certificate "
             "that was approved, or approve this one by its sha256"
         )
+    return prove_claims(certificate)
+
+
+def prove_claims(certificate: ShieldCertificate) -> tuple[ControlModel, GridGame | None, Bools | None]:
+    """Prove the claims of a certificate, whatever its hash says -> its model, and the game and the region of a grid.
+
+    Raises UnprovedShieldError for a claim that does not hold, ResourceError without z3.
+    """
     spec = certificate.spec
     model = checked_model(spec)
     if isinstance(spec, InvariantShieldConfig):
@@ -243,7 +251,7 @@ def read_certificate(path: Path) -> ShieldCertificate:
     try:
         document = strict_json(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}; make it with `hone shield prove`") from None
+        raise DataError(f"{path}: {error}; make it with `hone shield FILE.toml`") from None
     values = cast("dict[str, object]", document) if isinstance(document, dict) else dict[str, object]()
     if values.get("format") != CERTIFICATE_FORMAT:
         raise DataError(f"{path}: not a certificate of a shield of format {CERTIFICATE_FORMAT}")

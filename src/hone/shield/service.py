@@ -19,7 +19,7 @@ class ShieldConfig(Config):
     """Shield of a service: a proved one by its certificate, or rules."""
 
     certificate: str | None = None
-    """Certificate of `hone shield prove`, a path from the service's file; its claims are proved again at the start.
+    """Certificate of `hone shield`, a path from the service's file; its claims are proved again at the start.
     Exactly one of this and `rules`."""
     sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     """Hash of the certificate that was approved; another one is refused. Empty: any certificate whose proof holds."""

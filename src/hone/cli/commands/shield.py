@@ -1,0 +1,126 @@
+"""`hone shield`: prove a shield and write its certificate, or prove a certificate again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hone.cli.options import CommandCall
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
+from hone.config.resolve import read_document, resolve
+from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.report.shield_page import ShieldPageData, write_shield_page
+from hone.shield.certificate import (
+    ProvedSpec,
+    ShieldCertificate,
+    UnprovedShieldError,
+    certificate_text,
+    certify,
+    check_certificate,
+    checked_model,
+    open_certificate,
+    prove_claims,
+    read_certificate,
+)
+from hone.shield.model import ControlModel
+from hone.shield.rehearsal import rehearse_shield
+from hone.shield.rules import rule_shield
+from hone.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
+from hone.store.durable import replace_file
+
+KINDS: dict[str, type[RuleShieldConfig] | type[ProvedSpec]] = {
+    "rules": RuleShieldConfig, "game": GameShieldConfig, "invariant": InvariantShieldConfig
+}  # fmt: skip
+REHEARSED_STEPS = 3_000
+
+
+def run(call: CommandCall) -> int:
+    """Prove what the file claims; 3 if a claim does not hold."""
+    path, screen = Path(call.text("file")), standard_screen()
+    if path.suffix == ".json":
+        certificate = read_certificate(path)
+        check_certificate(certificate)
+    else:
+        spec = read_spec(path)
+        if isinstance(spec, RuleShieldConfig):
+            rule_shield(spec, spec.sensors)
+            screen.line(f"{path}: {len(spec.rules)} rules, and {spec.fallback} is never forbidden; rules prove no more")
+            return 0
+        certificate = _certified(spec, call, path, screen)
+    return _judged(certificate, call, path, screen)
+
+
+def read_spec(path: Path) -> RuleShieldConfig | ProvedSpec:
+    """Tables of a shield's file. Raises ConfigError with every fault and its line."""
+    document = read_document(path)
+    kind = document.values.get("kind")
+    if kind not in KINDS:
+        raise ConfigError(f"{path}: kind = {kind!r}{did_you_mean(str(kind), list(KINDS))}")
+    return resolve(KINDS[str(kind)], document).config
+
+
+def _certified(spec: ProvedSpec, call: CommandCall, path: Path, screen: TerminalScreen) -> ShieldCertificate:
+    try:
+        certificate = certify(spec)
+    except UnprovedShieldError as error:
+        _write_page(call, ShieldPageData(
+            name=path.stem, model=checked_model(spec), certificate=None, shield=None, reasons=error.messages,
+            counterexample=error.counterexample,
+        ), screen)  # fmt: skip
+        raise
+    target = Path(call.text("out") or path.with_suffix(".json"))
+    replace_file(target, certificate_text(certificate).encode())
+    screen.line(f"certificate: {target}")
+    return certificate
+
+
+def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, screen: TerminalScreen) -> int:
+    model = checked_model(certificate.spec)
+    shield = open_certificate(certificate, model.variables)
+    screen.line(f"proved: {certificate.proved[0]}")
+    for claim in certificate.proved[1:]:
+        screen.line(f"  {claim}")
+    screen.line("assumed:")
+    for claim in certificate.assumed:
+        screen.line(f"  {claim}")
+    screen.line(f"sha256 {certificate.sha256}")
+    driven = rehearse_shield(model, shield, steps=REHEARSED_STEPS, seed=0) if call.text("html") else None
+    shown = ShieldPageData(name=path.stem, model=model, certificate=certificate, shield=shield, rehearsal=driven)
+    if not call.texts("with"):
+        _write_page(call, shown, screen)
+        return 0
+    return _weakened(certificate, shown, call, screen)
+
+
+def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: CommandCall, screen: TerminalScreen) -> int:
+    """Try the claims with other constants, which the certificate was not made for."""
+    changes = _constants(call.texts("with"), shown.model)
+    config = certificate.spec.model
+    changed = config.model_copy(update={"constants": {**config.constants, **changes}})
+    words = ", ".join(f"{name} = {value:g}" for name, value in changes.items())
+    try:
+        prove_claims(replace(certificate, spec=certificate.spec.model_copy(update={"model": changed})))
+    except UnprovedShieldError as error:
+        reasons = tuple(f"with {words}: {message}" for message in error.messages)
+        _write_page(call, replace(shown, reasons=reasons, counterexample=error.counterexample), screen)
+        raise DataError(*reasons) from None
+    screen.line(f"with {words}: every claim holds, too")
+    _write_page(call, shown, screen)
+    return 0
+
+
+def _constants(texts: list[str], model: ControlModel) -> dict[str, float]:
+    changes: dict[str, float] = {}
+    for given in texts:
+        name, _, number = given.partition("=")
+        if name not in model.constants:
+            raise ConfigError(f"--with {given}: no such constant{did_you_mean(name, list(model.constants))}")
+        try:
+            changes[name] = float(number)
+        except ValueError:
+            raise ConfigError(f"--with {given}: {number!r} is no number; write --with {name}=4") from None
+    return changes
+
+
+def _write_page(call: CommandCall, shown: ShieldPageData, screen: TerminalScreen) -> None:
+    if target := call.text("html"):
+        write_shield_page(Path(target), shown)
+        screen.line(f"page: {target}")
