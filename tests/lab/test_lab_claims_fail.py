@@ -26,6 +26,7 @@ from hone.lab.experiments.over_optimisation import MANY as MANY_PAIRS
 from hone.lab.experiments.over_optimisation import PESSIMISTIC, SOME
 from hone.lab.experiments.overestimation import METHODS
 from hone.lab.experiments.passk import CREDITS
+from hone.lab.experiments.peeking import E_PROCESS, ONE_LOOK, Z_TEST
 from hone.lab.experiments.prm_vs_orm_search import FEW, MANY, ORM, PRM
 from hone.lab.experiments.routes_that_flip import RoundingGaps
 from hone.lab.experiments.std_normalisation import SCALES
@@ -222,6 +223,7 @@ REFUTED: dict[str, Sequence[Case]] = {
             "last": dict.fromkeys(METHODS, 0.1),
         }
     ],
+    "peeking": [{"false": {Z_TEST: 0.1, ONE_LOOK: 0.2, E_PROCESS: 0.2}, "power": 0.5}],
     "passk": [{"end": dict.fromkeys(CREDITS, np.array([0.2, 0.6])), "start": np.array([0.2, 0.6])}],
     "sequence-or-token-ratio": [
         {"long": 256, "noise": {256: {"token ratios": (0.1, 0.005), "sequence ratio": (0.1, 0.005)}}}

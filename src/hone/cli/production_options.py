@@ -87,4 +87,22 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             ),
         ),
     ),
+    CommandSpec(
+        name="ship",
+        summary="roll a new version of a policy out in stages, with a control slice, evidence and a way back",
+        module="hone.cli.commands.ship",
+        positionals=(("what", "a policy's folder, checkpoint or run, with --to; or the service file of a rollout"),),
+        options=(
+            CommandOption(flag="--to", metavar="FILE", help="the service file: begin a rollout of the policy there"),
+            CommandOption(flag="--name", metavar="NAME", help="name of the rollout (default: r1, r2, ...)"),
+            CommandOption(flag="--parent", metavar="ID", help="version that the policy was trained from"),
+            CommandOption(flag="--dry-run", help="print the plan, with the effects that it can find, and stop"),
+            CommandOption(flag="--once", help="one look at the log, in place of following the rollout to its end"),
+            CommandOption(flag="--status", help="show the rollouts of the service, and look at nothing"),
+            CommandOption(flag="--back", help="send every unit back to the live version at once"),
+            CommandOption(flag="--reason", metavar="TEXT", default="", help="with --back: the reason, for the journal"),
+            CommandOption(flag="--json", help="print JSON, and nothing else"),
+            CommandOption(flag="--html", metavar="FILE", help="file of the page (default: in the service's folder)"),
+        ),
+    ),
 )  # fmt: skip

@@ -21,7 +21,7 @@ def open_decision_policy(path: Path) -> BanditPolicy:
     """
     if not path.is_dir():
         raise DataError(f"{path}: there is no such folder; name a policy's folder, a checkpoint or a run")
-    folder = _policy_folder(path)
+    folder = decision_policy_folder(path)
     if is_policy_folder(folder):
         return load_policy(folder)
     if not (folder / "policy.json").is_file():
@@ -34,8 +34,8 @@ def open_decision_policy(path: Path) -> BanditPolicy:
     return open_network(folder)
 
 
-def _policy_folder(path: Path) -> Path:
-    """Folder of the policy's files; those of a checkpoint are verified."""
+def decision_policy_folder(path: Path) -> Path:
+    """Folder of the policy's files: of a folder, a checkpoint or a run. Those of a checkpoint are verified."""
     verify_policy(path)
     if (path / "policy").is_dir():
         return path / "policy"

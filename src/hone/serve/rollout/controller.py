@@ -52,6 +52,8 @@ class StageTransition:
     cause: TransitionCause
     words: str
     """The reason in one sentence, with its figures."""
+    seen: int = 0
+    """Units exposed in the stage that ends, or requests scored in the shadow."""
 
 
 def begin(plan: RolloutPlan, at_s: float, position: int = 0) -> RolloutState:
@@ -81,12 +83,16 @@ def next_transition(plan: RolloutPlan, state: RolloutState, at_s: float) -> Stag
         return None
     after = plan.ladder[plan.ladder.index(state.stage) + 1]
     cause: TransitionCause = "start" if state.stage == "candidate" else "evidence"
-    return StageTransition(before=state.stage, after=after, at_s=at_s, cause=cause, words=_onward(plan, state))
+    return StageTransition(
+        before=state.stage, after=after, at_s=at_s, cause=cause, words=_onward(plan, state), seen=state.in_stage
+    )
 
 
 def back(state: RolloutState, at_s: float, cause: TransitionCause, words: str) -> StageTransition:
     """The transition back to the live version."""
-    return StageTransition(before=state.stage, after=ROLLED_BACK, at_s=at_s, cause=cause, words=words)
+    return StageTransition(
+        before=state.stage, after=ROLLED_BACK, at_s=at_s, cause=cause, words=words, seen=state.in_stage
+    )
 
 
 def apply_transition(state: RolloutState, transition: StageTransition) -> RolloutState:
@@ -98,8 +104,9 @@ def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCaus
     if evidence.ratio_peak >= -math.log(plan.ratio_alpha):
         control, new = evidence.ratio.counts
         return "sample_ratio", (
-            f"{new:,} units in the canary and {control:,} in the control slice are no equal shares (e = "
-            f"{_e(evidence.ratio_peak)}, limit {1 / plan.ratio_alpha:g}): assignment, logging or joining is broken"
+            f"{new:,} units in the canary and {control:,} in the control slice are no equal shares "
+            f"(e = {format_e_value(evidence.ratio_peak)}, limit {1 / plan.ratio_alpha:g}): assignment, logging or "
+            "joining is broken"
         )
     if evidence.both_arms > max(10, BOTH_ARMS_SHARE * evidence.count):
         return "both_arms", (
@@ -111,7 +118,7 @@ def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCaus
         one = next(one for one in effects(plan, evidence) if one.kind == kind)
         return "guardrail", (
             f"{kind} is worse: {one.new_mean:.4g} against {one.control_mean:.4g} in {one.count:,} units (e = "
-            f"{_e(evidence.peak)}, limit {1 / plan.guardrail_alpha:.3g})"
+            f"{format_e_value(evidence.peak)}, limit {1 / plan.guardrail_alpha:.3g})"
         )
     return None
 
@@ -121,15 +128,17 @@ def _onward(plan: RolloutPlan, state: RolloutState) -> str:
         return f"version {plan.version} begins beside {plan.control or 'no version'}"
     if state.stage == "shadow":
         return f"{state.in_stage:,} requests scored in the shadow"
+    now, largest = format_e_value(state.evidence.log_e), format_e_value(state.evidence.peak)
     return (
-        f"{state.in_stage:,} units exposed at {state.stage}, none of the guardrails is worse "
-        f"(e = {_e(state.evidence.log_e)}, largest {_e(state.evidence.peak)}, limit {1 / plan.guardrail_alpha:.3g})"
+        f"{state.in_stage:,} units exposed at {state.stage}, none of the guardrails is worse (e = {now}, largest "
+        f"{largest}, limit {1 / plan.guardrail_alpha:.3g})"
     )
 
 
-def _e(log_e: float) -> str:
-    """An e-value for a sentence."""
-    return f"{math.exp(min(log_e, 300)):.3g}"
+def format_e_value(log_e: float) -> str:
+    """Format an e-value given in nats: `0.84`, `22.2`, `1,270`, `3.1e+09`."""
+    value = math.exp(min(log_e, 700.0))
+    return f"{value:,.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def version_stage(stage: str) -> VersionStage:

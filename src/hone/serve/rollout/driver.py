@@ -159,7 +159,9 @@ def start_rollout(tools: RolloutTools, plan: RolloutPlan) -> RolloutDriver:
     at_s, position = tools.clock.now_s(), end_position(tools.log)
     state = begin(plan, at_s, position)
     first = plan_to_json(plan, at_s) | state_entry(state, at_s, None) | {"kind": "plan"}
-    entry = JournalEntry(service=plan.service, rollout=plan.name, seq=0, content=first)
+    retired = registry.stage(plan.service, plan.version) == "retired"
+    again = [StageMove(version=plan.version, stage="candidate", reason=f"{plan.name} begins")] if retired else []
+    entry = JournalEntry(service=plan.service, rollout=plan.name, seq=0, content=first, moves=again)
     registry.append(entry, at_s=at_s, made_by=tools.made_by)
     feed = ExposureFeed(plan, tools.join, position=position)
     return RolloutDriver(tools=tools, plan=plan, state=state, feed=feed, seq=1)
