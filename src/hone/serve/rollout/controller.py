@@ -125,7 +125,7 @@ def _alarm(plan: RolloutPlan, evidence: RolloutEvidence) -> tuple[TransitionCaus
 
 def _onward(plan: RolloutPlan, state: RolloutState) -> str:
     if state.stage == "candidate":
-        return f"version {plan.version} begins beside {plan.control or 'no version'}"
+        return f"version {plan.version} begins beside {plan.control or 'the service'}"
     if state.stage == "shadow":
         return f"{state.in_stage:,} requests scored in the shadow"
     now, largest = format_e_value(state.evidence.log_e), format_e_value(state.evidence.peak)
