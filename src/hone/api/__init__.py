@@ -2,11 +2,13 @@
 
 `train(config)` trains a config file or a dictionary, `train_seeds(config, seeds)` trains it once per seed,
 `compare(runs)` compares runs, `evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers.
+`serve_decisions(file)` opens the service of a service file in this process.
 """
 
 from hone.api.commands import compare, evaluate, sample, train, train_seeds
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
+from hone.api.services import serve_decisions
 from hone.train.runner.callbacks import CheckpointEvent, EvaluationEvent, StepEvent
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "evaluate",
     "read_result",
     "sample",
+    "serve_decisions",
     "train",
     "train_seeds",
 ]

@@ -10,7 +10,7 @@ FOLDER/            beside the file, named by the service
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Final
 
 from hone.config.resolve import ResolvedConfig, load
 from hone.core.clock import Clock
-from hone.core.decisions import Decision
+from hone.core.decisions import Choice, Decision
 from hone.core.errors import ResourceError
 from hone.serve.gateway.access import AccessList
 from hone.serve.gateway.assembly import make_catalogue, make_policies, open_access
@@ -27,6 +27,7 @@ from hone.serve.gateway.counters import FaultLines
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
 from hone.serve.gateway.online_policies import OnlinePolicies
 from hone.serve.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
+from hone.serve.gateway.requests import ActionInput, ContextInput, Decided, Rewarded
 from hone.serve.gateway.schemas import FeatureSchema
 from hone.serve.gateway.service import (
     DecisionService,
@@ -68,6 +69,31 @@ class OpenedService:
     def config(self) -> ServiceFileConfig:
         """The service file."""
         return self.resolved.config
+
+    def decide(
+        self,
+        unit: str,
+        context: ContextInput = None,
+        actions: Sequence[ActionInput] | None = None,
+        *,
+        deadline_s: float | None = None,
+        tenant: str = "",
+        id: str = "",
+    ) -> Decided:
+        """Decide for a unit. Raises RequestError for a request that cannot be answered as it stands."""
+        name = tenant or self.config.service.tenants[0]
+        return self.service.decide(unit, context, actions, deadline_s=deadline_s, tenant=name, id=id)
+
+    def reward(
+        self, id: str, value: float, kind: str = "reward", *, at_s: float | None = None, tenant: str = "", key: str = ""
+    ) -> Rewarded:
+        """Tell an outcome of a decision: now, days later, or twice under one `key`. Raises RequestError."""
+        name = tenant or self.config.service.tenants[0]
+        return self.service.reward(id, value, kind, at_s=at_s, tenant=name, key=key)
+
+    def replay(self, decision: Decision) -> Choice:
+        """Decide a logged decision again, by its version. Raises DataError for a lost version."""
+        return self.service.replay(decision)
 
     def view(self, tenant: str = "", as_of_s: float | None = None) -> DecisionView:
         """The log's decisions with their rewards as known at `as_of_s` (now unless given)."""

@@ -20,10 +20,10 @@ from hone.serve.gateway.http_app import GatewayRoutes, RequestBatcher
 from hone.serve.gateway.openapi import openapi_document
 from hone.serve.gateway.opening import OpenedService, open_service, read_service_file
 from hone.serve.gateway.policy_config import FolderServiceConfig
+from hone.serve.gateway.service import TICK_S
 
 DRAIN_S: Final = 30
 """Longest wait for requests in progress at the end."""
-TICK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

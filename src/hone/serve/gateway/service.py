@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from hone.core.clock import Clock
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, Outcome, decision_key
@@ -32,7 +32,8 @@ from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
 
 ServiceRequest: TypeAlias = DecisionRequest | RewardRequest
 ServiceAnswer: TypeAlias = Decided | Rewarded
-AnswerT = TypeVar("AnswerT", Decided, Rewarded)
+TICK_S: Final = 1.0
+"""Seconds between two ticks of the listeners."""
 
 
 class ServedPolicies(Protocol):
@@ -107,6 +108,7 @@ class DecisionService:
     def __init__(self, parts: ServiceParts) -> None:
         self.parts = parts
         self._lock = threading.Lock()
+        self._next_tick_s = float("-inf")
 
     def decide(
         self,
@@ -141,6 +143,8 @@ class DecisionService:
     def answer_many(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
         """Answer requests together, with one append to the log; a fault stands in its request's place."""
         with self._lock:
+            if self.parts.clock.monotonic_s() >= self._next_tick_s:
+                self._tick()
             return self._answer_all(requests)
 
     def replay(self, decision: Decision) -> Choice:
@@ -148,11 +152,9 @@ class DecisionService:
         return self.parts.policies.replay(decision)
 
     def tick(self) -> None:
-        """Do what is due: windows that close, snapshots to publish."""
+        """Do what is due by time; requests do it too, once a second."""
         with self._lock:
-            now_s = self.parts.clock.now_s()
-            for listener in self.parts.listeners:
-                listener.tick(now_s)
+            self._tick()
 
     def counters_text(self, gauges: Sequence[tuple[str, str, float]] = ()) -> str:
         """Prometheus's text."""
@@ -165,6 +167,12 @@ class DecisionService:
         self.parts.numbers.close()
 
     # ------------------------------------------------------------------------------------------ parts
+
+    def _tick(self) -> None:
+        self._next_tick_s = self.parts.clock.monotonic_s() + TICK_S
+        now_s = self.parts.clock.now_s()
+        for listener in self.parts.listeners:
+            listener.tick(now_s)
 
     def _answer_all(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
         answers: list[ServiceAnswer | RequestError | None] = []
