@@ -25,6 +25,8 @@ class DriftAction:
     """The version to recall."""
     count: int = 0
     """Rewards since the change, estimated: what a fresh model may learn from."""
+    since_s: float = 0.0
+    """Time of the first decision since the change, as far as the monitor's window reaches."""
 
     def line(self) -> str:
         """One line of JSON."""
@@ -48,21 +50,29 @@ class DriftResponder:
         self.config, self._library, self._then = config, library, then
         self._alarms: dict[str, MonitorAlarm] = {}
         self._looked: dict[str, int] = {}
+        self._since_s: dict[str, float] = {}
 
     def alarm(self, alarm: MonitorAlarm) -> None:
         """Take an alarm; a later one of the same tenant replaces it."""
         if alarm.signal == self.config.on:
             self._alarms[alarm.tenant] = alarm
             self._looked[alarm.tenant] = 0
+            self._since_s.pop(alarm.tenant, None)
         if self._then is not None:
             self._then.alarm(alarm)
 
     def step(self, monitor: ServiceMonitor, now_s: float) -> tuple[DriftAction, ...]:
         """The actions that are due."""
+        for tenant, alarm in self._alarms.items():
+            if tenant not in self._since_s:
+                since = alarm.recent + monitor.rewards(tenant) - alarm.count
+                rows = monitor.recent(tenant, max(1, since))
+                self._since_s[tenant] = rows[0].decision.at_s if rows else alarm.at_s
         found = [self._answer(alarm, monitor, now_s) for alarm in tuple(self._alarms.values())]
         actions = tuple(action for action in found if action is not None)
         for action in actions:
-            del self._alarms[action.tenant], self._looked[action.tenant]
+            for known in (self._alarms, self._looked, self._since_s):
+                del known[action.tenant]
         return actions
 
     def _answer(self, alarm: MonitorAlarm, monitor: ServiceMonitor, now_s: float) -> DriftAction | None:
@@ -71,8 +81,13 @@ class DriftResponder:
             action = self._recall(alarm, monitor, since, now_s)
             if action is not None or self._looked[alarm.tenant] < len(LOOKS):
                 return action
-        kind = "retrain" if self.config.retrain is not None and self.config.act != "alert" else "alert"
-        return DriftAction(kind=kind, tenant=alarm.tenant, evidence=alarm.evidence(), count=since)
+        retrain = self.config.retrain if self.config.act != "alert" else None
+        if retrain is not None and since < retrain.minimum_rewards:
+            return None
+        return DriftAction(
+            kind="alert" if retrain is None else "retrain", tenant=alarm.tenant, evidence=alarm.evidence(), count=since,
+            since_s=self._since_s[alarm.tenant],
+        )  # fmt: skip
 
     def _recall(
         self, alarm: MonitorAlarm, monitor: ServiceMonitor, since: int, now_s: float
@@ -86,4 +101,7 @@ class DriftResponder:
         if not fits or not fits[0].explains:
             return None
         evidence = recall_evidence(fits[0], at_s=now_s)
-        return DriftAction(kind="recall", tenant=tenant, evidence=evidence, version=fits[0].version, count=since)
+        return DriftAction(
+            kind="recall", tenant=tenant, evidence=evidence, version=fits[0].version, count=since,
+            since_s=self._since_s[tenant],
+        )  # fmt: skip
