@@ -14,8 +14,9 @@ class RetrainConfig(Config):
     """Config file of the run."""
     log_key: str = Field(default="log", min_length=1)
     """Key of that config that names the frozen view: `log` of the offline recipes, `log.path` of the bandits."""
-    minimum_rewards: int = Field(default=500, ge=40)
-    """Rewards since the change that are awaited before a job is queued."""
+    minimum_rewards: int = Field(default=4000, ge=40)
+    """Rewards since the change that are awaited before a job is queued. Half of them judge the candidate: an off-policy
+    estimate needs an effective sample size of 200, and a policy that explores little gives a tenth of its rows."""
     timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds after which the training process is killed, with everything that it started."""
     memory_bytes: int = Field(default=0, ge=0)

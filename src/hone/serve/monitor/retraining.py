@@ -9,19 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from hone.core.clock import Clock
-from hone.core.decisions import DecisionPolicy, Evidence
+from hone.core.decisions import Evidence
 from hone.core.errors import DataError, HoneError
+from hone.evaluate.policies import open_decision_policy
 from hone.serve.monitor.candidate import candidate_evidence, refusal_words
 from hone.serve.monitor.config import RetrainConfig
 from hone.serve.monitor.jobs import JobQueue, QueuedJob
 from hone.serve.monitor.response import DriftAction
 from hone.serve.monitor.training_process import run_training
+from hone.store.folder import open_run
 from hone.store.joins.parquet import freeze_view
 from hone.store.joins.view import DecisionView, take_decisions
 from hone.store.registry.registry import VersionRegistry
 from hone.store.registry.versions import VersionOrigin
 
-JUDGED_SHARE = 0.3
+JUDGED_SHARE = 0.5
 """Share of the units whose decisions judge the candidate and are not trained on."""
 LEASE_S = 30.0
 RUN = "candidate"
@@ -38,10 +40,6 @@ class RetrainParts:
     registry: VersionRegistry
     view: Callable[[str], DecisionView]
     """The joined log of a tenant as it is known now."""
-    load: Callable[[Path], DecisionPolicy]
-    """Opens the policy of a run or of its policy folder."""
-    policy_folder: Callable[[Path], Path]
-    """Folder of a run's policy files, which becomes the version."""
     clock: Clock
 
 
@@ -107,13 +105,18 @@ def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool
     origin = VersionOrigin(
         config=Path(config.config).read_text(encoding="utf-8"), parent=parts.registry.live(parts.service), view=digest
     )  # fmt: skip
-    version = parts.registry.add(parts.policy_folder(run), origin, at_s=at_s, made_by=job.id).id
+    version = parts.registry.add(_policy_folder(run, parts.clock), origin, at_s=at_s, made_by=job.id).id
     evidence = candidate_evidence(
-        judged.closed(), parts.load(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
+        judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
     )  # fmt: skip
     for row in evidence:
         parts.registry.add_evidence(version, row)
     return RetrainResult(version=version, evidence=evidence)
+
+
+def _policy_folder(run: Path, clock: Clock) -> Path:
+    """Files of a run's newest policy, which become the version."""
+    return open_run(run, clock=clock).checkpoints().newest_policy().policy_folder
 
 
 def split_view(view: DecisionView, *, since_s: float) -> tuple[DecisionView, DecisionView]:
