@@ -39,7 +39,7 @@ from hone.store.registry.moves import StageMove
 from hone.store.registry.registry import VersionRegistry, open_registry
 from hone.store.registry.versions import VersionOrigin
 
-ARMS, FEATURES, EPSILON = 3, 4, 0.3
+ARMS, FEATURES, EPSILON = 3, 4, 0.5
 TRAIN = """
 recipe = "linucb"
 name = "retrained"
@@ -66,9 +66,9 @@ def explored(policy: DecisionPolicy, context: Floats, actions: ActionSet, draws:
 
 def serve(of: DriftingArms, policy: DecisionPolicy, rounds: range, version: str = "v") -> list[Decision | Outcome]:
     """Records of a service in the world, a decision a second."""
-    draws, records = generator(of.seed, "explore"), list[Decision | Outcome]()
+    records: list[Decision | Outcome] = []
     for t in rounds:
-        choice = explored(policy, of.contexts[t], of.actions, draws)
+        choice = explored(policy, of.contexts[t], of.actions, generator(of.seed, "explore", t))
         records.append(Decision(
             id=f"d{t}", tenant="shop", unit=f"u{t}", at_s=float(t), context=of.contexts[t], actions=of.actions,
             choice=choice, executed=choice.action, executed_logp=choice.logp, version=version, source="gate", seq=2 * t,

@@ -40,7 +40,7 @@ class JointModel(PriorConfig):
 class DecisionLogConfig(Config):
     """A frozen view of a decision log, learnt once, in the order of time."""
 
-    path: Path
+    path: Path = Field(strict=False)
     """Folder or parquet file that `hone log FILE --view` wrote."""
 
 
