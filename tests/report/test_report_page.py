@@ -24,6 +24,7 @@ from hone.store.evaluations import (
 )
 from hone.store.folder import create_run
 from hone.store.manifest import ConfigSetting, RunMetadata
+from hone.store.memory_use import MemoryUse, write_memory_use
 from hone.store.metrics import open_metrics
 from hone.store.samples import SampleRow, write_samples
 from hone.store.speed import MatmulRate, write_matmul_rate
@@ -146,6 +147,22 @@ def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
     assert "it overlaps the step and is not part of its time" in beside.text
     (folder / "speed.json").write_text("?")
     assert "speed.json" in page_of(folder).text
+
+
+def test_planned_and_measured_memory_are_drawn(tmp_path):
+    folder = make_run(tmp_path, "r")
+    assert "Memory, planned and measured" not in page_of(folder).text
+    sizes = {"weights": 3 << 20, "activations": 5 << 20}
+    use = MemoryUse(
+        device="cpu", before_bytes=1 << 20, peak_bytes=10 << 20, planned_bytes=8 << 20, components=sizes,
+        phases={"learn": 8 << 20},
+    )  # fmt: skip
+    write_memory_use(folder, use)
+    page = page_of(folder)
+    for words in ("Memory of cpu: at most 9.0 MiB beyond 1.0 MiB", "activations: 5.0 MiB", "peak of learn 8.0 MiB"):
+        assert words in page.text, words
+    (folder / "memory.json").write_text("?")
+    assert "memory.json" in page_of(folder).text
 
 
 def make_pipeline(root):

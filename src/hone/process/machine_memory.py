@@ -1,5 +1,6 @@
 """Memory that this process may use: of the machine, its control groups and its own limits."""
 
+import contextlib
 import resource
 from pathlib import Path
 
@@ -15,9 +16,34 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def resident_bytes(root: Path = Path("/")) -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    return _status(root).get("VmRSS", 0)
+
+
+def peak_resident_bytes(root: Path = Path("/")) -> int:
+    """Most bytes of this process in memory since its start, or since `reset_peak_resident`; 0 where unknown."""
+    return _status(root).get("VmHWM", 0)
+
+
+def reset_peak_resident(root: Path = Path("/")) -> None:
+    """Begin a new peak at the present size, where the system can: elsewhere the peak stays that since the start."""
+    with contextlib.suppress(OSError):
+        (root / "proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _status(root: Path) -> dict[str, int]:
+    return _kilobytes(root / "proc/self/status")
+
+
 def _meminfo(root: Path) -> dict[str, int]:
+    return _kilobytes(root / "proc/meminfo")
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    """Bytes by name, of a file with lines `VmRSS:   1024 kB`."""
     try:
-        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     rows = (line.split() for line in lines)

@@ -29,6 +29,7 @@ from hone.store.evaluations import (
 from hone.store.learning import read_learning_findings
 from hone.store.manifest import ConfigSetting, Manifest, read_config, read_manifest
 from hone.store.maps import PolicyMap, read_map
+from hone.store.memory_use import MemoryUse, read_memory_use
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 from hone.store.robustness import PerturbedScore, read_robustness
 from hone.store.samples import SampleRow, read_samples
@@ -53,6 +54,7 @@ class RunData:
     side_by_side: tuple[SideBySide, ...]
     certificate: GradientCertificate | None = None
     matmul: MatmulRate | None = None
+    memory: MemoryUse | None = None
     episode: tuple[EpisodeRecording, bytes | None] | None = None
     """An episode of the policy, and its animation."""
     map: PolicyMap | None = None
@@ -174,6 +176,7 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         side_by_side=tuple(reader.read(lambda: read_side_by_side(folder), [])),
         certificate=reader.read(lambda: read_certificate(folder), None),
         matmul=reader.read(lambda: read_matmul_rate(folder), None),
+        memory=reader.read(lambda: read_memory_use(folder), None),
         episode=reader.read(lambda: read_episode(folder), None),
         map=reader.read(lambda: read_map(folder), None),
         robustness=tuple(reader.read(lambda: read_robustness(folder), [])),

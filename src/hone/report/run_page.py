@@ -30,6 +30,7 @@ from hone.report.html import (
     with_minus_sign,
 )
 from hone.report.judge_section import judge_section
+from hone.report.memory_section import memory_section
 from hone.report.policy_section import policy_section
 from hone.report.preference_section import preference_section
 from hone.report.run_data import ReportData, RunData, read_report_data
@@ -223,6 +224,7 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         dialogue_section(stage, level),
         _curves(stage, level),
         timing_section(stage, level),
+        memory_section(stage, level),
         _samples(stage.samples, level),
         _config(stage, level),
         _log(stage, level),

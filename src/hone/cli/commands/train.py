@@ -354,6 +354,7 @@ def run_request(
         resume=resume,
         consent=consent,
         certify=certify_job,
+        memory=None if opened is None else opened.memory,
         callbacks=callbacks,
     )
 

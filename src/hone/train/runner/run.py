@@ -34,12 +34,15 @@ from hone.store.checkpoints import CheckpointFolder
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.store.manifest import ConfigSetting, RunMetadata, config_hash
+from hone.store.memory_use import memory_line, write_memory_use
 from hone.store.metrics import MetricsWriter, open_metrics
 from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.loop import train
+from hone.train.memory_plan import MemoryPlan
 from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
 from hone.train.runner.display import HangupSafeDisplay, ProgressDisplay
+from hone.train.runner.memory_watch import MemoryWatch
 from hone.train.runner.reporter import RunReporter
 from hone.train.runner.resume import (
     NO_CONSENT,
@@ -69,6 +72,8 @@ class RunRequest:
     """Changes that a resume accepts."""
     certify: Callable[[TrainingJob[Any], RunConfig, str], GradientCertificate | None] | None = None
     """Job, its config and the config's hash -> the certificate of the loss; None: the loss is not examined."""
+    memory: MemoryPlan | None = None
+    """Planned memory, to stand beside the measured one."""
     callbacks: RunCallbacks = NO_CALLBACKS
     """Called after steps, evaluations and checkpoints; one that returns False ends the run early."""
 
@@ -89,6 +94,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
         checkpoints = CheckpointFolder(folder=request.root / config.name / "checkpoints")
         refuse_fewer_steps(checkpoints, config.steps, config.name)
     settings = {key: setting.value for key, setting in request.settings.items()}
+    memory = MemoryWatch.begin(config.run.device)
     with memory_errors(settings):
         job = request.build(config)
     with contextlib.ExitStack() as stack:
@@ -109,7 +115,10 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             job.write_protect(folder.path)
             _certify(request, job, folder, progress)
             folder.log(_train(request, job, facts, folder, progress, stop, clock))
-            for line in [*evaluation_lines(folder), *closing_lines(folder, job.measure_matmuls, clock)]:
+            use = memory.used(request.memory)
+            write_memory_use(folder.path, use)
+            speed = closing_lines(folder, job.measure_matmuls, clock)
+            for line in [*evaluation_lines(folder), *speed, f"{memory_line(use)}."]:
                 folder.log(line)
                 progress.note(line)
             write_report(folder.path)
