@@ -53,6 +53,13 @@ REFUTED: dict[str, Sequence[Case]] = {
     "direct-method-alone": [
         {"errors": {"dm": np.zeros(3), "dr": np.full(3, 0.1)}, "covered": {"dm": 0.95, "dr": 0.5}},
     ],
+    "shield-and-its-price": [
+        {
+            "value": {"no shield": 10.0, "shield, brakes 1": 9.0, "shield, brakes 5": 9.9},
+            "chance": {"shield, brakes 0": 0.0, "shield, brakes 1": 0.01},
+            "training": {"no shield": np.zeros(3), "shield, brakes 1": np.ones(3)},
+        }
+    ],
     "propensities-that-lie": [
         {
             "lying": {"ips": np.zeros(3)},

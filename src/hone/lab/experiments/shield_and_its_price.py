@@ -1,0 +1,120 @@
+"""A shield and its price: no crash, in training either, for a reward that depends on what it assumes of others."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from hone.core.decisions import ActionSet, Floats
+from hone.core.episodes import Episodes
+from hone.envs.finite.build import GymnasiumTable, mdp_from_table
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import finite_horizon_value, policy_iteration, start_value
+from hone.envs.finite.world import FiniteWorld
+from hone.envs.services.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv, lattice_states, shield_tables
+from hone.lab.control import tabular_recipe, train_recipe, with_rewards
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
+from hone.shield.certificate import certify, open_certificate
+from hone.shield.guard import project_action
+from hone.shield.spec import GameShieldConfig, shield_spec
+from hone.tabular.batch import RateConfig
+from hone.tabular.learn import QLearningRule
+from hone.tabular.tables import ActionTable, StateFeatures
+
+DISCOUNT, HORIZON = 0.95, 200
+BRAKES = (0.0, 1.0, 2.0, 5.0)
+"""Hardest brakes of the other car that a shield assumes, m/s^2; the car's own are 1."""
+NONE = "no shield"
+
+
+def assumed_name(brake: float) -> str:
+    """Name of the shield that assumes these brakes."""
+    return f"shield, brakes {brake:g}"
+
+
+def shielded_process(brake: float, env: CarFollowingEnv, table: GymnasiumTable) -> FiniteMdp:
+    """The exact process in which a shield that assumes these brakes replaces unsafe actions."""
+    spec = shield_spec(shield_tables(replace(LATTICE_ROAD, lead_low=-brake)), place="road")
+    assert isinstance(spec, GameShieldConfig)
+    shield = open_certificate(certify(spec), SENSORS)
+    actions = ActionSet(names=LATTICE_ROAD.actions, features=np.array(LATTICE_ROAD.accelerations)[:, None])
+    replaced = {
+        number: {
+            action: table[number][project_action(shield, state, actions, action)] for action in range(len(actions))
+        }
+        for number, state in enumerate(lattice_states(LATTICE_ROAD))
+    }
+    return mdp_from_table(replaced, start=env.initial_state_distrib, discount=DISCOUNT)
+
+
+def crash_chance(mdp: FiniteMdp, policy: np.ndarray) -> float:
+    """Exact probability of a crash within `HORIZON` steps from the start."""
+    crashes = with_rewards(replace(mdp, discount=1.0), mdp.terminates.astype(np.float64))
+    return start_value(mdp, finite_horizon_value(crashes, policy, HORIZON))
+
+
+def crashes_in_training(mdp: FiniteMdp, *, seed: int, turns: int) -> Floats:
+    """Crashes until each iteration `[turns]` of Q-learning from 16 copies."""
+    world = FiniteWorld(mdp=replace(mdp, step_limit=HORIZON), steps=16, seed=seed, copies=16)
+    table = ActionTable(StateFeatures(count=mdp.states, actions=mdp.actions), initial=6.0)
+    counts = np.zeros(turns)
+
+    def watch(step: int, episodes: Episodes) -> None:
+        counts[step - 1] = episodes.terminated.sum()
+
+    recipe = tabular_recipe(world, table, QLearningRule(actions=mdp.actions), rate=RateConfig(rate=0.3))
+    train_recipe(recipe, steps=turns, watch=watch)
+    return counts.cumsum()
+
+
+def claims_of(value: dict[str, float], chance: dict[str, float], training: dict[str, Floats]) -> list[BoundedClaim]:
+    """Claims on crashes, in training and of the best policies, and on the price of the assumption."""
+    true, blind, timid = (assumed_name(brake) for brake in (1.0, 0.0, 5.0))
+    return [
+        at_most("crashes in training under the shield", float(training[true][-1]), 0.5),
+        at_least("crashes in training without one", float(training[NONE][-1]), 50),
+        at_most("chance of a crash under the shield", chance[true], 1e-12),
+        at_least("value under the shield, share of the best without one", value[true] / value[NONE], 0.95),
+        at_most(
+            "value if others might stop dead, share of the best without a shield", value[timid] / value[NONE], 0.96
+        ),
+        at_least("chance of a crash if others are believed not to brake", chance[blind], 0.005),
+    ]
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    turns = 60 if quick else 600
+    env = CarFollowingEnv("lattice", numbered=True)
+    table = env.P
+    mdps = {NONE: mdp_from_table(table, start=env.initial_state_distrib, discount=DISCOUNT)}
+    mdps |= {assumed_name(brake): shielded_process(brake, env, table) for brake in BRAKES}
+    best = {name: policy_iteration(mdp) for name, mdp in mdps.items()}
+    value = {name: start_value(mdps[name], best[name].value) for name in mdps}
+    chance = {name: crash_chance(mdps[name], best[name].policy) for name in mdps}
+    true = assumed_name(1.0)
+    training = {name: crashes_in_training(mdps[name], seed=seed, turns=turns) for name in (NONE, true)}
+    share = {name: value[name] / value[NONE] for name in mdps}
+    timid = assumed_name(BRAKES[-1])
+    return ExperimentResult(
+        header=("driver", "value of the best policy", "share", f"chance of a crash in {HORIZON} steps"),
+        rows=[(name, f"{value[name]:.2f}", f"{share[name]:.1%}", f"{chance[name]:.2%}") for name in mdps],
+        panels=[
+            bar_plot("value of the best policy, share of that without a shield", share),
+            line_plot("crashes while learning", "iteration", range(1, turns + 1), training),
+        ],
+        verdict=(
+            f"A shield that assumes the brakes that others have left no crash, in {turns * 256:,} steps of training "
+            f"either, where the same learner without it crashed {training[NONE][-1]:,.0f} times. It costs "
+            f"{1 - share[true]:.1%} of the best policy's value; {1 - share[timid]:.1%} if it must assume that others "
+            f"can stop five times as hard, and a shield that assumes that nobody brakes protects from nothing."
+        ),
+        claims=claims_of(value, chance, training),
+    )
+
+
+EXPERIMENT = Experiment(
+    title="A shield and its price",
+    question="What does it cost to be safe for certain?",
+    run=run,
+    source="Alshiekh et al., 2018",
+)
