@@ -54,7 +54,7 @@ def encode_batch(batch: Sequence[DecisionRecord]) -> list[EncodedRecord]:
             continue
         encoded.append(one)
     if faults:
-        raise DataError(*faults, f"nothing of the batch of {len(batch)} was stored; mend these and send it again")
+        raise DataError(*faults, f"nothing of the batch of {len(batch)} was stored; correct these and send it again")
     return encoded
 
 
