@@ -76,8 +76,10 @@ def write_until_killed(address: str, first: int, acks: Connection, failpoint: st
         acks.send_bytes(first.to_bytes(8, "little"))
 
 
-def writer_sweep(address: str | Path, *, kills: int, seed: int, failpoints: Sequence[str] = ()) -> SweepResult:
-    """Kill a writer `kills` times at random moments, then once at each failpoint."""
+def writer_sweep(
+    address: str | Path, *, kills: int, seed: int, failpoints: Sequence[str] = (), spread_s: float = 0.03
+) -> SweepResult:
+    """Kill a writer `kills` times at random moments within `spread_s`, then once at each failpoint."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["log_kills", "hone.store.decisions.opening"])
     random, acked = np.random.default_rng(seed), 0
@@ -92,7 +94,7 @@ def writer_sweep(address: str | Path, *, kills: int, seed: int, failpoints: Sequ
         else:
             if random.random() < 0.8:  # otherwise it may die while it opens the log
                 receiver.poll(START_S)
-            time.sleep(random.uniform(0, 0.03))
+            time.sleep(random.uniform(0, spread_s))
             child.kill()
             child.join()
         acked = max(acked, _last_ack(receiver))

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,7 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
         folder = Path(name)
         yield from _sqlite_speed(folder, events=6_000 if fast else 200_000, full=not fast)
         yield from _any_order(folder, events=1_500 if fast else 20_000)
-        yield from _kills(
-            "SQLite", lambda kills: writer_sweep(folder / "k.db", kills=kills, seed=SEED), 8 if fast else 100
-        )
+        yield from _kills("SQLite", partial(writer_sweep, folder / "k.db", seed=SEED), 8 if fast else 100)
         yield _without_a_key(events=1_500 if fast else 20_000)
     yield from _explicit_ids(events=1_000 if fast else 5_000)
     if not fast:
@@ -98,9 +97,9 @@ def _any_order(folder: Path, *, events: int) -> Iterator[AcceptanceLine]:
     )  # fmt: skip
 
 
-def _kills(engine: str, sweep: Callable[[int], SweepResult], kills: int) -> Iterator[AcceptanceLine]:
+def _kills(engine: str, sweep: Callable[..., SweepResult], kills: int) -> Iterator[AcceptanceLine]:
     with cpu_seconds() as spent:
-        result = sweep(kills)
+        result = sweep(kills=kills)
     yield AcceptanceLine(
         figure=f"{engine}: acknowledged records lost, or stored twice or in part, after kill -9",
         value=result.lost + result.twice + result.torn, at_most=0, cpu_s=spent.spent,
@@ -175,10 +174,8 @@ def _server(engine: str, make: Callable[[], LogServer]) -> Iterator[AcceptanceLi
                 words=f"batches of {BATCH}, one connection, each flushed; p99 of a batch {late_ms:.1f} ms",
             )  # fmt: skip
         with _running(make) as server:
-            yield from _kills(
-                f"{engine}, writer", lambda kills: writer_sweep(server.address, kills=kills, seed=SEED), 30
-            )
+            yield from _kills(f"{engine}, writer", partial(writer_sweep, server.address, seed=SEED, spread_s=0.2), 30)
         with _running(make) as server:
-            yield from _kills(f"{engine}, server", lambda kills: server_sweep(server, kills=kills, seed=SEED), 20)
+            yield from _kills(f"{engine}, server", partial(server_sweep, server, seed=SEED), 20)
     except (MissingServerError, ImportError) as missing:
         print(f"log: {engine} is left out: {missing}")

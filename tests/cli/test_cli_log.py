@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hone.cli.main import main
-from hone.core.decisions import DecisionRecord, schema_hash
+from hone.core.decisions import Decision, DecisionRecord, schema_hash
 from hone.store.decisions.opening import open_decision_log
+from hone.store.decisions.retention import read_exports
 from hone.store.joins.parquet import read_view
 from support.decision_records import decision, outcome
 
@@ -118,3 +119,15 @@ def test_wrong_arguments_are_named(
 ) -> None:
     assert main(arguments) == code
     assert words in capsys.readouterr().err
+
+
+def test_older_records_move_to_an_archive_and_are_erased_there_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "shop.db", "--retain", "1970-01-01T00:00:45Z", "--archive", "old"]) == 0
+    assert capsys.readouterr().out == "moved 8 records to old, 2 files written\n"
+    assert main(["log", "shop.db", "--erase", "u1", "--archive", "old"]) == 0
+    assert "erased 2 records of unit u1 of tenant shop from old" in capsys.readouterr().out
+    assert len([one for one in read_exports(Path("old")) if isinstance(one, Decision) and one.unit == "u1"]) == 0
+    assert main(["log", "shop.db", "--retain", "20"]) == 2
+    assert "--retain 20 needs --archive DIR" in capsys.readouterr().err
+    assert main(["log", "shop.db", "--erase", "u1", "--archive", "nowhere"]) == 3
+    assert "--archive nowhere: there is no such folder" in capsys.readouterr().err

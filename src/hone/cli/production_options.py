@@ -57,7 +57,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
     ),
     CommandSpec(
         name="log",
-        summary="judge a decision log; join its rewards into a view, export it, erase a unit",
+        summary="judge a decision log; join its rewards into a view, export it, archive, erase a unit",
         module="hone.cli.commands.log",
         positionals=(("file", "a log (decisions.db, postgresql://, redis://), or a frozen view's folder"),),
         options=(
@@ -70,6 +70,8 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
             CommandOption(flag="--export", metavar="FILE", help="write the joined decisions as this parquet file"),
             CommandOption(flag="--report", metavar="FILE", help="write a page with pictures"),
             CommandOption(flag="--erase", metavar="UNIT", help="erase a unit's decisions and outcomes, for good"),
+            CommandOption(flag="--retain", metavar="WHEN", help="move records from before a time to --archive"),
+            CommandOption(flag="--archive", metavar="DIR", help="parquet files of --retain; --erase erases there too"),
             CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
         ),
     ),

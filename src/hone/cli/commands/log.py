@@ -16,6 +16,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.report.decision_log_page import write_log_page
 from hone.store.decisions.opening import open_decision_log
 from hone.store.decisions.protocol import DecisionLog
+from hone.store.decisions.retention import erase_unit, retain
 from hone.store.durable import Json, replace_file
 from hone.store.joins.audit import LogAudit, audit_log
 from hone.store.joins.columns import RecordColumns, distinct_texts
@@ -48,7 +49,9 @@ def run(call: CommandCall) -> int:
         raise DataError(f"{source}: there is no such log; paths are relative to the working directory, {Path.cwd()}")
     with closing(open_decision_log(source)) as log:
         if unit := call.text("erase"):
-            return _erase(log, source, unit, call.text("tenant"))
+            return _erase(log, source, unit, call)
+        if before := call.text("retain"):
+            return _retain(log, before, call.text("archive"))
         columns = log_columns(log, tenant=call.text("tenant") or None)
         schemas = [names.split(",") for names in call.texts("features")]
         judged = [
@@ -111,8 +114,8 @@ def _write(call: CommandCall, judged: _JudgedTenant, columns: RecordColumns, as_
         _tell(screen, f"page in {file}")
 
 
-def _erase(log: DecisionLog, source: str, unit: str, tenant: str) -> int:
-    tenants = sorted({one.tenant for one in log.watermarks()})
+def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
+    tenant, tenants = call.text("tenant"), sorted({one.tenant for one in log.watermarks()})
     if not tenant and len(tenants) > 1:
         raise ConfigError(f"--erase {unit}: {source} has {len(tenants)} tenants; name one by --tenant")
     if not tenants:
@@ -120,10 +123,26 @@ def _erase(log: DecisionLog, source: str, unit: str, tenant: str) -> int:
     name = tenant or tenants[0]
     if name not in tenants:
         raise DataError(f"{source} has no records of tenant {name!r}")
-    erased = log.erase(name, unit)
-    standard_screen().line(
-        f"erased {erased} records of unit {unit} of tenant {name}; views made before still hold them"
-    )
+    archive, screen = call.text("archive"), standard_screen()
+    if archive:
+        report = erase_unit(log, _existing_folder(archive), name, unit)
+        screen.line(f"erased {report.from_files} records of unit {unit} of tenant {name} from {archive}")
+    erased = report.from_log if archive else log.erase(name, unit)
+    screen.line(f"erased {erased} records of unit {unit} of tenant {name}; views made before still hold them")
+    return 0
+
+
+def _existing_folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise DataError(f"--archive {text}: there is no such folder")
+    return Path(text)
+
+
+def _retain(log: DecisionLog, before: str, archive: str) -> int:
+    if not archive:
+        raise ConfigError(f"--retain {before} needs --archive DIR: the folder that older records move to")
+    report = retain(log, Path(archive), before_s=moment_of(before, "--retain"))
+    standard_screen().line(f"moved {report.retired} records to {archive}, {len(report.files)} files written")
     return 0
 
 

@@ -55,5 +55,7 @@ def test_killed_servers_lose_nothing(make: Callable[[], LogServer]) -> None:
 @pytest.mark.slow
 @SERVERS
 def test_killed_writers_of_servers_lose_nothing(make: Callable[[], LogServer]) -> None:
-    result = swept(make, lambda server: writer_sweep(server.address, kills=30, seed=102, failpoints=FAILPOINTS[1:2]))
+    result = swept(
+        make, lambda server: writer_sweep(server.address, kills=30, seed=102, failpoints=FAILPOINTS[1:2], spread_s=0.2)
+    )
     assert passed(result), result
