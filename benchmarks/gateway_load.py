@@ -1,0 +1,197 @@
+"""Load on a server of decisions: raw sockets, which cost little beside the server, and a flood."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from hone.serve.gateway.access import token_digest
+
+SHOP = """
+[service]
+features = ["x0", "x1", "x2", "x3", "x4", "x5", "x6", "x7"]
+actions = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"]
+
+[policy]
+kind = "linucb"
+
+[join]
+rule = "first"
+"""
+FLOOD_SERVICE = f"""
+[service]
+features = ["x0"]
+actions = ["a", "b"]
+tenants = ["loud", "calm"]
+limit = {{ per_s = 50, burst = 10 }}
+
+[[service.clients]]
+name = "loud"
+tenant = "loud"
+token_sha256 = "{token_digest("loud")}"
+
+[[service.clients]]
+name = "calm"
+tenant = "calm"
+token_sha256 = "{token_digest("calm")}"
+"""
+
+
+class ServedProcess:
+    """`hone serve FILE` as a process, for a `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        self._command = [sys.executable, "-m", "hone", "serve", str(path), "--port", "0"]
+        self.port = 0
+
+    def __enter__(self) -> "ServedProcess":
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        self.port = int(line.rsplit(":", 1)[1].split("/")[0])
+        threading.Thread(target=self._process.stdout.read, daemon=True).start()  # log lines must not fill the pipe
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+
+    def cpu_s(self) -> float:
+        """Processor seconds of the server so far."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def connect(self) -> socket.socket:
+        """A connection."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadResult:
+    """Load of one kind."""
+
+    cpu_s: float
+    """Processor seconds of the server, a decision."""
+    waits_s: list[float]
+    """Seconds from request to answer, of one connection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloodResult:
+    """One tenant's waits, alone and beside a flood, and the server's work under the flood."""
+
+    quiet_p99_s: float
+    flooded_p99_s: float
+    decided_per_s: float
+    """Decisions that the flooding tenant got, a second; the others of its requests were refused."""
+
+
+def request(unit: str, context: list[float], token: str = "") -> bytes:
+    """A decision request, as bytes."""
+    body = json.dumps({"unit": unit, "context": context}).encode()
+    authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = f"POST /v1/decide HTTP/1.1\r\nHost: x\r\n{authorization}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """One answer."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, rest = data.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    while len(rest) < length:
+        rest += connection.recv(65536)
+    return head
+
+
+def load(server: ServedProcess, count: int, *, connections: int) -> LoadResult:
+    """`count` decisions over some connections, each of which waits for its answer."""
+    sockets = [server.connect() for _ in range(connections)]
+    waits: list[float] = []
+    cpu_s = server.cpu_s()
+    for number in range(count // connections):
+        began = time.perf_counter()
+        for place, connection in enumerate(sockets):
+            connection.sendall(request(f"u{number * connections + place}", [0.1 * place] * 8))
+        for connection in sockets:
+            assert b" 200 " in read_answer(connection).splitlines()[0]
+        waits.append(time.perf_counter() - began)
+    spent = server.cpu_s() - cpu_s
+    for connection in sockets:
+        connection.close()
+    return LoadResult(cpu_s=spent / (count // connections * connections), waits_s=waits)
+
+
+@dataclass
+class _CalmTenant:
+    """A tenant that asks 25 times a second."""
+
+    server: ServedProcess
+    waits: list[float] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        """Ask, and note the seconds until the answer."""
+        connection = self.server.connect()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            connection.sendall(request("u", [0.5], "calm"))
+            assert b" 200 " in read_answer(connection).splitlines()[0]
+            self.waits.append(time.perf_counter() - began)
+            time.sleep(0.04)
+        connection.close()
+
+    def p99_s(self) -> float:
+        """The 99th percentile of the waits."""
+        return sorted(self.waits)[int(0.99 * (len(self.waits) - 1))]
+
+
+def flood(server: ServedProcess, seconds: float) -> FloodResult:
+    """A calm tenant alone, then beside one that sends over 16 connections as fast as it is answered."""
+    quiet = _CalmTenant(server)
+    quiet.run(seconds)
+    beside = _CalmTenant(server)
+    thread = threading.Thread(target=beside.run, args=(seconds,))
+    began = time.monotonic()
+    thread.start()
+    decided = _send_as_fast_as_answered(server, seconds)
+    spent_s = time.monotonic() - began
+    thread.join()
+    return FloodResult(quiet_p99_s=quiet.p99_s(), flooded_p99_s=beside.p99_s(), decided_per_s=decided / spent_s)
+
+
+def _send_as_fast_as_answered(server: ServedProcess, seconds: float) -> int:
+    """Requests that were decided."""
+    sent, decided = request("u", [0.5], "loud"), 0
+    with selectors.DefaultSelector() as selector:
+        for _ in range(16):
+            connection = server.connect()
+            connection.sendall(sent)
+            selector.register(connection, selectors.EVENT_READ)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for ready, _ in selector.select(0.05):
+                connection = ready.fileobj
+                assert isinstance(connection, socket.socket)
+                decided += b" 200 " in read_answer(connection).splitlines()[0]
+                connection.sendall(sent)
+        for ready in list(selector.get_map().values()):
+            assert isinstance(ready.fileobj, socket.socket)
+            ready.fileobj.close()
+    return decided
