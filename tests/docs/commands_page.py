@@ -23,7 +23,8 @@ MORE = {
     "show": "[Runs](../howto/runs.md)",
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",
-    "log": "[Production](../production/index.md)",
+    "estimate": "[Offline estimates](../production/offline_estimates.md)",
+    "log": "[The decision log](../production/decision_log.md)",
     "lab": "[The lab](../project/lab.md)",
     "doctor": "[Troubleshooting](../howto/troubleshooting.md)",
 }
