@@ -125,7 +125,7 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
         return 0
     show_history(screen, history)
     page = Path(call.text("html") or rollouts.folder / f"rollout_{name}.html")
-    write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version))
+    write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
     screen.line(f"stages, evidence and lineage in {page}")
     return 0
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-TIGHT_AT: Final = 5000
+TIGHT_AT: Final = 1000
 """Events at which the asymptotic sequence is tightest."""
 
 

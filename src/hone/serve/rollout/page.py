@@ -19,18 +19,19 @@ from hone.store.registry.versions import PolicyVersion
 _WIDTH = 960.0
 
 
-def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion]) -> None:
-    """Write the page. Raises ResourceError."""
-    replace_file(path, render_rollout(history, lineage).encode())
+def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
+    """Write the page of a rollout in the service of `file`. Raises ResourceError."""
+    replace_file(path, render_rollout(history, lineage, file=file).encode())
 
 
-def render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion]) -> str:
-    """The page as HTML."""
+def render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> str:
+    """The page as HTML, with the command that takes the rollout back."""
     plan = history.plan
     parts = [
         styled("p", "kicker", text(f"rollout of service {plan.service}, begun {_moment(history.begun_s)}")),
         element("h1", text(f"{plan.name}: {_headline(history)}")),
         styled("p", "verdict", text(f"{history.words}.")),
+        styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
         _tiles(history),
         element("h2", text("Stages")),
         styled("div", "card", ladder_plot(history)),
