@@ -54,6 +54,7 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield speed_line(world)
     if not fast:
         yield from open_bandit_lines()
+        yield from stitching_lines()
 
 
 def coverage_lines(world: LoggedChoiceWorld) -> Iterator[AcceptanceLine]:
@@ -283,4 +284,22 @@ def open_bandit_lines() -> Iterator[AcceptanceLine]:
             value=apart if inside else 1.0, at_most=1e-5, cpu_s=cpu.spent,
             words=f"{found.value:.5f} +- {(found.high - found.low) / 2:.5f}, verdict {found.verdict}, the policy's own "
             f"log {sample.on_policy:.4f}",
+        )  # fmt: skip
+
+
+def stitching_lines() -> Iterator[AcceptanceLine]:
+    """Offline reinforcement learning on the stitching grid, by recipe `cql`; without conservatism as the control."""
+    from stitching_grid import shares_of_optimum  # noqa: PLC0415 - torch
+
+    seeds = range(FIRST, FIRST + 3)
+    for conservatism, figure in ((1.0, "conservative Q-learning"), (0.0, "plain Q-learning")):
+        with cpu_seconds() as cpu:
+            shares = [shares_of_optimum(seed=seed, conservatism=conservatism) for seed in seeds]
+        learnt = [share for _, share in shares]
+        words = f"the log's policies {shares[0][0]:.2f}; " + ", ".join(f"{share:.2f}" for share in learnt)
+        control = conservatism == 0
+        yield AcceptanceLine(
+            figure=f"stitching grid, share of the optimum by {figure}", value=max(learnt) if control else min(learnt),
+            at_least=None if control else 0.9, at_most=0.9 if control else None, negative=control, seeds=len(seeds),
+            cpu_s=cpu.spent, words=words,
         )  # fmt: skip
