@@ -33,10 +33,11 @@ from hone.estimators.off_policy.trajectories import (
     per_decision,
 )
 from hone.evaluate.off_policy import estimate_policies, logged_feedback
+from hone.evaluate.off_policy_stream import estimate_parquet
 
 TITLE = "Offline estimates"
 WORLD_SEED, FIRST = 1, 100
-ROWS, LOGS = 2_000, 400
+ROWS, LOGS, LARGE = 2_000, 400, 10_000_000
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "off_policy" / "obp.json"
 OPEN_BANDIT = {"men": (0.00566, 0.00274), "women": (0.00581, 0.00236), "all": (0.00504, 0.00251)}
 """Value and half width of IPS, as measured with the peer's formulas."""
@@ -53,6 +54,7 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield from trajectory_lines(logs=60 if fast else 400)
     yield speed_line(world)
     if not fast:
+        yield large_line(world)
         yield from open_bandit_lines()
         yield from stitching_lines()
 
@@ -265,6 +267,21 @@ def speed_line(world: LoggedChoiceWorld) -> AcceptanceLine:
     return AcceptanceLine(
         figure="100,000 rows: estimate, verdict and segments, CPU s", value=cpu.spent, at_most=1.0, cpu_s=cpu.spent
     )
+
+
+def large_line(world: LoggedChoiceWorld) -> AcceptanceLine:
+    """Processor seconds for ten million rows of parquet, read by DuckDB; the interval must hold the true value."""
+    from large_view import write_large_view  # noqa: PLC0415 - beside this script
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_large_view(world, Path(folder), rows=LARGE, seed=FIRST)
+        with cpu_seconds() as cpu:
+            found = estimate_parquet(paths, world.target, estimators=["dr", "snips", "ips"])["dr"]
+    apart = abs(found.value - world.value(world.target)) / found.standard_error
+    return AcceptanceLine(
+        figure=f"{LARGE:,} rows of parquet by DuckDB, CPU s", value=cpu.spent, at_most=60.0, cpu_s=cpu.spent,
+        words=f"{apart:.1f} standard errors from the true value, verdict {found.verdict}",
+    )  # fmt: skip
 
 
 def open_bandit_lines() -> Iterator[AcceptanceLine]:

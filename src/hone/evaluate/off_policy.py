@@ -123,23 +123,29 @@ def logged_feedback(
     Units are numbered in the order of their first row. Raises UserCodeError for a policy whose probabilities are not a
     distribution, with the row's id.
     """
-    catalogue = {action: None for actions in table.action_sets for action in actions.names}
-    column = {action: place for place, action in enumerate(catalogue)}
-    places = [np.array([column[action] for action in actions.names]) for actions in table.action_sets]
-    executed = np.empty(len(table), np.int64)
-    for number, place in enumerate(places):
-        rows = table.action_set == number
-        executed[rows] = place[table.executed[rows]]
+    executed, places, width = catalogue_columns(table)
     numbers: dict[str, int] = {}
     return LoggedFeedback(
         contexts=table.contexts,
         action=executed,
         logp=table.logp,
         reward=table.reward,
-        target_logp=_distribution(table, policy, places, len(column), name),
+        target_logp=_distribution(table, policy, places, width, name),
         unit=np.array([numbers.setdefault(unit, len(numbers)) for unit in table.units], np.int64),
-        behaviour_logp=None if behaviour is None else _distribution(table, behaviour, places, len(column), LOGGED),
+        behaviour_logp=None if behaviour is None else _distribution(table, behaviour, places, width, LOGGED),
     )
+
+
+def catalogue_columns(table: DecisionTable) -> tuple[Ints, tuple[Ints, ...], int]:
+    """Executed actions `[n]` as columns of the catalogue of all actions, the columns of each set, and their number."""
+    catalogue = {action: None for actions in table.action_sets for action in actions.names}
+    column = {action: place for place, action in enumerate(catalogue)}
+    places = tuple(np.array([column[action] for action in actions.names]) for actions in table.action_sets)
+    executed = np.empty(len(table), np.int64)
+    for number, place in enumerate(places):
+        rows = table.action_set == number
+        executed[rows] = place[table.executed[rows]]
+    return executed, places, len(column)
 
 
 def estimate_policies(
@@ -278,7 +284,7 @@ def _checked(policy: DecisionPolicy, table: DecisionTable, rows: Ints, actions: 
         row = int(wrong[0])
         raise UserCodeError(
             f"{name}: the probabilities of {len(wrong)} rows are no distribution; those of decision "
-            f"{table.ids[rows[row]]!r} add up to {sums[row]:g}"
+            f"{table.ids[rows[row]] if table.ids else rows[row]!r} add up to {sums[row]:g}"
         )
     return logp
 

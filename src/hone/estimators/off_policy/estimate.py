@@ -38,9 +38,9 @@ MODEL_BASED = frozenset({"dm", "dr", "sndr", "switch", "mrdr"})
 """Estimators that need a model of the reward."""
 SELF_NORMALISED = frozenset({"snips", "sndr"})
 
-_SUPPORT = "the log's policy takes every action that the target takes, and its logged probabilities are right"
-_UNITS = "units are independent of each other, and answer the target as they answered the log's policy"
-_MODEL = "the reward model is right wherever the target's actions were not logged"
+SUPPORT_ASSUMPTION = "the log's policy takes every action that the target takes, and its logged probabilities are right"
+UNITS_ASSUMPTION = "units are independent of each other, and answer the target as they answered the log's policy"
+MODEL_ASSUMPTION = "the reward model is right wherever the target's actions were not logged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,17 @@ class EstimatedTerms:
     """`[n]`."""
 
 
+def assumptions_of(name: EstimatorName) -> tuple[str, ...]:
+    """Assumptions that an estimator stands on."""
+    return (MODEL_ASSUMPTION if name == "dm" else SUPPORT_ASSUMPTION, UNITS_ASSUMPTION)
+
+
+def model_reasons(name: EstimatorName) -> list[VerdictReason]:
+    """A reason against the direct method alone."""
+    words = "it stands on the reward model alone, and its interval knows nothing of the model's error: use dr"
+    return [VerdictReason(rule="model", verdict="weak", words=words)] if name == "dm" else []
+
+
 def weight_tail(weight: Floats) -> WeightTail:
     """Quantiles of weights `[n]`, and the share of the largest 1%."""
     median, q90, q99 = (float(value) for value in np.quantile(weight, [0.5, 0.9, 0.99]))
@@ -122,29 +133,33 @@ def estimator_terms(
     logged: LoggedFeedback, names: Sequence[EstimatorName], settings: EstimateSettings
 ) -> dict[EstimatorName, EstimatorTerms]:
     """Terms of the named estimators; the reward model is fitted once for those that share it."""
-    bound = settings.max_weight or math.sqrt(len(logged))
     fit = partial(cross_fitted_rewards, logged, settings.model, seed=settings.seed)
     predicted = fit() if (MODEL_BASED - {"mrdr"}) & set(names) else np.zeros((0, 0))
+    bound = settings.max_weight or math.sqrt(len(logged))
     made: dict[EstimatorName, EstimatorTerms] = {}
     for name in names:
-        match name:
-            case "ips":
-                made[name] = forms.inverse_propensity(logged)
-            case "snips":
-                made[name] = forms.self_normalised(logged)
-            case "clipped":
-                made[name] = forms.clipped_inverse_propensity(logged, max_weight=bound)
-            case "dm":
-                made[name] = forms.direct_method(logged, predicted)
-            case "dr":
-                made[name] = forms.doubly_robust(logged, predicted)
-            case "sndr":
-                made[name] = forms.self_normalised_doubly_robust(logged, predicted)
-            case "switch":
-                made[name] = forms.switch_doubly_robust(logged, predicted, max_weight=bound)
-            case "mrdr":
-                made[name] = forms.doubly_robust(logged, fit(row_weight=forms.more_robust_weights(logged)))
+        own = fit(row_weight=forms.more_robust_weights(logged)) if name == "mrdr" else predicted
+        made[name] = terms_of(name, logged, own, bound)
     return made
+
+
+def terms_of(name: EstimatorName, logged: LoggedFeedback, predicted: Floats, max_weight: float) -> EstimatorTerms:
+    """Terms of one estimator with predicted rewards `[n, K]`, which estimators without a model do not read."""
+    match name:
+        case "ips":
+            return forms.inverse_propensity(logged)
+        case "snips":
+            return forms.self_normalised(logged)
+        case "clipped":
+            return forms.clipped_inverse_propensity(logged, max_weight=max_weight)
+        case "dm":
+            return forms.direct_method(logged, predicted)
+        case "dr" | "mrdr":
+            return forms.doubly_robust(logged, predicted)
+        case "sndr":
+            return forms.self_normalised_doubly_robust(logged, predicted)
+        case "switch":
+            return forms.switch_doubly_robust(logged, predicted, max_weight=max_weight)
 
 
 def estimate_values(
@@ -194,7 +209,11 @@ def logged_value(
     found = terms_estimate("ips", forms.inverse_propensity(same), same, settings)
     reasons = (*log_reasons, *found.estimate.reasons)
     estimate = replace(
-        found.estimate, estimator="mean", assumptions=(_UNITS,), reasons=reasons, verdict=worst_verdict(reasons)
+        found.estimate,
+        estimator="mean",
+        assumptions=(UNITS_ASSUMPTION,),
+        reasons=reasons,
+        verdict=worst_verdict(reasons),
     )
     return replace(found, estimate=estimate)
 
@@ -210,9 +229,7 @@ def _judged(
     influence, own = parts.influence, list(reasons)
     if np.isfinite(influence).all():
         own += audit_halves(influence, logged.unit, settings.rules)
-    if name == "dm":
-        words = "it stands on the reward model alone, and its interval knows nothing of the model's error: use dr"
-        own.append(VerdictReason(rule="model", verdict="weak", words=words))
+    own += model_reasons(name)
     interval = interval_of(name, parts, logged, settings)
     weight = logged.weight
     estimate = OffPolicyEstimate(
@@ -228,7 +245,7 @@ def _judged(
         ess=effective_sample_size(weight),
         largest_weight=float(weight.max()),
         overlap=overlap,
-        assumptions=(_MODEL, _UNITS) if name == "dm" else (_SUPPORT, _UNITS),
+        assumptions=assumptions_of(name),
         verdict=worst_verdict(own),
         reasons=tuple(own),
     )

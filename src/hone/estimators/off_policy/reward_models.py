@@ -88,21 +88,31 @@ def _ridge_predictions(
     features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, settings: RewardModelSettings, actions: int
 ) -> Floats:
     """Sums over each fold and action give every fold's model without a second pass over the rows."""
-    grams, sides = _sums_by_fold(features, logged, weight, fold, settings.folds, actions)
-    shrunk = np.full(features.shape[1], settings.penalty)
-    common_penalty = shrunk.copy()
-    common_penalty[0] = 1e-9
+    grams, sides = ridge_sums(features, logged, weight, fold, settings.folds, actions)
+    coefficients = ridge_coefficients(grams, sides, settings.penalty)
     predicted = np.empty((len(logged), actions))
     for number in range(settings.folds):
-        held, used = np.flatnonzero(fold == number), np.arange(settings.folds) != number
-        gram, side = grams[used].sum(axis=0), sides[used].sum(axis=0)
-        common = _solved(gram.sum(axis=0) + np.diag(common_penalty), side.sum(axis=0))
-        own = _solved(gram + np.diag(shrunk), (side - gram @ common)[..., None])[..., 0]
-        predicted[held] = features[held] @ (common + own).T
+        held = np.flatnonzero(fold == number)
+        predicted[held] = features[held] @ coefficients[number].T
     return predicted
 
 
-def _sums_by_fold(
+def ridge_coefficients(grams: Floats, sides: Floats, penalty: float) -> Floats:
+    """Coefficients `[folds, K, f]` of each fold's model, from the sums of the other folds; feature 0 is a constant."""
+    folds, actions, size = sides.shape
+    shrunk = np.full(size, penalty)
+    common_penalty = shrunk.copy()
+    common_penalty[0] = 1e-9
+    made = np.empty((folds, actions, size))
+    for number in range(folds):
+        used = [other for other in range(folds) if other != number]
+        gram, side = grams[used].sum(axis=0), sides[used].sum(axis=0)
+        common = _solved(gram.sum(axis=0) + np.diag(common_penalty), side.sum(axis=0))
+        made[number] = common + _solved(gram + np.diag(shrunk), (side - gram @ common)[..., None])[..., 0]
+    return made
+
+
+def ridge_sums(
     features: Floats, logged: LoggedFeedback, weight: Floats, fold: Ints, folds: int, actions: int
 ) -> tuple[Floats, Floats]:
     """Sums of w x x' `[folds, K, f, f]` and of w x r `[folds, K, f]`."""

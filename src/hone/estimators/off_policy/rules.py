@@ -66,6 +66,21 @@ class RefusalRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSummary:
+    """Figures of n importance weights."""
+
+    n: int
+    mean: float
+    error: float
+    """Standard error of the mean, by unit."""
+    ess: float
+    """Effective sample size."""
+    largest: float
+    largest_row: int | None = None
+    """Number of the row with the largest weight; None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictReason:
     """A rule that an estimate did not pass."""
 
@@ -97,11 +112,7 @@ def audit_table(table: DecisionTable, rules: RefusalRules) -> list[VerdictReason
             _refused("schemas", f"contexts have {len(kinds)} schemas, {counts}: estimate the rows of one schema")
         )
     unknown = float(np.mean(~table.known)) if len(table) else 0.0
-    if unknown > rules.open_weak:
-        verdict: Verdict = "refuse" if unknown > rules.open_refuse else "weak"
-        words = f"{unknown:.1%} of the rewards may still arrive: wait for their windows, or end the log earlier"
-        reasons.append(VerdictReason(rule="open windows", verdict=verdict, words=words))
-    return reasons
+    return [*reasons, *open_window_reasons(unknown, rules)]
 
 
 def usable_rows(table: DecisionTable) -> Bools:
@@ -120,25 +131,59 @@ def audit_weights(
     """
     weight = logged.weight
     reasons, overlap = _support(logged, weight, rules, version)
-    mean, error = float(weight.mean()), standard_error(weight, logged.unit)
-    excess = mean - 1
-    if excess > rules.miscalibrated_refuse and excess > rules.support_deviations * error:
+    row = int(weight.argmax())
+    summary = WeightSummary(
+        n=len(weight),
+        mean=float(weight.mean()),
+        error=standard_error(weight, logged.unit),
+        ess=effective_sample_size(weight),
+        largest=float(weight[row]),
+        largest_row=row,
+    )
+    return [*reasons, *weight_reasons(summary, rules)], overlap
+
+
+def weight_reasons(summary: WeightSummary, rules: RefusalRules) -> list[VerdictReason]:
+    """Reasons against weights by their summary: calibration, sample size, largest weight."""
+    reasons: list[VerdictReason] = []
+    excess = summary.mean - 1
+    if excess > rules.miscalibrated_refuse and excess > rules.support_deviations * summary.error:
         words = (
-            f"the mean weight is {mean:.3f} +- {error:.3f}, expected 1: the logged probabilities are not those of the "
-            "executed actions; log the probability after every wrapper"
+            f"the mean weight is {summary.mean:.3f} +- {summary.error:.3f}, expected 1: the logged probabilities are "
+            "not those of the executed actions; log the probability after every wrapper"
         )
         reasons.append(_refused("calibration", words))
-    size = effective_sample_size(weight)
-    if size < rules.ess_weak:
-        verdict: Verdict = "refuse" if size < rules.ess_refuse else "weak"
-        words = f"effective sample size {size:.0f} of {len(weight)} rows: log more, or a policy nearer to the target"
+    if summary.ess < rules.ess_weak:
+        verdict: Verdict = "refuse" if summary.ess < rules.ess_refuse else "weak"
+        words = (
+            f"effective sample size {summary.ess:.0f} of {summary.n} rows: log more, or a policy nearer to the target"
+        )
         reasons.append(VerdictReason(rule="sample size", verdict=verdict, words=words))
-    share = float(weight.max() / weight.sum()) if weight.sum() > 0 else 0.0
+    total = summary.mean * summary.n
+    share = summary.largest / total if total > 0 else 0.0
     if share > rules.largest_share_weak:
-        row = int(weight.argmax())
-        words = f"row {row} has {share:.0%} of all weight ({weight[row]:.3g}): one outcome would decide"
+        row = "one row" if summary.largest_row is None else f"row {summary.largest_row}"
+        words = f"{row} has {share:.0%} of all weight ({summary.largest:.3g}): one outcome would decide"
         reasons.append(VerdictReason(rule="largest weight", verdict="weak", words=words))
-    return reasons, overlap
+    return reasons
+
+
+def open_window_reasons(unknown: float, rules: RefusalRules) -> list[VerdictReason]:
+    """A reason against a log in which the share `unknown` of the rewards is not final."""
+    if unknown <= rules.open_weak:
+        return []
+    verdict: Verdict = "refuse" if unknown > rules.open_refuse else "weak"
+    words = f"{unknown:.1%} of the rewards may still arrive: wait for their windows, or end the log earlier"
+    return [VerdictReason(rule="open windows", verdict=verdict, words=words)]
+
+
+def support_reasons(lost: float, where: str, rules: RefusalRules) -> list[VerdictReason]:
+    """A reason against a log that cannot show the share `lost` of the target's choices; `where` says so."""
+    if lost <= rules.unsupported_weak:
+        return []
+    verdict: Verdict = "refuse" if lost > rules.unsupported_refuse else "weak"
+    words = f"{where}; add exploration (a floor) to the policy that logs"
+    return [VerdictReason(rule="support", verdict=verdict, words=words)]
 
 
 def audit_rewards(reward: Floats, rules: RefusalRules) -> list[VerdictReason]:
@@ -161,6 +206,11 @@ def audit_halves(influence: Floats, unit: Ints, rules: RefusalRules) -> list[Ver
     errors = [standard_error(influence[part], _renumbered(unit[part])) for part in (first, second)]
     spread = math.hypot(*errors)
     before, after = (float(influence[part].mean()) if half else 0.0 for part in (first, second))
+    return drift_reasons(before, after, spread, rules)
+
+
+def drift_reasons(before: float, after: float, spread: float, rules: RefusalRules) -> list[VerdictReason]:
+    """A reason against halves of the values `before` and `after`; `spread`: standard error of their difference."""
     if not 0 < spread < math.inf:
         return []
     p_value = 2 * (1 - NormalDist().cdf(abs(before - after) / spread))
@@ -196,11 +246,7 @@ def _support(
         where = (
             f"about {lost:.1%} of the target's choices have no support in the log: it never or hardly takes them there"
         )
-    if lost <= rules.unsupported_weak:
-        return [], 1 - lost
-    verdict: Verdict = "refuse" if lost > rules.unsupported_refuse else "weak"
-    words = f"{where}; add exploration (a floor) to the policy that logs"
-    return [VerdictReason(rule="support", verdict=verdict, words=words)], 1 - lost
+    return support_reasons(lost, where, rules), 1 - lost
 
 
 def _lost_share(weight: Floats, group: Ints, unit: Ints, least: float, deviations: float) -> float:

@@ -112,6 +112,19 @@ def read_view(path: Path) -> DecisionView:
             raise DataError(f"{path} is not a view of a decision log: `hone log FILE --view FOLDER` makes one")
 
 
+def view_action_sets(path: Path) -> tuple[ActionSet, ...]:
+    """Sets of actions of a view's parquet file, without reading its rows. Raises DataError."""
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a complete parquet file: {error}") from error
+    match from_json(metadata.get(b"hone", b"null"), f"{path}: metadata `hone`"):
+        case {"action_sets": list(sets)}:
+            return tuple(_action_set(one, path) for one in sets)
+        case _:
+            raise DataError(f"{path} is not a view of a decision log: `hone log FILE --export FILE` makes one")
+
+
 def _action_set(facts: Json, path: Path) -> ActionSet:
     match facts:
         case {"names": list(names), "features": None}:
