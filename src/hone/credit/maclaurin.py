@@ -97,7 +97,7 @@ def _leave_one_out(count: int, terms: int) -> tuple[Floats, Floats]:
     right, wrong = np.ones(count + 1), np.zeros(count + 1)
     for number in range(count - 1):
         failures = count - number
-        for k in range(2, min(terms, failures, count - 1) + 1):
+        for k in range(2, min(terms, count - 1) + 1):
             share = math.comb(failures, k) / (math.comb(count, k) - 1)
             right[number] += share
             wrong[number] += share * (1.0 - count / failures)
