@@ -23,8 +23,8 @@ from hone.store.decisions.shared_parts import SharedParts
 from hone.store.durable import DiskFullError
 
 FORMAT: Final = 1
-_LOCK: Final = 0x686F6E65
-"""Number of the advisory lock that writers take turns by."""
+_AS_WRITER: Final = "select pg_advisory_xact_lock(1752133221)"  # "hone" in ASCII
+_AS_READER: Final = "set transaction isolation level repeatable read, read only"
 _WAIT_S: Final = 30
 _TABLES: Final = """
 create schema if not exists hone_decisions;
@@ -60,7 +60,7 @@ def open_postgres_log(address: str) -> RelationalLog:
     """
     session = PostgresSession(address)
     try:
-        with session.transaction():
+        with session.transaction(write=True):
             session.salt = _prepare(session)
     except BaseException:
         session.close()
@@ -100,13 +100,13 @@ class PostgresSession:
         return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
     @contextmanager
-    def transaction(self) -> Generator[None]:
-        """Transaction of the only writer; see `DatabaseSession`."""
+    def transaction(self, *, write: bool) -> Generator[None]:
+        """Transaction of the only writer, or of a reader; see `DatabaseSession`."""
         with self.lock:
             try:
                 connection = self._connected()
                 with connection.transaction():
-                    connection.execute("select pg_advisory_xact_lock(%s)", (_LOCK,))
+                    connection.execute(_AS_WRITER if write else _AS_READER)
                     yield
             except (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory) as error:
                 raise DiskFullError(

@@ -48,7 +48,7 @@ from hone.store.decisions.redis_records import (
 )
 from hone.store.decisions.redis_scripts import APPEND, EMPTY
 from hone.store.decisions.session import DAY_S, chunks
-from hone.store.durable import DiskFullError
+from hone.store.durable import DiskFullError, failpoint
 
 FORMAT: Final = 1
 PREFIX: Final = "{hone}:decisions:"
@@ -183,15 +183,14 @@ class RedisLog:
         ids = {*decision_ids, *self.decision_ids(tenant, unit)}
         with self.talking():
             self._note_erased(erasure_digest(self._salt, "decision", tenant, one) for one in sorted(ids))
-            erased = self._empty(
-                "erased",
-                [
-                    position
-                    for position, record in self._scan()
-                    if record.tenant == tenant
-                    and (record.unit == unit or (record.unit is None and record.decision in ids))
-                ],
-            )
+            failpoint("decisions.before_erasure")
+            own = [
+                (record.unit is not None, position)
+                for position, record in self._scan()
+                if record.tenant == tenant and (record.unit == unit or (record.unit is None and record.decision in ids))
+            ]
+            # Decisions go last: they tell which outcomes are the unit's, if this is cut short and made again.
+            erased = self._empty("erased", [position for _, position in sorted(own)])
             self._rewrite_file()
         return erased
 

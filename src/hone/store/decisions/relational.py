@@ -95,25 +95,25 @@ class RelationalLog:
             f"select distinct s.tenant, cast(floor(r.at_s / {DAY_S}) as bigint) from records r "
             "join sources s on s.id = r.source where r.body is not null"
         )
-        with self._transaction():
+        with self.session.transaction(write=False):
             return sorted((str(tenant), int(day)) for tenant, day in self.session.rows(statement))
 
     def counts(self) -> LogCounts:
         """Counts over all tenants; see `DecisionLog`."""
-        with self._transaction():
+        with self.session.transaction(write=False):
             sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _TALLY)
             (row,) = self.session.rows(f"select {sums} from sources")
         return RecordTally(*map(int, row)).public
 
     def watermarks(self) -> tuple[SourceWatermark, ...]:
         """Progress of every source; see `DecisionLog`."""
-        with self._transaction():
+        with self.session.transaction(write=False):
             rows = self.session.rows("select id, tenant, name, first, watermark, highest, seen from sources")
         return tuple(SourceProgress(*row).public for row in sorted(rows, key=lambda row: row[1:3]))
 
     def decision_ids(self, tenant: str, unit: str) -> tuple[str, ...]:
         """Ids of a unit's decisions; see `DecisionLog`."""
-        with self._transaction():
+        with self.session.transaction(write=False):
             return self._decision_ids(tenant, unit)
 
     def erase(self, tenant: str, unit: str, *, decision_ids: Iterable[str] = ()) -> int:
@@ -145,12 +145,14 @@ class RelationalLog:
 
     @contextmanager
     def _transaction(self) -> Generator[None]:
-        """A transaction; parts that were numbered inside are forgotten if it is rolled back."""
+        """A transaction that writes; if it is rolled back, all that was learnt inside is forgotten."""
         try:
-            with self.session.transaction():
+            with self.session.transaction(write=True):
                 yield
         except BaseException:
             self.parts.forget()
+            self._erased.clear()
+            self._last_erased = 0
             raise
 
     def _refresh(self) -> None:
@@ -182,7 +184,7 @@ class RelationalLog:
         statement = (
             f"select {_RECORD} from records r join sources s on s.id = r.source where r.body is not null and {where}"
         )
-        with self._transaction():
+        with self.session.transaction(write=False):
             rows = self.session.rows(statement, values)
             actions_of = self.parts.actions({row[7] for row in rows})
             labels_of = self.parts.labels({row[8] for row in rows})

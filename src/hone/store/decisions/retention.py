@@ -91,7 +91,9 @@ def _copy(log: DecisionLog, folder: Path, *, before_s: float, retire: bool) -> E
 
 
 def _retire(log: DecisionLog, rows: Sequence[LoggedRecord]) -> int:
-    return log.retire([one.position for one in rows])
+    """Retire records, a few at a time, so that writers need not wait long."""
+    places = [one.position for one in rows]
+    return sum(log.retire(places[begin : begin + _BATCH]) for begin in range(0, len(places), _BATCH))
 
 
 def _merge(path: Path, records: Sequence[DecisionRecord]) -> list[Path]:

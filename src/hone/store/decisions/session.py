@@ -22,8 +22,8 @@ class DatabaseSession(Protocol):
         """Key of the digests by which erased units are known; drawn when the log was made."""
         ...
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Transaction that nobody else writes beside; rolled back if the block raises."""
+    def transaction(self, *, write: bool) -> AbstractContextManager[None]:
+        """Transaction of the only writer, or of a reader of one state; rolled back if the block raises."""
         ...
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:

@@ -104,11 +104,11 @@ class SqliteSession:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
-    def transaction(self) -> Generator[None]:
-        """Transaction of the only writer; see `DatabaseSession`."""
+    def transaction(self, *, write: bool) -> Generator[None]:
+        """Transaction of the only writer, or of a reader; see `DatabaseSession`."""
         with self.lock:
             try:
-                self.connection.execute("begin immediate")
+                self.connection.execute("begin immediate" if write else "begin")
                 yield
                 self.connection.execute("commit")
             except sqlite3.Error as error:

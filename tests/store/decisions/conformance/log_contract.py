@@ -6,6 +6,7 @@ A module of an engine subclasses `LogContract` and gives the fixture `engine`, w
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from log_records import all_of, batches_of, bits, decision, key_of, outcome
 
 from hone.core.decisions import ActionSet, Choice, DecisionRecord
 from hone.core.errors import DataError
-from hone.store.decisions.protocol import DecisionLog, LogCounts
+from hone.store.decisions.protocol import AppendAck, DecisionLog, LogCounts
+from hone.store.decisions.relational import RelationalLog
 
 TRICKS = (
     "'; drop table records; --", 'x" or "1"="1', "%s %(x)s ?1 $1 :a {0}", "../../etc/passwd", "/", "..", ".", "a\\b",
@@ -27,6 +29,11 @@ class LogEngine:
     """An engine under test."""
 
     open: Callable[[], DecisionLog]
+
+
+def held(log: DecisionLog) -> AbstractContextManager[None]:
+    """The transaction of a writer that takes its time; Redis has none that last."""
+    return log.session.transaction(write=True) if isinstance(log, RelationalLog) else nullcontext()
 
 
 class LogContract:
@@ -217,6 +224,32 @@ class LogContract:
         assert log.append([decision(6, **(personal | {"unit": "bob"}))]).stored == 1  # the set of actions comes back
         last = all_of(other)[-1]
         assert bits(last) == bits(decision(6, **(personal | {"unit": "bob"})))
+        log.close()
+        other.close()
+
+    def test_an_erasure_that_failed_is_not_remembered_and_can_be_made_again(
+        self, engine: LogEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log, other = engine.open(), engine.open()
+        log.append([decision(0, unit="eve"), decision(1, unit="bob")])
+        monkeypatch.setenv("HONE_FAILPOINT", "decisions.before_erasure:raise")
+        with pytest.raises(OSError, match="failpoint"):
+            log.erase("shop", "eve")
+        monkeypatch.delenv("HONE_FAILPOINT")
+        assert log.erase("shop", "eve") == 1
+        assert other.append([decision(2, unit="eve"), outcome(0)]).erased == 2
+        assert [one.seq for one in all_of(other)] == [1]
+        assert log.append([]) == AppendAck(stored=0, repeated=0, erased=0, refused=(), watermarks=())
+        log.close()
+        other.close()
+
+    def test_a_reader_does_not_wait_for_a_writer(self, engine: LogEngine) -> None:
+        log, other = engine.open(), engine.open()
+        log.append([decision(0)])
+        with held(log):
+            assert len(other.read()) == 1
+            assert other.counts().decisions == 1
+            assert len(other.watermarks()) == len(other.days()) == 1
         log.close()
         other.close()
 
