@@ -17,6 +17,7 @@ import numpy as np
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.core.decisions import Floats
 from hone.envs.finite.build import garnet_mdp
+from hone.envs.finite.config import with_step_limit
 from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.solve import evaluate_policy, finite_horizon_value
 from hone.envs.finite.world import FiniteWorld
@@ -34,6 +35,7 @@ from hone.estimators.off_policy.trajectories import (
 )
 from hone.evaluate.off_policy import estimate_policies, logged_feedback
 from hone.evaluate.off_policy_stream import estimate_parquet
+from hone.tabular.tables import FixedPolicyActor
 
 TITLE = "Offline estimates"
 WORLD_SEED, FIRST = 1, 100
@@ -182,6 +184,12 @@ def ranking_line(world: LoggedChoiceWorld, *, logs: int) -> AcceptanceLine:
 STATES, ACTIONS, HORIZON, EPISODES = 6, 3, 8, 400
 
 
+class BehaviourActor(FixedPolicyActor):
+    """Behaviour policy of the trajectories."""
+
+    version = 0
+
+
 def trajectory_lines(*, logs: int) -> Iterator[AcceptanceLine]:
     """Coverage of trajectory estimators of the exact value, and fitted Q evaluation against exact values."""
     mdp = garnet_mdp(states=STATES, actions=ACTIONS, branching=3, seed=WORLD_SEED, discount=0.9)
@@ -209,12 +217,8 @@ def trajectory_lines(*, logs: int) -> Iterator[AcceptanceLine]:
 def _trajectory_estimates(
     mdp: FiniteMdp, behaviour: Floats, target: Floats, seed: int
 ) -> dict[str, forms.EstimatorTerms]:
-    from hone.envs.finite.config import with_step_limit  # noqa: PLC0415 - beside its only use
-    from hone.tabular.tables import FixedPolicyActor  # noqa: PLC0415
-    from hone.train.tabular.job import StationaryActor  # noqa: PLC0415 - torch
-
     world = FiniteWorld(mdp=with_step_limit(mdp, HORIZON), steps=HORIZON, seed=seed, copies=EPISODES)
-    episodes = world.rollout(StationaryActor(FixedPolicyActor(probability=behaviour)))
+    episodes = world.rollout(BehaviourActor(probability=behaviour))
     state, action = episodes.observations.astype(np.int64), episodes.chosen.astype(np.int64)
     logged = LoggedTrajectories(
         offsets=episodes.offsets, logp=np.log(behaviour[state, action]), target_logp=np.log(target[state, action]),
