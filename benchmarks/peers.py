@@ -46,6 +46,15 @@ PEERS = {
             "llm-comply==0.5.0",
         )
     ),
+    "highway": PeerEnvironment(
+        packages=(
+            "numpy==2.4.6",
+            "highway-env==1.12.1",
+            "gymnasium==1.4.0",
+            "pydantic==2.14.3",
+            "z3-solver==5.4.1.0",
+        )
+    ),
     "verifiers": PeerEnvironment(packages=("verifiers==0.4.0", "uv")),
     "openenv": PeerEnvironment(packages=("openenv-core==0.3.0", "uvicorn>=0.40")),
     "ville": PeerEnvironment(packages=("numpy==2.4.6", "scipy>=1.15", "ville==0.1.0")),

@@ -6,6 +6,8 @@ nearly the best that any safe policy can do, which dynamic programming tells exa
 """
 
 import json
+import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peers import require_peer
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.bandits.wrappers import Shielded
@@ -46,6 +49,7 @@ from hone.shield.spec import ShieldSpec, shield_spec
 from hone.train.loop import train
 
 TITLE = "Safe control"
+BENCHMARKS = Path(__file__).resolve().parents[1]
 ACTIONS = ActionSet(names=OPEN_ROAD.actions, features=np.array(OPEN_ROAD.accelerations)[:, None])
 RECKLESS = np.log([0.05, 0.05, 0.1, 0.1, 0.7])
 INVARIANT = ("gap >= 0", "0 <= speed <= top", "lead >= 0", "gap + lead**2 / 16 >= speed**2 / 12")
@@ -337,3 +341,39 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield from training_lines(fast=fast)
     yield from mutation_lines()
     yield from drill_lines(certificate, fast=fast)
+    if not fast:
+        yield from highway_lines()
+
+
+def highway_certificate() -> ShieldCertificate:
+    """Shield for highway-env: a decision every 0.2 s, others brake at most 6 m/s^2, as its cars do."""
+    road = replace(
+        OPEN_ROAD, step_s=0.2, accelerations=(-6.0, -3.0, 0.0, 1.5, 3.0), lead_low=-6.0, lead_high=6.0, lead_top=40.0,
+        top=32.0, sight=500.0,
+    )  # fmt: skip
+    conditions = [*INVARIANT[:3], "gap + lead**2 / 12 >= speed**2 / 12"]
+    return certify(shield_spec({**shield_tables(road), "kind": "invariant", "invariant": conditions}, place="highway"))
+
+
+def highway_lines() -> Iterator[AcceptanceLine]:
+    """Crashes at the driver's fault in highway-env, a world that nobody here wrote, in an environment of its own."""
+    python, script = require_peer("highway"), BENCHMARKS / "foreign_environments" / "highway_drives.py"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "highway.json"
+        path.write_text(certificate_text(highway_certificate()), encoding="utf-8")
+        for kind in ("shield", "none"):
+            answer = subprocess.run(
+                [str(python), str(script), "32", str(SEED), str(path), kind], check=True, capture_output=True,
+                env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent / "src")},
+            )  # fmt: skip
+            found = json.loads(answer.stdout)
+            words = (
+                f"{found['crashes']} crashes in {found['episodes']} episodes, {found['steps']} steps, "
+                f"{found['interventions']} interventions, mean speed {found['mean_speed']:.1f} m/s; assumed: others "
+                "brake at most 6 m/s^2"
+            )
+            bar: dict[str, float] = {"at_most": 0} if kind == "shield" else {"at_least": 16}
+            yield AcceptanceLine(
+                figure=f"highway-env: crashes at fault, {'under the shield' if kind == 'shield' else 'without it'}",
+                value=found["at_fault"], negative=kind == "none", seeds=32, cpu_s=found["cpu_s"], words=words, **bar,
+            )  # fmt: skip

@@ -29,9 +29,10 @@ from hone.serve.gateway.online_policies import (
 from hone.serve.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
 from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
 from hone.serve.gateway.service_config import ClientConfig, ServiceFileConfig, ServiceTableConfig
-from hone.serve.gateway.shield_config import open_shield, shield_name
+from hone.serve.gateway.shield_name import shield_name
 from hone.serve.gateway.shipped_versions import ShippedVersions
 from hone.serve.gateway.version_shelf import VersionShelf, folder_version
+from hone.shield.service import open_shield
 
 NO_ACTIONS = ActionSet(names=())
 
@@ -69,7 +70,9 @@ def make_policies(
     """The policies of every tenant; `beside` is the folder that relative paths start from."""
     service = config.service
     declared = make_catalogue(service).declared
-    shield = None if config.shield is None else open_shield(config.shield, beside, service.features, clock)
+    shield = (
+        None if config.shield is None else open_shield(config.shield, beside, service.features, clock, actions=declared)
+    )
     wrap = partial(_wrapped, declared, shield)
     shelf = VersionShelf(folder / "versions", shield_name(config.shield, shield))
     default = default_version(service.safe_action, partial(_wrapped, None, shield), shelf)

@@ -12,9 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from hone.core.config import Config
 from hone.serve.gateway.access import AccessScope
 from hone.serve.gateway.policy_config import ServicePolicy, UniformServiceConfig
-from hone.serve.gateway.shield_config import ShieldTableConfig
 from hone.serve.monitor.config import MonitorConfig
 from hone.serve.rollout.config import StagedRolloutConfig
+from hone.shield.service import ShieldConfig
 from hone.store.joins.config import JoinConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -139,7 +139,7 @@ class ServiceFileConfig(Config):
     """Rollouts of new versions, begun by `hone ship`."""
     monitor: MonitorConfig | None = None
     """Watching for drift; without the table nothing is watched."""
-    shield: ShieldTableConfig | None = None
+    shield: ShieldConfig | None = None
     """Actions that are safe; without the table all are."""
 
     @model_validator(mode="after")

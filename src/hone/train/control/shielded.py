@@ -48,8 +48,8 @@ def make_shielded_env(
     if not isinstance(space, spaces.Discrete) or int(space.n) != len(names):
         raise ConfigError(f"{env} has the actions {space}, the shield {path} knows {len(names)}: {', '.join(names)}")
     opened = open_shield(
-        ShieldConfig(certificate=path.name), folder=path.parent, features=list(features or model.variables),
-        clock=SystemClock(),
+        ShieldConfig(certificate=path.name), path.parent, list(features or model.variables), SystemClock(),
+        actions=ActionSet(names=names),
     )  # fmt: skip
     known = model.action_features()
     places = [model.actions.index(name) if name in model.actions else 0 for name in names]
