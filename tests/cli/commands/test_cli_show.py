@@ -75,7 +75,7 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].startswith("DynamicSampling(Live(text task, engine)) -> with_shaped_scores(overlong_penalty(")
     assert "clip_high = 0.28" in lines[3] and lines[4].startswith("when not to use it: ")
     assert main(["list", "recipes", "bandits"]) == 0
-    assert capsys.readouterr().out.startswith("thompson  ")
+    assert capsys.readouterr().out.startswith("boltzmann  ")
     assert main(["list", "recipes", "thomson"]) == 2
     assert "did you mean thompson?" in capsys.readouterr().err
 

@@ -99,7 +99,7 @@ def test_a_resumed_bandit_is_the_uninterrupted_one(recipe: str, tmp_path: Path) 
 def test_it_learns_a_frozen_log_once_and_serves_what_it_learnt(recipe: str, tmp_path: Path) -> None:
     freeze_view(logged_view(400), tmp_path / "view")
     model = {"model": {"kind": "linear", "intercept": True}} if recipe == "thompson" else {}
-    built = job(recipe, steps=7, log={"path": tmp_path / "view"}, **model)
+    built = job(recipe, steps=7, log={"path": str(tmp_path / "view")}, **model)
     train(built.recipe, steps=7, callback=StepRecorder())
     assert built.recipe.learner.observed == 360
     assert built.dataset_fingerprint
@@ -111,7 +111,7 @@ def test_it_learns_a_frozen_log_once_and_serves_what_it_learnt(recipe: str, tmp_
 
 def test_actions_with_features_share_what_is_learnt(tmp_path: Path) -> None:
     freeze_view(logged_view(400, features=True), tmp_path / "view")
-    built = job("linucb", steps=4, log={"path": tmp_path / "view"}, model={"kind": "joint"})
+    built = job("linucb", steps=4, log={"path": str(tmp_path / "view")}, model={"kind": "joint"})
     train(built.recipe, steps=4, callback=StepRecorder())
     context = np.array([0.5, 1.0, -0.7])
     new = ActionSet(names=("n", "m"), features=np.array([[0.2, -0.4, 1.0], [1.0, 1.0, 0.0]]))
@@ -122,14 +122,14 @@ def test_actions_with_features_share_what_is_learnt(tmp_path: Path) -> None:
 
 def test_faults_of_a_config_are_named(tmp_path: Path) -> None:
     freeze_view(logged_view(20), tmp_path / "view")
-    log = {"path": tmp_path / "view"}
+    log = {"path": str(tmp_path / "view")}
     for settings, message in (
         ({}, "neither is given"),
         ({**LINEAR, "log": log}, "both is given"),
         ({**LINEAR, "model": {"kind": "joint"}}, "needs actions with features"),
         ({"log": log, "model": {"kind": "joint"}}, "needs actions with features"),
         ({"log": log, "steps": 19}, "has 18 decisions with a final reward"),
-        ({"log": {"path": tmp_path / "nowhere"}}, "nowhere does not exist"),
+        ({"log": {"path": str(tmp_path / "nowhere")}}, "nowhere does not exist"),
     ):
         with pytest.raises((ConfigError, ValueError), match=message):
             job("linucb", **{"steps": 3, **settings})

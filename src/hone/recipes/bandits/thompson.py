@@ -110,7 +110,7 @@ def make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> Th
 
 def open_run(config: ThompsonConfig) -> OpenedRun:
     """The prior of the arms. Raises ConfigError as `make_posterior`, DataError for a damaged log."""
-    logged = None if config.log is None else read_decisions(config.log.path, steps=config.steps)
+    logged = None if config.log is None else read_decisions(config.log, steps=config.steps)
     return opened_run(OpenedThompson(posterior=make_posterior(config, logged), logged=logged), build)
 
 

@@ -1,6 +1,5 @@
 """Config of the bandit recipes: where decisions come from, and the model of their rewards."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -40,7 +39,7 @@ class JointModel(PriorConfig):
 class DecisionLogConfig(Config):
     """A frozen view of a decision log, learnt once, in the order of time."""
 
-    path: Path = Field(strict=False)
+    path: str = Field(min_length=1)
     """Folder or parquet file that `hone log FILE --view` wrote."""
 
 

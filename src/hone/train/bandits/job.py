@@ -24,7 +24,7 @@ from hone.envs.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
 from hone.store.joins.parquet import read_view, view_hash
 from hone.store.joins.view import view_episodes
-from hone.train.bandits.config import BanditRunConfig, DisjointModel, JointModel, LinearBanditConfig
+from hone.train.bandits.config import BanditRunConfig, DecisionLogConfig, DisjointModel, JointModel, LinearBanditConfig
 from hone.train.bandits.log_pass import LogPass
 from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.loop import Recipe
@@ -73,7 +73,7 @@ def open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], Bandit
 
     Raises ConfigError where model and decisions do not fit, DataError for a damaged log.
     """
-    logged = None if config.log is None else read_decisions(config.log.path, steps=config.steps)
+    logged = None if config.log is None else read_decisions(config.log, steps=config.steps)
     if logged is None:
         actions, features = numbered_actions(arm_count(config.arms)), feature_count(config.arms)
     else:
@@ -82,8 +82,9 @@ def open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], Bandit
     return OpenedBandit(policy=rule(model), model=model, actions=actions, logged=logged)
 
 
-def read_decisions(path: Path, *, steps: int) -> LoggedDecisions:
+def read_decisions(config: DecisionLogConfig, *, steps: int) -> LoggedDecisions:
     """Logged decisions of a view. Raises DataError, and ConfigError for more steps than decisions."""
+    path = Path(config.path)
     if not path.exists():
         raise ConfigError(f"log.path: {path} does not exist; `hone log FILE --view FOLDER` makes a view")
     view = read_view(path)
