@@ -142,7 +142,12 @@ def _latest(log: DecisionLog, tenant: str) -> Iterator[DecisionRecord]:
 
 def _guardrail(one: GuardrailConfig) -> RolloutGuardrail:
     return RolloutGuardrail(
-        kind=one.kind, low=one.low, high=one.high, higher_is_better=one.better == "higher", tolerance=one.tolerance
+        kind=one.kind,
+        low=one.low,
+        high=one.high,
+        higher_is_better=one.better == "higher",
+        tolerance=one.tolerance,
+        default=one.default,
     )
 
 

@@ -49,6 +49,7 @@ def test_two_scores_by_hand() -> None:
     assert np.exp(wealth[-1]) == pytest.approx([1 - stake**2 for stake in STAKES])
 
 
+@settings(max_examples=30)
 @given(BOUNDED)
 def test_the_process_equals_the_product_taken_slowly(scores: np.ndarray) -> None:
     process, path = MixtureProcess().advance(scores)
@@ -119,6 +120,7 @@ def test_a_returning_unit_is_no_coin() -> None:
     assert sums > 1.05
 
 
+@settings(max_examples=40)
 @given(
     arrays(np.float64, 30, elements=st.floats(0, 1)),
     arrays(np.bool_, 30),

@@ -197,21 +197,21 @@ class DyingRegistry(VersionRegistry):
 @pytest.mark.parametrize("rates", [alike, worse])
 def test_killed_at_each_entry_the_controller_goes_on_with_the_state_of_its_log(tmp_path: Path, rates) -> None:
     whole = Shop(tmp_path / "whole")
-    undisturbed = whole.start(requests=120)
-    whole.run(undisturbed, rates, each=150)
+    undisturbed = whole.start(requests=80)
+    whole.run(undisturbed, rates, each=120)
     expected = whole.registry.entries("shop", "r1")
     for at, after in itertools.product(range(1, len(expected)), (False, True)):
         shop = Shop(tmp_path / f"{at}{after}")
-        driver = shop.start(requests=120)
+        driver = shop.start(requests=80)
         driver.tools = replace(driver.tools, registry=DyingRegistry(shop.registry.folder, at, after))
         with pytest.raises(KilledError):
-            shop.run(driver, rates, each=150)
+            shop.run(driver, rates, each=120)
         again = shop.resume()
         assert again.seq == at + after
         last = shop.registry.entries("shop", "r1")[-1]
         assert again.state == state_from_json(last, "x")
         assert shop.registry.live("shop") == (shop.new if again.state.stage == "100%" else shop.old)
-        shop.run(again, rates, each=150)
+        shop.run(again, rates, each=120)
         assert shop.registry.entries("shop", "r1") == expected
         assert again.state == undisturbed.state
 

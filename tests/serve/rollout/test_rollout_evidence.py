@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rollout_shop import ListLog, decision, outcome
@@ -61,9 +61,12 @@ def test_the_rule_of_the_join_holds_in_any_order_of_arrival(rule: str, value: fl
         assert feed_of(*records, rule=rule).due("1%", 100.0).values.tolist() == [[value]]
 
 
-def test_an_outcome_of_another_kind_has_no_default() -> None:
+def test_an_outcome_of_another_kind_has_no_default_but_its_own() -> None:
     feed = feed_of(decision(0, "a", 100.0, route="r1:canary:1%"), plan=TWO)
     assert np.isnan(feed.due("1%", 100.0).values).tolist() == [[False, True]]
+    with_default = replace(TWO, guardrails=(TWO.guardrails[0], replace(TWO.guardrails[1], default=1.5)))
+    feed = feed_of(decision(0, "a", 100.0, route="r1:canary:1%"), plan=with_default)
+    assert feed.due("1%", 100.0).values.tolist() == [[0.0, 1.5]]
     feed = feed_of(decision(0, "a", 100.0, route="r1:canary:1%"), outcome(0, 3.0, 101.0, kind="cost"), plan=TWO)
     assert feed.due("1%", 100.0).values.tolist() == [[0.0, 3.0]]
 
@@ -73,6 +76,7 @@ def test_the_shadow_counts_requests_and_scores_none() -> None:
     assert (feed.due("shadow", 1e9).in_stage, len(feed.due("shadow", 1e9))) == (7, 0)
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_read_again_after_a_restart_the_same_units_are_still_to_come(data) -> None:
     """Looks at random moments; after each a second feed takes the log again, as a restarted driver does."""

@@ -18,6 +18,9 @@ class GuardrailConfig(Config):
     """Largest value; values above are clipped, and counted."""
     better: Literal["higher", "lower"] = "higher"
     """`lower` for costs and latencies."""
+    default: float | None = None
+    """Value of a unit without such an outcome; by default that of [join] for the kind of its rewards. Without any, only
+    units with an outcome count: fair where a version cannot change which units have one."""
     tolerance: float = Field(default=0.0, ge=0)
     """Loss of the mean that is accepted, in units of the value."""
     mean: float | None = None

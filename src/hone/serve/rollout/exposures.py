@@ -15,7 +15,7 @@ import numpy as np
 
 from hone.core.decisions import Decision, Outcome
 from hone.serve.rollout.evidence import ExposureBatch
-from hone.serve.rollout.plan import RolloutPlan
+from hone.serve.rollout.plan import RolloutGuardrail, RolloutPlan
 from hone.serve.rollout.router import split_label
 from hone.store.decisions.protocol import DecisionLog, LoggedRecord
 from hone.store.joins.config import JoinConfig
@@ -108,7 +108,7 @@ class ExposureFeed:
         ready = [self._open.pop(key) for key in keys]
         both_arms, self._both_arms = self._both_arms, 0
         shadow, self._shadow = self._shadow, 0
-        values = [[self._value(one, guardrail.kind) for guardrail in self.plan.guardrails] for one in ready]
+        values = [[self._value(one, guardrail) for guardrail in self.plan.guardrails] for one in ready]
         return ExposureBatch(
             is_new=np.array([one.is_new for one in ready], dtype=np.bool_),
             values=np.array(values, dtype=np.float64).reshape(len(ready), len(self.plan.guardrails)),
@@ -116,11 +116,13 @@ class ExposureFeed:
             in_stage=shadow if stage == "shadow" else sum(one.stage == stage for one in ready),
         )
 
-    def _value(self, one: _OpenExposure, kind: str) -> float:
-        """Value of an exposure's outcomes of one kind, by the rule of the join."""
-        end = one.at_s + self.join.window_s
+    def _value(self, one: _OpenExposure, guardrail: RolloutGuardrail) -> float:
+        """Value of an exposure's outcomes of one kind, by the rule of the join; NaN: it has none."""
+        kind, end = guardrail.kind, one.at_s + self.join.window_s
         inside = sorted((each.at_s, each.source, each.seq, each.value) for each in one.outcomes.get(kind, ()))
         values = [value for at_s, _, _, value in inside if at_s <= end]
+        if not values and guardrail.default is not None:
+            return guardrail.default
         if not values:
             return self.join.default if kind == self.join.kind else math.nan
         rules = {"sum": sum(values), "first": values[0], "last": values[-1], "max": max(values)}

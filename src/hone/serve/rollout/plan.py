@@ -22,6 +22,8 @@ class RolloutGuardrail:
     higher_is_better: bool = True
     tolerance: float = 0.0
     """Loss of the mean that is accepted, in units of the value."""
+    default: float | None = None
+    """Value of a unit without such an outcome; None: that of the join for its kind, and missing for others."""
 
     @property
     def relative_tolerance(self) -> float:
