@@ -5,81 +5,25 @@ Every policy is LinUCB with a floor of 1%; rewards are shares of the best arm's.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from decision_systems import AcceptanceLine, cpu_seconds
-from hone.bandits.learning import BanditLearner
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import EpsilonFloor
-from hone.core.decisions import Decision, Outcome, decision_key
 from hone.core.random import generator
 from hone.envs.services.drifting import DriftingArms, DriftPhase, abrupt_changes
 from hone.estimators.drift.adaptive_window import AdaptiveWindow
 from hone.estimators.drift.detector import BlockMeans, DriftDetector
 from hone.estimators.drift.e_detector import ConformalDetector, MeanDetector
 from hone.estimators.drift.page_hinkley import PageHinkley
+from hone.lab.drifting_service import serve_continually, serve_plainly
 from hone.serve.monitor.config import MonitorConfig
-from hone.serve.monitor.continual import ContinualLearner
 
 TITLE = "Drift and continual learning"
 SEED = 100
-FLOOR, ALPHA = 0.01, 0.5
 ARL = 2000.0
 SHARED = {"spread": 3.0}
 """Settings of every world."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedRun:
-    """A run of a service in a world."""
-
-    share: float
-    """Expected reward as a share of the best arm's."""
-    learner: ContinualLearner | None = None
-
-
-def fresh_learner(world: DriftingArms) -> BanditLearner:
-    """LinUCB with a floor, before its first reward."""
-    model = LinearGaussianPosterior(world.arms, world.features)
-    return BanditLearner(EpsilonFloor(LinUcbPolicy(model, ALPHA), FLOOR), model, world.actions)
-
-
-def serve_continually(world: DriftingArms, config: MonitorConfig) -> ServedRun:
-    """Serve with a monitor that answers drift."""
-    learner = ContinualLearner(lambda: fresh_learner(world), config, seed=world.seed)
-    chosen = np.empty(world.rounds, np.int64)
-    for t in range(world.rounds):
-        context, at_s = world.contexts[t], float(t)
-        choice = learner.served.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
-        chosen[t] = choice.action
-        decision = Decision(
-            id=str(t), tenant="shop", unit=str(t), at_s=at_s, context=context, actions=world.actions, choice=choice,
-            executed=choice.action, executed_logp=choice.logp, version=learner.version, source="gate", seq=2 * t,
-        )  # fmt: skip
-        value = float(world.rewards[t, choice.action])
-        learner.learn(
-            decision, Outcome(decision_id=str(t), tenant="shop", value=value, at_s=at_s, source="gate", seq=2 * t + 1)
-        )
-    return ServedRun(share=world.share_of_best(chosen), learner=learner)
-
-
-def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: int | None = None) -> ServedRun:
-    """Serve without a monitor: starting anew at the rounds `resets`, and with no more learning from round `freeze`."""
-    learner = fresh_learner(world)
-    chosen = np.empty(world.rounds, np.int64)
-    for t in range(world.rounds):
-        if t in resets:
-            learner = fresh_learner(world)
-        context = world.contexts[t]
-        choice = learner.policy.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
-        chosen[t] = choice.action
-        if freeze is None or t < freeze:
-            learner.observe(context[None], np.array([choice.action]), np.array([world.rewards[t, choice.action]]))
-    return ServedRun(share=world.share_of_best(chosen))
 
 
 def two_changes(seeds: range, rounds: int) -> Iterator[AcceptanceLine]:

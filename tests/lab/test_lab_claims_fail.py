@@ -18,6 +18,8 @@ from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL
 from hone.lab.experiments.credit_by_turn import OVER_TURNS, STATES, TOKENS, WHOLE, CreditErrors
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
+from hone.lab.experiments.drift_with_and_without_recall import ANEW, LEARNER, RECALL
+from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VERSION
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
@@ -65,6 +67,13 @@ REFUTED: dict[str, Sequence[Case]] = {
             "lying": {"ips": np.zeros(3)},
             "honest": {"ips": np.full(3, 0.1)},
             "refused": {"chooser's probability": 0.0, "executed action's probability": 1.0},
+        }
+    ],
+    "drift-with-and-without-recall": [
+        {
+            "shares": {ONE_VERSION: np.ones(2), LEARNER: np.ones(2), ANEW: np.ones(2), RECALL: np.ones(2)},
+            "early": {ANEW: 1.0, RECALL: 0.9},
+            "recalled": 0.0,
         }
     ],
     "best-of-n-vs-rl": [

@@ -10,6 +10,7 @@ from hone.bandits.learning import BanditLearner
 from hone.bandits.policy import BanditPolicy
 from hone.core.decisions import Decision, DecisionPolicy, Outcome
 from hone.core.state import State
+from hone.report.drift_page import ServedPeriod
 from hone.serve.monitor.alarms import MonitorAlarm
 from hone.serve.monitor.config import MonitorConfig
 from hone.serve.monitor.monitor import ServiceMonitor
@@ -34,7 +35,13 @@ class ContinualLearner:
     """
 
     def __init__(
-        self, make: Callable[[], BanditLearner], config: MonitorConfig, *, seed: int = 0, most: int = 8
+        self,
+        make: Callable[[], BanditLearner],
+        config: MonitorConfig,
+        *,
+        names: Sequence[str] = (),
+        seed: int = 0,
+        most: int = 8,
     ) -> None:
         self._make, self._most = make, most
         self.learner = make()
@@ -47,7 +54,10 @@ class ContinualLearner:
         self._left = self.version
         self._changed: MonitorAlarm | None = None
         self._responder = DriftResponder(config, self, self)
-        self._monitor = ServiceMonitor(config, self._responder, seed=seed)
+        self.monitor = ServiceMonitor(config, self._responder, names=names, seed=seed)
+        self.served_periods: list[ServedPeriod] = []
+        """Earlier periods of each phase, by number of rewards."""
+        self._period, self._reason = 0, "first"
 
     @property
     def served(self) -> BanditPolicy:
@@ -56,13 +66,13 @@ class ContinualLearner:
 
     def learn(self, decision: Decision, outcome: Outcome) -> None:
         """Take a decision with its reward: judge it, learn from it, and answer drift."""
-        self._monitor.observe(decision)
-        self._monitor.observe(outcome)
+        self.monitor.observe(decision)
+        self.monitor.observe(outcome)
         if np.isfinite(outcome.value):
             self._teach([RewardedDecision(decision=decision, reward=outcome.value, predicted=0.0)])
         if self._changed is not None:
             self._start_anew(decision.tenant, self._changed)
-        for action in self._responder.step(self._monitor, outcome.at_s):
+        for action in self._responder.step(self.monitor, outcome.at_s):
             self.actions.append(action)
             if action.kind == "recall":
                 self._go_on(action)
@@ -85,18 +95,33 @@ class ContinualLearner:
 
     def _start_anew(self, tenant: str, alarm: MonitorAlarm) -> None:
         self._changed, self._left = None, self.version
+        self._end_period(tenant, "started anew")
         self._shelf.pop(self.version, None)
         self._shelf[self.version] = ShelvedLearner(state=self.learner.state(), policy=self.learner.snapshot())
         if len(self._shelf) > self._most:
             del self._shelf[next(iter(self._shelf))]
         self.learner, self.version = self._make(), f"phase-{self._phases}"
         self._phases += 1
-        self._teach(self._monitor.recent(tenant, alarm.recent))
+        self._teach(self.monitor.recent(tenant, alarm.recent))
 
     def _go_on(self, action: DriftAction) -> None:
+        self._end_period(action.tenant, "recall")
         self.learner, self.version = self._make(), action.version
         self.learner.restore(self._shelf[action.version].state)
-        self._teach(self._monitor.recent(action.tenant, action.count))
+        self._teach(self.monitor.recent(action.tenant, action.count))
+
+    def periods(self, tenant: str) -> list[ServedPeriod]:
+        """All periods with the one that goes on."""
+        return [*self.served_periods, self._running(tenant)]
+
+    def _end_period(self, tenant: str, reason: str) -> None:
+        self.served_periods.append(self._running(tenant))
+        self._period, self._reason = self.monitor.rewards(tenant), reason
+
+    def _running(self, tenant: str) -> ServedPeriod:
+        return ServedPeriod(
+            version=self.version, first=self._period, last=self.monitor.rewards(tenant), reason=self._reason
+        )  # fmt: skip
 
     def _teach(self, rows: Sequence[RewardedDecision]) -> None:
         for row in rows:

@@ -1,0 +1,74 @@
+"""A service of LinUCB in a world that drifts: with a monitor, and without."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hone.bandits.learning import BanditLearner
+from hone.bandits.linear import LinearGaussianPosterior
+from hone.bandits.ucb import LinUcbPolicy
+from hone.bandits.wrappers import EpsilonFloor
+from hone.core.decisions import Decision, Floats, Ints, Outcome, decision_key
+from hone.envs.services.drifting import DriftingArms
+from hone.serve.monitor.config import MonitorConfig
+from hone.serve.monitor.continual import ContinualLearner
+
+FLOOR, ALPHA = 0.01, 0.5
+"""Share of random actions of every policy, and the width of LinUCB's bound."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A run of a service in a world."""
+
+    share: float
+    """Expected reward as a share of the best arm's."""
+    shares: Floats = field(repr=False)
+    """`[rounds]` the same of each round."""
+    learner: ContinualLearner | None = None
+
+
+def fresh_learner(world: DriftingArms) -> BanditLearner:
+    """LinUCB with a floor, before its first reward."""
+    model = LinearGaussianPosterior(world.arms, world.features)
+    return BanditLearner(EpsilonFloor(LinUcbPolicy(model, ALPHA), FLOOR), model, world.actions)
+
+
+def serve_continually(world: DriftingArms, config: MonitorConfig) -> ServedRun:
+    """Serve with a monitor that answers drift."""
+    learner = ContinualLearner(lambda: fresh_learner(world), config, seed=world.seed)
+    chosen = np.empty(world.rounds, np.int64)
+    for t in range(world.rounds):
+        context, at_s = world.contexts[t], float(t)
+        choice = learner.served.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
+        chosen[t] = choice.action
+        decision = Decision(
+            id=str(t), tenant="shop", unit=str(t), at_s=at_s, context=context, actions=world.actions, choice=choice,
+            executed=choice.action, executed_logp=choice.logp, version=learner.version, source="gate", seq=2 * t,
+        )  # fmt: skip
+        value = float(world.rewards[t, choice.action])
+        learner.learn(
+            decision, Outcome(decision_id=str(t), tenant="shop", value=value, at_s=at_s, source="gate", seq=2 * t + 1)
+        )
+    return _served(world, chosen, learner)
+
+
+def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: int | None = None) -> ServedRun:
+    """Serve without a monitor: starting anew at the rounds `resets`, and with no more learning from round `freeze`."""
+    learner = fresh_learner(world)
+    chosen = np.empty(world.rounds, np.int64)
+    for t in range(world.rounds):
+        if t in resets:
+            learner = fresh_learner(world)
+        context = world.contexts[t]
+        choice = learner.policy.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
+        chosen[t] = choice.action
+        if freeze is None or t < freeze:
+            learner.observe(context[None], np.array([choice.action]), np.array([world.rewards[t, choice.action]]))
+    return _served(world, chosen)
+
+
+def _served(world: DriftingArms, chosen: Ints, learner: ContinualLearner | None = None) -> ServedRun:
+    taken = world.rates[np.arange(world.rounds), chosen]
+    return ServedRun(share=world.share_of_best(chosen), shares=taken / world.rates.max(axis=1), learner=learner)
