@@ -1,6 +1,6 @@
 """What the check of a run found: its memory, which must fit the machine, and warnings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from hone.cli.plan_memory import plan_rows
@@ -47,6 +47,17 @@ def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: b
 def other_machine(command: str, device: str) -> str:
     """Device of another machine that `hone plan` is asked about; empty: the run's own."""
     return "" if command != "plan" or device.partition(":")[0] in ("", "cpu", "cuda") else device
+
+
+def missing_devices(devices: Iterable[str]) -> list[str]:
+    """Warnings about devices that this machine lacks: a plan is made for another machine, too."""
+    wanted = {device for device in devices if device != "cpu"}
+    if not wanted:
+        return []
+    import torch  # noqa: PLC0415 - not needed to plan a run on a CPU
+
+    missing = [] if torch.cuda.is_available() else sorted(wanted)
+    return [f'run.device = "{device}": this machine has no CUDA device, so it cannot train this' for device in missing]
 
 
 def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, device: str) -> dict[str, str]:

@@ -133,9 +133,15 @@ COMMANDS: tuple[CommandSpec, ...] = (
     CommandSpec(
         name="plan",
         summary="check a config and print its derived numbers, without training",
-        module="hone.cli.commands.train",
+        module="hone.cli.commands.plan",
         positionals=(FILE,),
-        options=(NAME, RUNS, PLANNED_DEVICE, YES),
+        options=(
+            NAME,
+            RUNS,
+            PLANNED_DEVICE,
+            YES,
+            CommandOption(flag="--json", help="print the plan as JSON"),
+        ),
         overrides=True,
     ),
     CommandSpec(

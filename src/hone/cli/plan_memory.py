@@ -1,6 +1,7 @@
 """The memory plan of a text run for display: components, phases, what fits, and the fixes as settings to copy."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from hone.planner.devices import DeviceSpec, cpu_device, find_device
 from hone.planner.fixes import FixLadder, propose_fixes
@@ -45,6 +46,36 @@ def plan_rows(plan: MemoryPlan, device: str) -> dict[str, str]:
     rows["fits"] = _fits(run, memory, spec)
     rows |= {f"fix {number}": text for number, text in enumerate(_fix_rows(run, memory, spec), start=1)}
     return rows | _times(run, spec)
+
+
+def plan_figures(plan: MemoryPlan, device: str) -> dict[str, Any]:
+    """The plan as JSON values: bytes by component and phase, whether it fits, the fixes. Raises as `plan_rows`."""
+    found: dict[str, Any] = {"parameters": plan.parameters, "resident": dict(plan.parts)}
+    if plan.run is None:
+        return found
+    spec = _device(plan, device)
+    run = plan.run if spec is None else on_device(plan.run, spec)
+    memory = run_memory(run)
+    found |= {
+        "micro_batch_tokens": run.step.tokens, "compute": run.step.compute, "components": dict(memory.components),
+        "phases": dict(memory.phases), "peak_bytes": memory.peak_bytes, "peak_phase": memory.peak_phase,
+    }  # fmt: skip
+    if spec is None:
+        return found
+    ladder = None if memory.peak_bytes <= spec.usable_bytes else propose_fixes(run, spec)
+    fixes = () if ladder is None else ladder.fixes
+    return found | {
+        "device": {"name": spec.name, "count": spec.count, "usable_bytes": spec.usable_bytes},
+        "fits": ladder is None,
+        "largest_micro_batch_tokens": largest_micro_batch(run, spec),
+        "most_concurrent": most_concurrent(run, spec),
+        "fixes": [
+            {"setting": one.setting, "peak_bytes": one.memory.peak_bytes, "time": one.time, "keeps": one.keeps}
+            for one in fixes
+        ],
+        "enough": None if ladder is None else ladder.enough,
+        "missing_bytes": 0 if ladder is None else ladder.missing_bytes,
+    }
 
 
 def _device(plan: MemoryPlan, device: str) -> DeviceSpec | None:

@@ -22,7 +22,7 @@ from hone.cli.commands.seeds import (
     show_seeds,
 )
 from hone.cli.finish import finish_run, write_stage_searches
-from hone.cli.memory import other_machine, require_layers_fit, require_opened_fit, show_opened
+from hone.cli.memory import missing_devices, other_machine, require_layers_fit, require_opened_fit, show_opened
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.resume import keep_saved_defaults
 from hone.cli.stages import (
@@ -73,18 +73,14 @@ class PlannedRun:
 
 def run(call: CommandCall) -> int:
     """Check everything, then train, or only print the plan; returns the exit code."""
-    screen = standard_screen()
-    if call.text("name"):
-        check_name(call.text("name"))
-    document = read_document(call.text("file"), [*call.overrides, *_option_overrides(call)])
+    screen, document = standard_screen(), read_call(call)
     seeds, consent = _seeds(call), _consent(call)
     name = pipeline_name(document)
     if seeds:
         set_seed(document, seeds[0])
     resumed = call.command == "train" and call.switch("resume") and not seeds
     stages = planned_resume(document, Path(call.text("runs"))) if resumed else planned_runs(document)
-    warnings = [warning for stage in stages for warning in stage.resolved.warnings]
-    require_consent(warnings, yes=call.switch("yes"))
+    require_stage_consent(stages, yes=call.switch("yes"))
     for note in document.notes:
         screen.line(f"note: {note}")
     for stage in stages:
@@ -92,7 +88,7 @@ def run(call: CommandCall) -> int:
     with opened_runs(stages) as opened:
         planned_only = call.command == "plan" or call.switch("dry_run")
         found = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
-        absent = _missing_devices(stages)
+        absent = missing_devices(stage.resolved.config.run.device for stage in stages)
         for warning in absent:
             screen.line(f"warning: {warning}")
         show_opened(
@@ -112,6 +108,18 @@ def run(call: CommandCall) -> int:
     )
     train_each_seed(call, document, turns, screen)
     return 0
+
+
+def read_call(call: CommandCall) -> ConfigDocument:
+    """The config that the command line names, with its overrides. Raises ConfigError."""
+    if call.text("name"):
+        check_name(call.text("name"))
+    return read_document(call.text("file"), [*call.overrides, *_option_overrides(call)])
+
+
+def require_stage_consent(stages: "Sequence[PlannedRun]", *, yes: bool) -> None:
+    """Raise ConfigError for settings that look like a mistake, unless `yes`."""
+    require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=yes)
 
 
 def planned_resume(document: ConfigDocument, root: Path) -> list[PlannedRun]:
@@ -182,17 +190,6 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 
         checks = {stage.resolved.config.name: partial(open_stage, stage) for stage in stages}
         yield list(run_all_checks(checks).values())
-
-
-def _missing_devices(stages: Sequence[PlannedRun]) -> list[str]:
-    """Warnings about devices that this machine lacks: a plan is made for another machine, too."""
-    wanted = {stage.resolved.config.run.device for stage in stages if stage.resolved.config.run.device != "cpu"}
-    if not wanted:
-        return []
-    import torch  # noqa: PLC0415 - not needed to plan a run on a CPU
-
-    missing = [] if torch.cuda.is_available() else sorted(wanted)
-    return [f'run.device = "{device}": this machine has no CUDA device, so it cannot train this' for device in missing]
 
 
 @contextlib.contextmanager
