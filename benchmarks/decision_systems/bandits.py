@@ -18,6 +18,7 @@ from peers import require_peer
 from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds
+from hone.bandits.filters import ActionRange, ForbiddenActions
 from hone.bandits.greedy import BoltzmannPolicy, SquareCbPolicy
 from hone.bandits.linear import LinearGaussianPosterior
 from hone.bandits.models import RewardModel
@@ -25,7 +26,7 @@ from hone.bandits.policy import BanditPolicy, numbered_actions
 from hone.bandits.quadrature import normal_best
 from hone.bandits.thompson import GaussianThompsonPolicy
 from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import ActionRange, Clipped, EpsilonFloor, ForbiddenActions, Masked
+from hone.bandits.wrappers import Clipped, EpsilonFloor, Masked
 from hone.core.decisions import decision_key
 from hone.core.random import generator, permutation
 

@@ -6,6 +6,7 @@ from bandit_policies import ACTIONS, ARMS, FEATURES, learnt_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hone.bandits.filters import ActionRange
 from hone.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPolicy
 from hone.bandits.linear import REFRESH, JointLinearPosterior, LinearGaussianPosterior
 from hone.bandits.models import RewardModel
@@ -13,6 +14,7 @@ from hone.bandits.policy import numbered_actions
 from hone.bandits.posteriors import ArmMeans, BetaBernoulliPosterior, GaussianPosterior
 from hone.bandits.thompson import thompson_policy
 from hone.bandits.ucb import LinUcbPolicy, Ucb1Policy
+from hone.bandits.wrappers import Clipped, Fallback
 from hone.core.decisions import ActionSet
 from hone.core.errors import ConfigError, DataError
 
@@ -174,6 +176,20 @@ def test_rows_that_no_model_can_learn_are_refused_whole(model: RewardModel) -> N
     after = model.contents().arrays
     assert all((after[name] == values).all() for name, values in before.items())
     assert model.observed == 0
+
+
+RULES = [lambda model: LinUcbPolicy(model, 1.0), lambda model: EpsilonGreedyPolicy(model, 0.1)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+    "rule", [lambda model: LinUcbPolicy(model, 1.0), lambda model: EpsilonGreedyPolicy(model, 0.1)]
+)
+def test_a_context_without_a_number_is_refused_and_falls_back(rule) -> None:
+    policy, context = rule(learnt_model(0)), np.array([0.0, np.nan, 1.0])
+    with pytest.raises(DataError, match=r"the score of action 0 is not a number; look for NaN among the context"):
+        policy.logp(context, ACTIONS)
+    failed = Fallback(policy, Clipped(EpsilonGreedyPolicy(ArmMeans(ARMS), 0.0), ActionRange(2, 3)))
+    assert np.exp(failed.logp(context, ACTIONS)).tolist() == [0, 0, 1, 0]
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -8,19 +8,11 @@ from bandit_policies import ACTIONS, ARMS, FEATURES, ModuloShield, learnt_model,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hone.bandits.filters import ActionRange, ForbiddenActions
 from hone.bandits.greedy import BoltzmannPolicy
 from hone.bandits.policy import BanditPolicy, PolicyDistribution, numbered_actions, replay_decision
 from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import (
-    ActionRange,
-    Clipped,
-    EpsilonFloor,
-    Fallback,
-    ForbiddenActions,
-    Masked,
-    Routed,
-    Shielded,
-)
+from hone.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed, Shielded
 from hone.core.decisions import Decision, decision_key, draw_action
 from hone.core.errors import ConfigError, DataError
 

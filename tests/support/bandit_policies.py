@@ -3,21 +3,13 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from hone.bandits.filters import ActionRange, ForbiddenActions
 from hone.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy, SquareCbPolicy
 from hone.bandits.linear import LinearGaussianPosterior
 from hone.bandits.policy import BanditPolicy, numbered_actions
 from hone.bandits.thompson import GaussianThompsonPolicy
 from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import (
-    ActionRange,
-    Clipped,
-    EpsilonFloor,
-    Fallback,
-    ForbiddenActions,
-    Masked,
-    Routed,
-    Shielded,
-)
+from hone.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed, Shielded
 from hone.core.decisions import ActionSet, Bools, Floats
 
 ARMS, FEATURES = 4, 3

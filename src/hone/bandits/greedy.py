@@ -3,7 +3,7 @@
 import numpy as np
 
 from hone.bandits.models import RewardModel, reward_model
-from hone.bandits.policy import BanditPolicy, PolicyContents, PolicyDistribution, log_mass
+from hone.bandits.policy import BanditPolicy, PolicyContents, PolicyDistribution, best_action, log_mass
 from hone.core.decisions import ActionSet, Floats
 from hone.core.errors import ConfigError
 
@@ -21,7 +21,7 @@ class EpsilonGreedyPolicy(BanditPolicy):
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         mean = self.model.mean(context, actions)
         mass = np.full(len(mean), self.epsilon / len(mean))
-        mass[mean.argmax()] += 1.0 - self.epsilon
+        mass[best_action(mean)] += 1.0 - self.epsilon
         return PolicyDistribution(log_mass(mass), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:

@@ -4,6 +4,7 @@ A policy is a rule (LinUCB, SquareCB ...) over a model of the rewards; a wrapper
 are a `BanditPolicy`: one method gives the distribution, and drawing from it is the same for all.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,11 +111,17 @@ class BanditPolicy(Saveable):
         """Log-probabilities `[n, K]` in nats for features `[n, d]`."""
         return self.distribution_rows(contexts, actions).logp
 
+    @final
     def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
         """Draw an action from the distribution; the same key draws the same action."""
-        logp, scores = self.distribution(context, actions)
+        return self.decide(context, actions, draw_key)[0]
+
+    def decide(self, context: Floats, actions: ActionSet, draw_key: int) -> tuple[Choice, PolicyDistribution]:
+        """Draw an action, and tell the distribution that it was drawn from, so that a wrapper asks for both once."""
+        distribution = self.distribution(context, actions)
+        logp, scores = distribution
         action = draw_action(logp, draw_key)
-        return Choice(action=action, logp=min(0.0, float(logp[action])), scores=scores)
+        return Choice(action=action, logp=min(0.0, float(logp[action])), scores=scores), distribution
 
 
 class ForeignPolicy(BanditPolicy):
@@ -131,8 +138,8 @@ class ForeignPolicy(BanditPolicy):
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         return PolicyDistribution(self.policy.logp_rows(contexts, actions), None)
 
-    def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
-        return self.policy.act(context, actions, draw_key)
+    def decide(self, context: Floats, actions: ActionSet, draw_key: int) -> tuple[Choice, PolicyDistribution]:
+        return self.policy.act(context, actions, draw_key), self.distribution(context, actions)
 
     def contents(self) -> PolicyContents:
         raise DataError(f"a {type(self.policy).__name__} cannot be saved as a part of a policy; save it on its own")
@@ -174,6 +181,14 @@ def log_mass(mass: Floats) -> Floats:
     """Logarithms of probabilities; -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.log(mass)
+
+
+def best_action(scores: Floats) -> int:
+    """Number of the greatest of `[K]` scores, the first of equals. Raises DataError for scores that are not numbers."""
+    best = int(scores.argmax())
+    if math.isnan(scores[best]):  # argmax takes the first NaN
+        raise DataError(f"the score of action {best} is not a number; look for NaN among the context's features")
+    return best
 
 
 def repeated_distribution(one: PolicyDistribution, rows: int) -> PolicyDistribution:

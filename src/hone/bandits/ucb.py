@@ -9,7 +9,14 @@ import math
 import numpy as np
 
 from hone.bandits.models import RewardModel, reward_model
-from hone.bandits.policy import BanditPolicy, PolicyContents, PolicyDistribution, point_mass, repeated_distribution
+from hone.bandits.policy import (
+    BanditPolicy,
+    PolicyContents,
+    PolicyDistribution,
+    best_action,
+    point_mass,
+    repeated_distribution,
+)
 from hone.bandits.posteriors import ArmMeans
 from hone.core.decisions import ActionSet, Floats
 from hone.core.errors import ConfigError, DataError
@@ -34,7 +41,7 @@ class LinUcbPolicy(BanditPolicy):
         bound = np.sqrt(variance)
         bound *= self.alpha
         bound += mean
-        return PolicyDistribution(point_mass(int(bound.argmax()), len(bound)), mean)
+        return PolicyDistribution(point_mass(best_action(bound), len(bound)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         mean, variance = self.model.estimate_rows(contexts, actions)
@@ -69,7 +76,7 @@ class Ucb1Policy(BanditPolicy):
         width = self.width * math.sqrt(2.0 * math.log(max(self.model.observed, math.e)))
         bound = mean + width * np.sqrt(inverse_count)
         bound[self.model.count == 0] = np.inf
-        return PolicyDistribution(point_mass(int(bound.argmax()), len(bound)), mean)
+        return PolicyDistribution(point_mass(best_action(bound), len(bound)), mean)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         return repeated_distribution(self.distribution(contexts, actions), len(contexts))

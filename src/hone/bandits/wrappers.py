@@ -8,11 +8,11 @@ nested wrappers are independent.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
+from hone.bandits.filters import ActionFilter, allowed_rows, filter_contents, saved_filter, some_allowed
 from hone.bandits.policy import BanditPolicy, PolicyContents, PolicyDistribution, as_bandit_policy, log_mass
 from hone.core.decisions import (
     LOGP_TOLERANCE,
@@ -27,38 +27,6 @@ from hone.core.decisions import (
 )
 from hone.core.errors import ConfigError, DataError, HoneError
 from hone.core.random import key
-
-
-class ActionFilter(Protocol):
-    """Rule that says which actions may be taken in a context. Pure."""
-
-    def __call__(self, context: Floats, actions: ActionSet) -> Bools:
-        """Allowed actions `[K]` for features `[d]`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ForbiddenActions:
-    """Filter that allows all actions but those of some names."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, context: Floats, actions: ActionSet) -> Bools:
-        del context
-        return np.array([name not in self.names for name in actions.names])
-
-
-@dataclass(frozen=True, slots=True)
-class ActionRange:
-    """Filter that allows the actions of numbers `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    def __call__(self, context: Floats, actions: ActionSet) -> Bools:
-        del context
-        numbers = np.arange(len(actions))
-        return (numbers >= self.low) & (numbers <= self.high)
 
 
 class EpsilonFloor(BanditPolicy):
@@ -118,20 +86,20 @@ class Masked(BanditPolicy):
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution(context, actions)
-        allowed = _some_allowed(self.allowed(context, actions), actions)
+        allowed = some_allowed(self.allowed(context, actions), actions)
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution_rows(contexts, actions)
-        allowed = _allowed_rows(self.allowed, contexts, actions)
+        allowed = allowed_rows(self.allowed, contexts, actions)
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def contents(self) -> PolicyContents:
-        return _filter_contents(self.inner, self.allowed)
+        return filter_contents(self.inner, self.allowed)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Masked":
-        return cls(contents.policy("inner"), _saved_filter(contents))
+        return cls(contents.policy("inner"), saved_filter(contents))
 
 
 class Clipped(BanditPolicy):
@@ -154,29 +122,29 @@ class Clipped(BanditPolicy):
         logp, scores = self.inner.distribution(context, actions)
         return PolicyDistribution(_pushed(logp, self._targets(context, actions)), scores)
 
+    def decide(self, context: Floats, actions: ActionSet, draw_key: int) -> tuple[Choice, PolicyDistribution]:
+        drawn, inner = self.inner.decide(context, actions, draw_key)
+        targets = self._targets(context, actions)
+        pushed = PolicyDistribution(_pushed(inner.logp, targets), inner.scores)
+        return _intervened(drawn, int(targets[drawn.action]), pushed.logp, "clip"), pushed
+
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution_rows(contexts, actions)
         pushed = [_pushed(row, self._targets(x, actions)) for row, x in zip(logp, contexts, strict=True)]
         return PolicyDistribution(np.array(pushed).reshape(logp.shape), scores)
 
-    def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
-        drawn = self.inner.act(context, actions, draw_key)
-        action = int(self._targets(context, actions)[drawn.action])
-        logp = self.distribution(context, actions).logp
-        return _intervened(drawn, action, logp, "clip")
-
     def _targets(self, context: Floats, actions: ActionSet) -> Ints:
         """The action `[K]` that is executed for each action."""
-        allowed = np.flatnonzero(_some_allowed(self.allowed(context, actions), actions))
+        allowed = np.flatnonzero(some_allowed(self.allowed(context, actions), actions))
         distance = np.abs(np.arange(len(actions))[:, None] - allowed)
         return allowed[distance.argmin(axis=1)]
 
     def contents(self) -> PolicyContents:
-        return _filter_contents(self.inner, self.allowed)
+        return filter_contents(self.inner, self.allowed)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Clipped":
-        return cls(contents.policy("inner"), _saved_filter(contents))
+        return cls(contents.policy("inner"), saved_filter(contents))
 
 
 class Shielded(BanditPolicy):
@@ -203,11 +171,11 @@ class Shielded(BanditPolicy):
         rows = [self._shielded(row, x, actions) for row, x in zip(logp, contexts, strict=True)]
         return PolicyDistribution(np.array(rows).reshape(logp.shape), scores)
 
-    def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
-        drawn = self.inner.act(context, actions, key(draw_key, self.kind))
-        logp = self.distribution(context, actions).logp
+    def decide(self, context: Floats, actions: ActionSet, draw_key: int) -> tuple[Choice, PolicyDistribution]:
+        drawn, inner = self.inner.decide(context, actions, key(draw_key, self.kind))
+        logp = self._shielded(inner.logp, context, actions)
         action = drawn.action if logp[drawn.action] > -np.inf else draw_action(logp, draw_key)
-        return _intervened(drawn, action, logp, "shield")
+        return _intervened(drawn, action, logp, "shield"), PolicyDistribution(logp, inner.scores)
 
     def _shielded(self, logp: Floats, context: Floats, actions: ActionSet) -> Floats:
         safe = np.where(self.shield.allowed(context, actions), logp, -np.inf)
@@ -248,30 +216,29 @@ class Fallback(BanditPolicy):
         if inner is None:
             return self.default.distribution(context, actions)
         trusted = self._trusted(inner)
-        if trusted is None or trusted.all():
+        if trusted.all():
             return inner
-        kept = np.where(trusted, np.exp(inner.logp), 0.0)
-        missing = np.exp(inner.logp)[~trusted].sum()
-        mass = kept + missing * np.exp(self.default.distribution(context, actions).logp)
-        return PolicyDistribution(log_mass(mass / mass.sum()), inner.scores)
+        return _with_default(inner, trusted, self.default.distribution(context, actions))
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         rows = [self.distribution(context, actions).logp for context in contexts]
         return PolicyDistribution(np.array(rows).reshape(len(contexts), len(actions)), None)
 
-    def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
+    def decide(self, context: Floats, actions: ActionSet, draw_key: int) -> tuple[Choice, PolicyDistribution]:
         inner = self._inner_distribution(context, actions)
         if inner is None:
-            chosen = self.default.act(context, actions, draw_key)
-            return replace(chosen, intervention="fallback: the policy failed")
-        drawn, trusted = self.inner.act(context, actions, key(draw_key, self.kind)), self._trusted(inner)
-        if trusted is None or trusted.all():
-            return drawn
-        logp = self.distribution(context, actions).logp
+            chosen, default = self.default.decide(context, actions, draw_key)
+            return replace(chosen, intervention="fallback: the policy failed"), default
+        drawn, _ = self.inner.decide(context, actions, key(draw_key, self.kind))
+        trusted = self._trusted(inner)
+        if trusted.all():
+            return drawn, inner
+        other, default = self.default.decide(context, actions, draw_key)
+        mixed = _with_default(inner, trusted, default)
         if trusted[drawn.action]:
-            return _intervened(drawn, drawn.action, logp, "")
-        action = self.default.act(context, actions, draw_key).action
-        return replace(_intervened(drawn, action, logp, ""), intervention="fallback: low score")
+            return _intervened(drawn, drawn.action, mixed.logp, ""), mixed
+        chosen = _intervened(drawn, other.action, mixed.logp, "")
+        return replace(chosen, intervention="fallback: low score"), mixed
 
     def _inner_distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution | None:
         """Distribution of the inner policy; None where it fails."""
@@ -281,8 +248,8 @@ class Fallback(BanditPolicy):
             return None
         return inner if abs(np.exp(inner.logp).sum() - 1.0) <= LOGP_TOLERANCE else None  # NaN is no distribution
 
-    def _trusted(self, inner: PolicyDistribution) -> Bools | None:
-        return None if inner.scores is None else inner.scores >= self.min_score
+    def _trusted(self, inner: PolicyDistribution) -> Bools:
+        return np.ones(len(inner.logp), np.bool_) if inner.scores is None else inner.scores >= self.min_score
 
     def contents(self) -> PolicyContents:
         settings: dict[str, float | None] = {"min_score": None if self.min_score == -np.inf else self.min_score}
@@ -321,10 +288,10 @@ class Routed(BanditPolicy):
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         return self._mixed([policy.distribution_rows(contexts, actions) for policy in self.policies])
 
-    def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
-        place = draw_action(self._log_shares, draw_key)
+    def decide(self, context: Floats, actions: ActionSet, draw_key: int) -> tuple[Choice, PolicyDistribution]:
+        place, mixed = draw_action(self._log_shares, draw_key), self.distribution(context, actions)
         drawn = self.policies[place].act(context, actions, key(draw_key, self.kind))
-        return _intervened(drawn, drawn.action, self.distribution(context, actions).logp, "")
+        return _intervened(drawn, drawn.action, mixed.logp, ""), mixed
 
     def _mixed(self, parts: Sequence[PolicyDistribution]) -> PolicyDistribution:
         mass = np.tensordot(self.shares, np.exp([part.logp for part in parts]), axes=1)
@@ -344,37 +311,6 @@ class Routed(BanditPolicy):
         return cls(policies, [float(share) for share in shares])
 
 
-def _filter_contents(inner: BanditPolicy, allowed: ActionFilter) -> PolicyContents:
-    match allowed:
-        case ForbiddenActions(names):
-            return PolicyContents(settings={"forbidden": list(names)}, parts={"inner": inner})
-        case ActionRange(low, high):
-            return PolicyContents(settings={"low": low, "high": high}, parts={"inner": inner})
-        case _:
-            raise DataError(
-                f"a filter of the type {type(allowed).__name__} cannot be saved; use ForbiddenActions or ActionRange, "
-                "or save the inner policy and wrap it where it is loaded"
-            )
-
-
-def _saved_filter(contents: PolicyContents) -> ActionFilter:
-    forbidden = contents.settings.get("forbidden")
-    if isinstance(forbidden, list):
-        return ForbiddenActions(tuple(map(str, forbidden)))
-    return ActionRange(int(contents.number("low")), int(contents.number("high")))
-
-
-def _some_allowed(allowed: Bools, actions: ActionSet) -> Bools:
-    if not allowed.any():
-        raise DataError(f"the filter allows none of the {len(actions)} actions; an action set needs an allowed one")
-    return allowed
-
-
-def _allowed_rows(allowed: ActionFilter, contexts: Floats, actions: ActionSet) -> Bools:
-    rows = [_some_allowed(allowed(context, actions), actions) for context in contexts]
-    return np.array(rows, dtype=np.bool_).reshape(len(contexts), len(actions))
-
-
 def _normalized(logp: Floats, otherwise: Bools | None) -> Floats:
     """Log-probabilities `[..., K]` that sum to 1; rows without mass are uniform over `otherwise`."""
     greatest = logp.max(axis=-1, keepdims=True)
@@ -382,6 +318,15 @@ def _normalized(logp: Floats, otherwise: Bools | None) -> Floats:
         logp = np.where((greatest == -np.inf) & otherwise, 0.0, logp)
         greatest = logp.max(axis=-1, keepdims=True)
     return logp - (greatest + np.log(np.exp(logp - greatest).sum(axis=-1, keepdims=True)))
+
+
+def _with_default(inner: PolicyDistribution, trusted: Bools, default: PolicyDistribution) -> PolicyDistribution:
+    """The inner policy's mass on trusted actions, and the rest as the default has it."""
+    mass = np.exp(inner.logp)
+    missing = mass[~trusted].sum()
+    mass[~trusted] = 0.0
+    mass += missing * np.exp(default.logp)
+    return PolicyDistribution(log_mass(mass / mass.sum()), inner.scores)
 
 
 def _pushed(logp: Floats, targets: Ints) -> Floats:
