@@ -182,8 +182,6 @@ RULES = [lambda model: LinUcbPolicy(model, 1.0), lambda model: EpsilonGreedyPoli
 
 
 @pytest.mark.parametrize("rule", RULES)
-    "rule", [lambda model: LinUcbPolicy(model, 1.0), lambda model: EpsilonGreedyPolicy(model, 0.1)]
-)
 def test_a_context_without_a_number_is_refused_and_falls_back(rule) -> None:
     policy, context = rule(learnt_model(0)), np.array([0.0, np.nan, 1.0])
     with pytest.raises(DataError, match=r"the score of action 0 is not a number; look for NaN among the context"):
