@@ -271,6 +271,11 @@ LOG_OPTIONS = [
 ]  # fmt: skip
 
 
+SHIP_OPTIONS = [
+    "--back", "--dry-run", "--html", "--json", "--name", "--once", "--parent", "--reason", "--status", "--to",
+]  # fmt: skip
+
+
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
@@ -311,6 +316,7 @@ def test_the_options_are_these() -> None:
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
         "shield": ["--html", "--out", "--with"],
+        "ship": SHIP_OPTIONS,
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],
     }

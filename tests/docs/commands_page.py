@@ -25,6 +25,8 @@ MORE = {
     "list": "[Algorithms](algorithms/index.md)",
     "estimate": "[Offline estimates](../production/offline_estimates.md)",
     "log": "[The decision log](../production/decision_log.md)",
+    "shield": "[Production](../production/index.md)",
+    "ship": "[Staged rollout](../production/rollout.md)",
     "lab": "[The lab](../project/lab.md)",
     "doctor": "[Troubleshooting](../howto/troubleshooting.md)",
 }
