@@ -27,6 +27,7 @@ MORE = {
     "log": "[The decision log](../production/decision_log.md)",
     "shield": "[Production](../production/index.md)",
     "ship": "[Staged rollout](../production/rollout.md)",
+    "shield": "[Shield](../production/shield.md)",
     "lab": "[The lab](../project/lab.md)",
     "doctor": "[Troubleshooting](../howto/troubleshooting.md)",
 }
