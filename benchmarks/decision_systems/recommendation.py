@@ -20,7 +20,7 @@ from hone.bandits.saving import copy_policy
 from hone.bandits.ucb import LinUcbPolicy
 from hone.bandits.wrappers import EpsilonFloor
 from hone.core.decisions import ActionSet, DecisionTable, Floats, decision_key
-from hone.envs.services.recommendation import DeliveryConfig, RecommendationWorld
+from hone.envs.services.recommendation import DeliveryConfig, RecommendationWorld, SimulatedClock
 from hone.estimators.off_policy.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
 from hone.evaluate.off_policy import logged_feedback
 from hone.serve.gateway.opening import OpenedService, open_service
@@ -31,7 +31,7 @@ FIRST, ROUNDS, FLOOR, ALPHA = 100, 10_000, 0.02, 0.5
 ESTIMATE_FLOOR = 0.1
 """Floor of a log from which other policies are estimated: each of 10 items has a probability of 0.01."""
 DELAYED = DeliveryConfig(mean_delay_s=200.0, lost=0.1, twice=0.05)
-WINDOW_S, BEGIN_S = 800.0, 1_700_000_000.0
+WINDOW_S = 800.0
 SERVICE = """
 [service]
 features = [{features}]
@@ -152,22 +152,7 @@ def coverage_lines(runs: int) -> Iterator[AcceptanceLine]:
 # ---------------------------------------------------------------------------------------------- clicks that come late
 
 
-@dataclass
-class RoundClock:
-    """A clock that the simulated rounds move."""
-
-    time_s: float = BEGIN_S
-
-    def now_s(self) -> float:
-        """Time of the round."""
-        return self.time_s
-
-    def monotonic_s(self) -> float:
-        """Time of the round."""
-        return self.time_s
-
-
-def open_shop(world: RecommendationWorld, folder: Path, clock: RoundClock) -> OpenedService:
+def open_shop(world: RecommendationWorld, folder: Path, clock: SimulatedClock) -> OpenedService:
     """A service for the world's visitors."""
     features, actions = (
         ", ".join(f'"{name}"' for name in names) for names in (world.feature_names, world.actions.names)
@@ -181,21 +166,21 @@ def open_shop(world: RecommendationWorld, folder: Path, clock: RoundClock) -> Op
 
 def shop_run(world: RecommendationWorld) -> tuple[DecisionView, Floats]:
     """Serve every visitor, tell outcomes as they arrive -> the log's view, and the true rates of what was shown."""
-    clock, shown = RoundClock(), np.zeros(world.rounds, np.int64)
+    clock, shown = SimulatedClock(), np.zeros(world.rounds, np.int64)
     waiting = iter(world.deliveries())
     following = next(waiting, None)
     with tempfile.TemporaryDirectory() as folder:
         shop = open_shop(world, Path(folder), clock)
         for number in range(world.rounds):
-            clock.time_s = BEGIN_S + number
+            clock.time_s = clock.begin_s + number
             decided = shop.service.decide(f"u{number % 500}", world.visitor(number), id=f"d{number}")
             shown[number] = world.actions.names.index(decided.action)
             while following is not None and following.at_s < number + 1:
-                clock.time_s = BEGIN_S + following.at_s
+                clock.time_s = clock.begin_s + following.at_s
                 value = float(world.clicks[following.round, shown[following.round]])
-                shop.service.reward(f"d{following.round}", value, at_s=BEGIN_S + following.happened_s)
+                shop.service.reward(f"d{following.round}", value, at_s=clock.begin_s + following.happened_s)
                 following = next(waiting, None)
-        view = shop.view(as_of_s=BEGIN_S + world.rounds)
+        view = shop.view(as_of_s=clock.begin_s + world.rounds)
         shop.close()
     return view, world.rates[np.arange(world.rounds), shown]
 

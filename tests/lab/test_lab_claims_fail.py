@@ -17,6 +17,8 @@ from hone.lab import experiments
 from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL
 from hone.lab.experiments.credit_by_turn import OVER_TURNS, STATES, TOKENS, WHOLE, CreditErrors
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
+from hone.lab.experiments.delayed_rewards import CLOSED, ZERO
+from hone.lab.experiments.delayed_rewards import WEIGHTED as WEIGHTED_OPEN
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.drift_with_and_without_recall import ANEW, LEARNER, RECALL
 from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VERSION
@@ -52,6 +54,12 @@ BASELINE_ERRORS = (GROUP_MEAN, *CRITICS)
 COLD, LONG = "12 steps on examples", "400 steps on examples"
 
 REFUTED: dict[str, Sequence[Case]] = {
+    "delayed-rewards": [
+        {
+            "errors": {ZERO: np.zeros(3), CLOSED: np.full(3, 0.1), WEIGHTED_OPEN: np.full(3, 0.2)},
+            "preferred": {ZERO: 0.9, CLOSED: 0.5, WEIGHTED_OPEN: 0.1},
+        },
+    ],
     "direct-method-alone": [
         {"errors": {"dm": np.zeros(3), "dr": np.full(3, 0.1)}, "covered": {"dm": 0.95, "dr": 0.5}},
     ],

@@ -64,8 +64,17 @@ def test_open_rows_weighted_by_the_curve_are_unbiased_and_counted_as_zero_they_a
     for seed in range(100, 140):
         view = build_view(_delayed_log(seed), as_of_s=600.0, join=join)
         recent = view.age_s < 60.0
-        weighted.append(view.with_open_rows().reward[recent].mean())
+        weighted.append(np.nanmean(view.with_open_rows(largest_weight=5.0).reward[recent]))
         zero.append(np.nan_to_num(view.reward_so_far)[recent].mean())
     error = np.std(weighted, ddof=1) / np.sqrt(len(weighted))
     assert abs(np.mean(weighted) - 0.4) < 3 * error + 0.002
     assert np.mean(zero) < 0.30
+
+
+def test_rows_that_are_too_young_for_a_weight_stay_unknown() -> None:
+    view = build_view(_delayed_log(100), as_of_s=600.0, join=JoinConfig(window_s=120.0))
+    table = view.with_open_rows(largest_weight=4.0)
+    assert table.known.sum() > view.table.known.sum()
+    assert np.isnan(table.reward[~table.known]).all()
+    assert table.reward[table.known].max() <= 4.0
+    assert (view.age_s[~table.known].max() < view.age_s[table.known].min()) == (not table.known.all())

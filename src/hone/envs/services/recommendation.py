@@ -45,6 +45,23 @@ class DeliveredOutcome:
     """0, or 1 for one that is sent again."""
 
 
+@dataclass
+class SimulatedClock:
+    """A clock that the rounds of a simulation move."""
+
+    begin_s: float = 1_700_000_000.0
+    """Seconds since the epoch at the first round."""
+    time_s: float = 1_700_000_000.0
+
+    def now_s(self) -> float:
+        """Seconds since the epoch."""
+        return self.time_s
+
+    def monotonic_s(self) -> float:
+        """The same time."""
+        return self.time_s
+
+
 @dataclass(frozen=True)
 class RecommendationWorld:
     """K items with P(click | x, k) = sigmoid(theta_k . x); a visitor each second.
@@ -76,8 +93,8 @@ class RecommendationWorld:
         return contexts
 
     def visitor(self, number: int) -> dict[str, float]:
-        """Features of the visitor of a round by name, without the constant."""
-        return dict(zip(self.feature_names[1:], self.contexts[number, 1:].tolist(), strict=True))
+        """Features of the visitor of a round by name."""
+        return dict(zip(self.feature_names, self.contexts[number].tolist(), strict=True))
 
     @cached_property
     def rates(self) -> Floats:

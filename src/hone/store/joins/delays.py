@@ -32,6 +32,20 @@ class DelayCurve:
         place = np.searchsorted(self.delay_s, delay_s, side="right")
         return np.concatenate([[0.0], self.arrived])[place]
 
+    def share_within(self, age_s: Floats, window_s: float) -> Floats:
+        """P(delay <= age | delay <= window) at each age `[n]`; 1 from the window on.
+
+        Raises DataError if no decision is as old as the window: the curve then ends before it.
+        """
+        if self.longest_s < window_s:
+            raise DataError(
+                f"no window has closed: the oldest decision is {self.longest_s:g} s old and the window is {window_s:g} "
+                "s; nothing is known of longer delays, so open rows cannot be weighted. Wait, or take a shorter window"
+            )
+        within = float(self.at(np.array([window_s]))[0])
+        early = self.at(age_s) / within if within > 0 else np.zeros_like(age_s)
+        return np.where(age_s >= window_s, 1.0, early)
+
     def thinned(self, points: int) -> "DelayCurve":
         """The curve at no more than `points` of its delays, first and last included: for tables and pictures."""
         if len(self.delay_s) <= points:
@@ -55,14 +69,8 @@ def censoring_weights(curve: DelayCurve, age_s: Floats, window_s: float) -> Floa
     """Weights `[n]` of outcomes that have arrived: 1 / P(delay <= age | delay <= window), and 1 for closed windows.
 
     With them, `default + weight * (reward so far - default)` has the expectation of the final reward, if the delay
-    depends on neither reward nor context (inverse probability of censoring; Robins and Rotnitzky, 1992). 0 where no
-    outcome can have arrived. Raises DataError if no decision is as old as the window: the curve then ends before it.
+    depends on neither reward, context nor action (inverse probability of censoring; Robins and Rotnitzky, 1992). 0
+    where no outcome can have arrived. Raises DataError as `DelayCurve.share_within`.
     """
-    if curve.longest_s < window_s:
-        raise DataError(
-            f"no window has closed: the oldest decision is {curve.longest_s:g} s old and the window is {window_s:g} s; "
-            "nothing is known of longer delays, so open rows cannot be weighted. Wait, or choose a shorter window"
-        )
-    within = float(curve.at(np.array([window_s]))[0])
-    share = np.where(age_s >= window_s, 1.0, curve.at(age_s) / within if within > 0 else 0.0)
+    share = curve.share_within(age_s, window_s)
     return np.divide(1.0, share, out=np.zeros_like(share), where=share > 0)

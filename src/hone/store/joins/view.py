@@ -104,16 +104,20 @@ class DecisionView:
         reward = np.where(np.isnan(self.corrected), self.table.reward, self.corrected)
         return replace(self.table, reward=reward)
 
-    def with_open_rows(self) -> DecisionTable:
-        """The table with a reward in every row: of open ones `default + weight * (so far - default)`.
+    def with_open_rows(self, *, largest_weight: float = 10.0) -> DecisionTable:
+        """The table with a reward in open rows too: `default + weight * (so far - default)`.
 
-        The mean is unbiased if the delay depends on neither reward nor context. A single reward of an open row can be
-        beyond the range of rewards. Raises DataError as `censoring_weights`.
+        The mean is unbiased if the delay depends on neither reward, context nor action. One reward can be beyond the
+        range of rewards. Rows so young that an outcome would weigh more than `largest_weight` stay unknown. Raises
+        DataError as `censoring_weights`.
         """
         default, so_far = self.join.default, self.reward_so_far
-        arrived = np.where(np.isnan(so_far), 0.0, self.weights() * (so_far - default))
-        reward = np.where(self.table.known, self.table.reward, default + arrived)
-        return replace(self.table, reward=reward, known=np.ones(len(self.table), np.bool_))
+        share = self.delays().share_within(self.age_s, self.join.window_s)
+        known = share >= 1.0 / largest_weight
+        weight = np.divide(1.0, share, out=np.zeros_like(share), where=known)
+        arrived = np.where(np.isnan(so_far), 0.0, weight * (so_far - default))
+        reward = np.where(self.table.known, self.table.reward, np.where(known, default + arrived, np.nan))
+        return replace(self.table, reward=reward, known=known | self.table.known)
 
 
 def take_decisions(table: DecisionTable, rows: Ints) -> DecisionTable:
