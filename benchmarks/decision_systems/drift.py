@@ -4,24 +4,31 @@ The world has logistic rewards, 5 arms and 6 features (10 and 10 where regimes r
 Every policy is LinUCB with a floor of 1%; rewards are shares of the best arm's. Settings are chosen on seeds below 100.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+from peers import require_peer
+from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds
-from hone.core.random import generator
+from hone.core.random import generator, permutation
 from hone.envs.services.drifting import DriftingArms, DriftPhase, abrupt_changes
 from hone.estimators.drift.adaptive_window import AdaptiveWindow
 from hone.estimators.drift.detector import BlockMeans, DriftDetector
 from hone.estimators.drift.e_detector import ConformalDetector, MeanDetector
 from hone.estimators.drift.page_hinkley import PageHinkley
-from hone.lab.drifting_service import serve_continually, serve_plainly
+from hone.lab.drifting_service import serve_continually, serve_plainly, serve_table
 from hone.serve.monitor.config import MonitorConfig
 
 TITLE = "Drift and continual learning"
 SEED = 100
 ARL = 2000.0
+PASSES = 5
 SHARED = {"spread": 3.0}
 """Settings of every world."""
 
@@ -152,6 +159,86 @@ def correlated(seeds: range, count: int) -> Iterator[AcceptanceLine]:
     )  # fmt: skip
 
 
+def digits(seeds: range) -> Iterator[AcceptanceLine]:
+    """Images of digits as contexts, classes as arms; after five passes every label means the next class."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - where it is installed
+
+    images, labels = load_digits(return_X_y=True)
+    contexts = np.column_stack([images / 16.0, np.ones(len(images))])
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    with cpu_seconds() as spent:
+        for seed in seeds:
+            order = np.concatenate([permutation(seed, "digits", one, count=len(images)) for one in range(2 * PASSES)])
+            arm = np.where(np.arange(len(order)) < PASSES * len(images), labels[order], (labels[order] + 1) % 10)
+            for watched in ratios:
+                right = serve_table(contexts[order], arm, seed, watched=watched).reshape(2 * PASSES, -1).mean(axis=1)
+                ratios[watched].append(float(right[-1] / right[PASSES - 1]))
+    yield AcceptanceLine(
+        figure="digits with exchanged labels, last pass over the last pass before", value=float(np.mean(ratios[True])),
+        at_least=0.95, seeds=len(seeds), cpu_s=spent.spent, words=f"worst seed {min(ratios[True]):.3f}",
+    )  # fmt: skip
+    yield AcceptanceLine(
+        figure="digits with exchanged labels, without a monitor", value=float(np.mean(ratios[False])), at_most=0.75,
+        negative=True, seeds=len(seeds), words=f"best seed {max(ratios[False]):.3f}",
+    )  # fmt: skip
+
+
+def delays(stream: Sequence[float], alarms: Sequence[int], change: int) -> tuple[int, int]:
+    """Values from the change to the first alarm after it, and the number of alarms before it."""
+    after = [place - change for place in alarms if place >= change]
+    return (after[0] if after else len(stream) - change), sum(place < change for place in alarms)
+
+
+def stagger_rows(count: int) -> Iterator[Row]:
+    """STAGGER: errors of a served naive Bayes model when the concept changes, beside ADWIN of River."""
+    answer = river_alarms({"stagger": list(range(SEED, SEED + count))})
+    own, peer = list[tuple[int, int]](), list[tuple[int, int]]()
+    for stream, (change,), alarms in zip(answer["streams"], answer["changes"], answer["alarms"], strict=True):
+        detector = ConformalDetector(arl=20_000.0)
+        own.append(delays(stream, [place for place, value in enumerate(stream) if detector.update(value)], change))
+        peer.append(delays(stream, [place for place, _ in alarms], change))
+    delay, false = np.mean([one for one, _ in own]), sum(count for _, count in own)
+    other, other_false = np.mean([one for one, _ in peer]), sum(count for _, count in peer)
+    yield Row(
+        row=f"STAGGER: delay of `conformal`, false alarms {false} (River {other_false})", value=float(delay), unit="rows",
+        seeds=count, peer="River ADWIN", peer_value=float(other), ratio=float(delay / other), bar="<= peer",
+        met=bool(delay <= other and false <= other_false),
+    )  # fmt: skip
+
+
+def occupancy_rows() -> Iterator[Row]:
+    """Occupancy's four sensors: our ADWIN raises River's alarms, one by one; `page_hinkley` is sooner and tells more."""
+    answer = river_alarms({"occupancy": True})
+    same, late, soon, extra = 0, list[int](), list[int](), 0
+    for stream, changes, alarms in zip(answer["streams"], answer["changes"], answer["alarms"], strict=True):
+        window, sums = AdaptiveWindow(), PageHinkley(arl=20_000.0)
+        same += [place for place, value in enumerate(stream) if window.update(value)] == [place for place, _ in alarms]
+        found = [place for place, value in enumerate(stream) if sums.update(value)]
+        late += [delays(stream, [place for place, _ in alarms], change)[0] for change in changes]
+        soon += [delays(stream, found, change)[0] for change in changes]
+        extra += len(found) - len(alarms)
+    yield Row(
+        row="occupancy: sensors with the alarms of River's ADWIN", value=same, unit="of 4", bar="4", met=same == 4
+    )
+    yield Row(
+        row=f"occupancy: delay of `page_hinkley`, {extra} more alarms in all", value=float(np.mean(soon)), unit="rows",
+        peer="River ADWIN", peer_value=float(np.mean(late)), ratio=float(np.mean(soon) / np.mean(late)),
+    )  # fmt: skip
+
+
+def river_alarms(request: dict[str, object]) -> dict[str, list]:
+    """Ask River, in its own environment."""
+    command = [str(require_peer("river")), str(Path(__file__).parents[1] / "drift_alarms.py")]
+    answer = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=True)
+    return json.loads(answer.stdout)
+
+
+def peers() -> Iterator[Row]:
+    """Detectors beside River's, on streams that nobody here made."""
+    yield from stagger_rows(20)
+    yield from occupancy_rows()
+
+
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system; the fast form has fewer seeds and rounds."""
     few, rounds = range(SEED, SEED + (1 if fast else 20)), 6000 if fast else 9000
@@ -161,3 +248,5 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield from recurring(range(SEED, SEED + (1 if fast else 10)), 9000)
     yield from run_lengths(range(SEED, SEED + (1 if fast else 30)), 20_000)
     yield from correlated(range(SEED, SEED + (1 if fast else 10)), 20_000)
+    if not fast and find_spec("sklearn") is not None:
+        yield from digits(range(SEED, SEED + 3))

@@ -9,7 +9,7 @@ from hone.bandits.learning import BanditLearner
 from hone.bandits.linear import LinearGaussianPosterior
 from hone.bandits.ucb import LinUcbPolicy
 from hone.bandits.wrappers import EpsilonFloor
-from hone.core.decisions import Decision, Floats, Ints, Outcome, decision_key
+from hone.core.decisions import ActionSet, Choice, Decision, Floats, Ints, Outcome, decision_key
 from hone.envs.services.drifting import DriftingArms
 from hone.serve.monitor.config import MonitorConfig
 from hone.serve.monitor.continual import ContinualLearner
@@ -40,17 +40,11 @@ def serve_continually(world: DriftingArms, config: MonitorConfig) -> ServedRun:
     learner = ContinualLearner(lambda: fresh_learner(world), config, seed=world.seed)
     chosen = np.empty(world.rounds, np.int64)
     for t in range(world.rounds):
-        context, at_s = world.contexts[t], float(t)
+        context = world.contexts[t]
         choice = learner.served.act(context, world.actions, decision_key(world.seed, "shop", str(t)))
         chosen[t] = choice.action
-        decision = Decision(
-            id=str(t), tenant="shop", unit=str(t), at_s=at_s, context=context, actions=world.actions, choice=choice,
-            executed=choice.action, executed_logp=choice.logp, version=learner.version, source="gate", seq=2 * t,
-        )  # fmt: skip
         value = float(world.rewards[t, choice.action])
-        learner.learn(
-            decision, Outcome(decision_id=str(t), tenant="shop", value=value, at_s=at_s, source="gate", seq=2 * t + 1)
-        )
+        learner.learn(*_records(t, context, world.actions, choice, value, learner.version))
     return _served(world, chosen, learner)
 
 
@@ -67,6 +61,39 @@ def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: in
         if freeze is None or t < freeze:
             learner.observe(context[None], np.array([choice.action]), np.array([world.rewards[t, choice.action]]))
     return _served(world, chosen)
+
+
+def serve_table(contexts: Floats, right: Ints, seed: int, *, watched: bool) -> Floats:
+    """Serve rows `[n, d]` whose right arm `[n]` of ten pays 1 -> the rewards `[n]`; without `watched` nothing is judged.
+
+    The bound is 0.2 wide, and there is no floor.
+    """
+    arms = ActionSet(names=tuple(f"arm_{k}" for k in range(10)))
+
+    def make() -> BanditLearner:
+        model = LinearGaussianPosterior(len(arms), contexts.shape[1])
+        return BanditLearner(LinUcbPolicy(model, 0.2), model, arms)
+
+    config = MonitorConfig(feature_window=0, settle=200 if watched else len(contexts))
+    learner, rewards = ContinualLearner(make, config, seed=seed), np.empty(len(contexts))
+    for t, context in enumerate(contexts):
+        choice = learner.served.act(context, arms, decision_key(seed, "table", str(t)))
+        rewards[t] = choice.action == right[t]
+        learner.learn(*_records(t, context, arms, choice, float(rewards[t]), learner.version))
+    return rewards
+
+
+def _records(
+    t: int, context: Floats, arms: ActionSet, choice: Choice, value: float, version: str
+) -> tuple[Decision, Outcome]:  # fmt: skip
+    """The records of round t."""
+    decision = Decision(
+        id=str(t), tenant="shop", unit=str(t), at_s=float(t), context=context, actions=arms, choice=choice,
+        executed=choice.action, executed_logp=choice.logp, version=version, source="gate", seq=2 * t,
+    )  # fmt: skip
+    return decision, Outcome(
+        decision_id=str(t), tenant="shop", value=value, at_s=float(t), source="gate", seq=2 * t + 1
+    )  # fmt: skip
 
 
 def _served(world: DriftingArms, chosen: Ints, learner: ContinualLearner | None = None) -> ServedRun:

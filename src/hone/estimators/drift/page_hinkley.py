@@ -11,7 +11,7 @@ from hone.estimators.drift.detector import FalseAlarmBudget
 _OVERSHOOT = 1.166
 """Mean overshoot of both barriers of a random walk of standard normal steps (Siegmund, 1985)."""
 _MARGIN = 1.3
-"""Mean and standard deviation are estimates, and rewards are skewed: both cost run length, up to a fifth in simulations."""
+"""Room for mean and standard deviation that are estimates, and for a little skew: both cost run length."""
 _WARM_UP = 30
 """Values before the first test: mean and variance must be known before a value can be standardised."""
 
@@ -28,7 +28,8 @@ class PageHinkley:
 
     A value is standardised by mean and standard deviation of all values before it, z. up = max(0, up + z - allowance),
     down = max(0, down - z - allowance); an alarm comes at max(up, down) >= threshold. The threshold follows from the
-    declared average run length, for values whose sums are close to normal; rare events need blocks.
+    declared average run length, for values whose sums are close to normal. Skewed ones need blocks: rewards of 10% raise
+    1.8 times as many false alarms as declared at a run length of 20,000.
     """
 
     def __init__(self, *, arl: float = 20_000.0, allowance: float = 0.15) -> None:
