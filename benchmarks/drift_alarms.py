@@ -1,8 +1,8 @@
 """Streams and alarms of River: run in River's environment, where hone is not installed.
 
     {"streams": [[...], ...]} on standard input -> alarms of ADWIN on them
-    {"stagger": [seed, ...]}                    -> errors of a served model on STAGGER, and those alarms
-    {"occupancy": true}                         -> the four sensors of occupancy with the marked changes, and those alarms
+    {"stagger": [seed, ...]}                    -> errors of a served model on STAGGER, and alarms
+    {"occupancy": true}                         -> the four sensors of occupancy with the marked changes, and alarms
 
 The answer on standard output: {"streams": [...], "changes": [[...], ...], "alarms": [[[place, width], ...], ...]}
 """

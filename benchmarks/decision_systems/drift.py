@@ -200,14 +200,14 @@ def stagger_rows(count: int) -> Iterator[Row]:
     delay, false = np.mean([one for one, _ in own]), sum(count for _, count in own)
     other, other_false = np.mean([one for one, _ in peer]), sum(count for _, count in peer)
     yield Row(
-        row=f"STAGGER: delay of `conformal`, false alarms {false} (River {other_false})", value=float(delay), unit="rows",
-        seeds=count, peer="River ADWIN", peer_value=float(other), ratio=float(delay / other), bar="<= peer",
-        met=bool(delay <= other and false <= other_false),
+        row=f"STAGGER: delay of `conformal`, false alarms {false} (River {other_false})", value=float(delay),
+        unit="rows", seeds=count, peer="River ADWIN", peer_value=float(other), ratio=float(delay / other),
+        bar="<= peer", met=bool(delay <= other and false <= other_false),
     )  # fmt: skip
 
 
 def occupancy_rows() -> Iterator[Row]:
-    """Occupancy's four sensors: our ADWIN raises River's alarms, one by one; `page_hinkley` is sooner and tells more."""
+    """Occupancy's four sensors: our ADWIN raises River's alarms; `page_hinkley` is sooner and raises more."""
     answer = river_alarms({"occupancy": True})
     same, late, soon, extra = 0, list[int](), list[int](), 0
     for stream, changes, alarms in zip(answer["streams"], answer["changes"], answer["alarms"], strict=True):

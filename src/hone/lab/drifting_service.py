@@ -64,9 +64,9 @@ def serve_plainly(world: DriftingArms, *, resets: Sequence[int] = (), freeze: in
 
 
 def serve_table(contexts: Floats, right: Ints, seed: int, *, watched: bool) -> Floats:
-    """Serve rows `[n, d]` whose right arm `[n]` of ten pays 1 -> the rewards `[n]`; without `watched` nothing is judged.
+    """Serve rows `[n, d]` of which one arm of ten, `right` `[n]`, pays 1 -> the rewards `[n]`.
 
-    The bound is 0.2 wide, and there is no floor.
+    Without `watched` nothing is judged. The bound is 0.2 wide, and there is no floor.
     """
     arms = ActionSet(names=tuple(f"arm_{k}" for k in range(10)))
 

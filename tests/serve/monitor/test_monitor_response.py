@@ -75,7 +75,7 @@ def play(config: MonitorConfig, shelf: Shelf | None, rewards: Sequence[float], t
 
 CHANGE = bernoulli([0.2, 0.7], 500, 3).tolist()
 RECALL = MonitorConfig(settle=50, act="recall")
-RETRAIN = RetrainConfig(config="retrain.toml")
+RETRAIN = RetrainConfig(config="retrain.toml", minimum_rewards=40)
 
 
 def test_the_version_that_explains_the_rewards_is_recalled() -> None:

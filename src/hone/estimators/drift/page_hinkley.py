@@ -28,8 +28,8 @@ class PageHinkley:
 
     A value is standardised by mean and standard deviation of all values before it, z. up = max(0, up + z - allowance),
     down = max(0, down - z - allowance); an alarm comes at max(up, down) >= threshold. The threshold follows from the
-    declared average run length, for values whose sums are close to normal. Skewed ones need blocks: rewards of 10% raise
-    1.8 times as many false alarms as declared at a run length of 20,000.
+    declared average run length, for values whose sums are close to normal. Skewed ones need blocks: rewards of 10%
+    raise 1.8 times as many false alarms as declared at a run length of 20,000.
     """
 
     def __init__(self, *, arl: float = 20_000.0, allowance: float = 0.15) -> None:
