@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from bandit_policies import ACTIONS, FEATURES, learnt_model
 
 from hone.bandits.policy import numbered_actions
@@ -17,6 +19,8 @@ from hone.evaluate.policies import open_decision_policy
 from hone.models.control.actor_critic import ActorCritic, QNetworkPolicy
 from hone.models.control.checkpoint import save_policy as save_network
 from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.offline import DiscreteBcqPolicy, IqlPolicy
+from hone.models.control.q_networks import DiscreteSacPolicy, DqnPolicy
 
 OLD_RUN = Path(__file__).resolve().parents[1] / "fixtures" / "runs_0_1" / "runs" / "thompson"
 SMALL = MlpConfig(hidden=[8])
@@ -37,8 +41,13 @@ def test_a_run_of_hone_0_1_opens_as_thompson_sampling() -> None:
     np.testing.assert_allclose(mass, np.bincount(best) / 400_000, atol=0.003)
 
 
-def test_a_network_with_a_softmax_says_the_probabilities_that_it_draws_by(tmp_path: Path) -> None:
-    network = ActorCritic(SPACES, SMALL, seed=3)
+SOFTMAX = [ActorCritic, IqlPolicy, DiscreteSacPolicy]
+GREEDY = [QNetworkPolicy, DqnPolicy, partial(DiscreteBcqPolicy, threshold=0.9)]
+
+
+@pytest.mark.parametrize("kind", SOFTMAX)
+def test_a_network_with_a_softmax_says_the_probabilities_that_it_draws_by(kind, tmp_path: Path) -> None:
+    network = kind(SPACES, MlpConfig(hidden=[8]), seed=3)
     save_network(network, tmp_path)
     policy = open_decision_policy(tmp_path)
     context = np.array([0.5, -1.0, 2.0])
@@ -52,12 +61,23 @@ def test_a_network_with_a_softmax_says_the_probabilities_that_it_draws_by(tmp_pa
     np.testing.assert_allclose(rows[1], policy.logp(-context, ACTIONS), rtol=1e-6)
 
 
-def test_a_greedy_network_puts_all_mass_on_its_choice(tmp_path: Path) -> None:
-    network = QNetworkPolicy(SPACES, SMALL, seed=3)
+@pytest.mark.parametrize("kind", GREEDY, ids=["q_network", "dqn", "bcq"])
+def test_a_greedy_network_puts_all_mass_on_its_choice(kind, tmp_path: Path) -> None:
+    network = kind(SPACES, SMALL, seed=3)
     save_network(network, tmp_path)
     context = np.array([0.5, -1.0, 2.0])
     mass = np.exp(open_decision_policy(tmp_path).logp(context, ACTIONS))
     assert mass.tolist() == np.eye(4)[int(network.numpy_policy().best(context[None])[0]) - 1].tolist()
+
+
+def test_a_network_over_numbered_states_takes_the_states_number(tmp_path: Path) -> None:
+    spaces = PolicySpaces(inputs=ObservationInputs(size=5, one_hot=True), actions=SPACES.actions)
+    network = ActorCritic(spaces, SMALL, seed=1)
+    save_network(network, tmp_path)
+    policy, state = open_decision_policy(tmp_path), np.array([3.0])
+    with torch.no_grad():
+        logits = network.actor(torch.nn.functional.one_hot(torch.tensor([3]), 5).float())[0].double().numpy()
+    np.testing.assert_allclose(policy.logp(state, ACTIONS), logits - np.log(np.exp(logits).sum()), rtol=1e-5)
 
 
 def test_what_cannot_decide_says_why(tmp_path: Path) -> None:

@@ -50,15 +50,15 @@ class RidgeTables:
             for row in range(len(x)):
                 self._observe_one(x[row], int(table[row]), float(rewards[row]), float(scaled[row]))
             return
-        if self.discount < 1.0:
-            self._forget(len(x))
-        for k in np.unique(table):
+        self._forget(len(x))
+        changed = np.unique(table)
+        for k in changed:
             mine = table == k
             weighted = x[mine] * scaled[mine, None]
             self.precision[k] += weighted.T @ x[mine]
             self.information[k] += weighted.T @ rewards[mine]
             self.counts[k] += mine.sum()
-            self._solve(k)
+        self._solve(changed if self.discount == 1.0 else np.arange(len(self.counts)))
 
     def _observe_one(self, x: Floats, k: int, reward: float, weight: float) -> None:
         inverse, precision, information = self.inverse[k], self.precision[k], self.information[k]
@@ -69,24 +69,25 @@ class RidgeTables:
         inverse -= np.dot(step[:, None], (step * (weight / (1.0 + weight * float(x @ step))))[None])
         self.counts[k] += 1
         if self.counts[k] % REFRESH == 0:
-            self._solve(k)
+            self._solve(np.array([k]))
         else:
             self.coefficients[k] = inverse @ information
 
     def _forget(self, rows: int) -> None:
-        """Move all tables towards the prior: A <- g A + (1 - g) lambda I and b <- g b with g = discount^rows."""
+        """Move all sums towards the prior: A <- g A + (1 - g) lambda I and b <- g b with g = discount^rows."""
         kept = self.discount**rows
-        self.precision *= kept
-        self.precision += (1.0 - kept) * self.prior_precision * np.eye(self.precision.shape[1])
-        self.information *= kept
-        for k in range(len(self.precision)):
-            self._solve(k)
+        if kept < 1.0:
+            self.precision *= kept
+            self.precision += (1.0 - kept) * self.prior_precision * np.eye(self.precision.shape[1])
+            self.information *= kept
 
-    def _solve(self, k: int) -> None:
-        precision: Floats = self.precision[k]
+    def _solve(self, tables: Ints) -> None:
+        """Compute the inverses and coefficients of some tables from their sums."""
+        precision: Floats = self.precision[tables]
         inverse = np.linalg.inv(precision)
-        self.inverse[k] = (inverse + inverse.T) / 2
-        self.coefficients[k] = self.inverse[k] @ self.information[k]
+        inverse = (inverse + np.swapaxes(inverse, 1, 2)) / 2
+        self.inverse[tables] = inverse
+        self.coefficients[tables] = np.einsum("kij,kj->ki", inverse, self.information[tables])
 
     def replace_sums(self, precision: Floats, information: Floats) -> None:
         """Take A `[K, d, d]` and b `[K, d]` as they are. Raises DataError for other shapes."""
@@ -96,8 +97,7 @@ class RidgeTables:
                 f"{self.information.shape}"
             )
         self.precision, self.information = precision.copy(), information.copy()
-        for k in range(len(self.precision)):
-            self._solve(k)
+        self._solve(np.arange(len(self.counts)))
 
     def contents(self) -> PolicyContents:
         settings = {"noise": self.noise, "prior_precision": self.prior_precision, "discount": self.discount}
