@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from hone.api import serve_decisions, ship
 from hone.bandits.greedy import EpsilonGreedyPolicy
 from hone.bandits.posteriors import BetaBernoulliPosterior
 from hone.bandits.saving import save_policy
 from hone.core.decisions import ActionSet
-from hone.serve.gateway.opening import open_service
-from hone.serve.shipping import open_rollouts
 
 FILE = Path(__file__).with_name("shop.toml")
 RATES = {"list": 0.2, "banner": 0.6}  # of purchases; the policies below have learnt it, or not
@@ -44,19 +43,16 @@ def save_version(name: str, better: int, epsilon: float) -> Path:
 
 
 clock, random = SimulatedClock(), np.random.default_rng(100)
-versions = {"first": (1, 0.8), "better": (1, 0.2), "broken": (0, 0.1)}
-shop, visitors = open_service(FILE, clock=clock, tell=print), 0
-with open_rollouts(FILE, clock) as rollouts:
-    for name, (better, epsilon) in versions.items():
-        version = rollouts.add(save_version(name, better, epsilon), rollouts.registry.live("shop"))
-        ramp = rollouts.start(rollouts.plan(version.id))
-        while not ramp.state.finished:
-            for transition in ramp.step():
-                print(f"{name}: {transition.before} -> {transition.after}: {transition.words}")
-            for visitor in range(visitors, visitors + 100):
-                clock.time_s += 2
-                decided = shop.service.decide(unit=f"visitor-{visitor}", id=f"visit-{visitor}")
-                shop.service.reward(decided.id, float(random.random() < RATES[decided.action]))
-            shop.service.tick()
-            visitors += 100
-shop.close()
+visitors, live = 0, ""
+with serve_decisions(FILE, clock=clock) as shop:
+    for name, (better, epsilon) in {"first": (1, 0.8), "better": (1, 0.2), "broken": (0, 0.1)}.items():
+        with ship(save_version(name, better, epsilon), to=FILE, parent=live, clock=clock) as ramp:
+            while not ramp.state.finished:
+                for transition in ramp.step():
+                    print(f"{name}: {transition.before} -> {transition.after}: {transition.words}")
+                for visitor in range(visitors, visitors + 100):
+                    clock.time_s += 2
+                    decided = shop.decide(unit=f"visitor-{visitor}", id=f"visit-{visitor}")
+                    shop.reward(decided.id, float(random.random() < RATES[decided.action]))
+                visitors += 100
+            live = ramp.plan.version if ramp.state.stage == "100%" else live

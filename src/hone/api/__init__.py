@@ -2,13 +2,14 @@
 
 `train(config)` trains a config file or a dictionary, `train_seeds(config, seeds)` trains it once per seed,
 `compare(runs)` compares runs, `evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers.
-`serve_decisions(file)` opens the service of a service file in this process.
+`serve_decisions(file)` opens the service of a service file in this process, `ship(policy, to=file)`
+rolls a policy out there in stages.
 """
 
 from hone.api.commands import compare, evaluate, sample, train, train_seeds
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
-from hone.api.services import serve_decisions
+from hone.api.services import serve_decisions, ship
 from hone.train.runner.callbacks import CheckpointEvent, EvaluationEvent, StepEvent
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "read_result",
     "sample",
     "serve_decisions",
+    "ship",
     "train",
     "train_seeds",
 ]

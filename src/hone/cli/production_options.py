@@ -91,7 +91,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
     ),
     CommandSpec(
         name="ship",
-        summary="roll a new version of a policy out in stages, with a control slice, evidence and a way back",
+        summary="roll out a new version of a policy in stages, by evidence, with a way back",
         module="hone.cli.commands.ship",
         positionals=(("what", "a policy's folder, checkpoint or run, with --to; or the service file of a rollout"),),
         options=(

@@ -60,7 +60,7 @@ class StagedRolloutConfig(Config):
     """Kinds of evidence that a version needs before it answers requests: offline, certificate, paired, load ..."""
     guardrails: list[GuardrailConfig] = Field(default=[GuardrailConfig()], min_length=1)
     """Outcomes that must not become worse; they share alpha."""
-    look_every_s: float = Field(default=10.0, gt=0)
+    look_every_s: float = Field(default=60.0, gt=0)
     """Seconds between two looks at the decision log."""
     slack_s: float = Field(default=0.0, ge=0)
     """Seconds that a look stays behind, for gateways that write late or whose clocks differ."""
