@@ -227,6 +227,13 @@ class LogContract:
         log.close()
         other.close()
 
+    def test_an_erasure_leaves_another_units_decision_of_the_same_id(self, engine: LogEngine) -> None:
+        log = engine.open()
+        log.append([decision(0, id="same", unit="eve"), decision(1, id="same", unit="bob"), outcome(0, of="same")])
+        assert log.erase("shop", "eve") == 2
+        assert [one.seq for one in all_of(log)] == [1]
+        log.close()
+
     def test_an_erasure_that_failed_is_not_remembered_and_can_be_made_again(
         self, engine: LogEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
