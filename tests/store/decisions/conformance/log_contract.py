@@ -204,8 +204,8 @@ class LogContract:
         own = ActionSet(names=("letter for eve",))
         personal = {"unit": "eve", "actions": own, "choice": Choice(action=0, logp=0.0), "executed": 0}
         eve = [decision(0, **personal), decision(1, **personal), outcome(0), outcome(1)]
-        log.append([*eve, decision(2, unit="bob"), outcome(2)])
-        other.append([outcome(3, of="web-4")])  # before its decision
+        log.append([eve[0], *eve[2:], decision(2, unit="bob"), outcome(2)])
+        other.append([eve[1], outcome(3, of="web-4")])  # an outcome before its decision
         assert log.decision_ids("shop", "eve") == ("web-0", "web-1")
         marks = log.watermarks()
         assert log.erase("shop", "eve", decision_ids=["web-9"]) == 4
@@ -221,8 +221,8 @@ class LogContract:
         counts = log.counts()
         assert (counts.decisions, counts.outcomes, counts.erased) == (2, 1, 9)
         assert log.erase("shop", "eve") == 0
-        assert log.append([decision(6, **(personal | {"unit": "bob"}))]).stored == 1  # the set of actions comes back
-        last = all_of(other)[-1]
+        assert other.append([decision(6, **(personal | {"unit": "bob"}))]).stored == 1  # the set of actions comes back
+        last = all_of(log)[-1]
         assert bits(last) == bits(decision(6, **(personal | {"unit": "bob"})))
         log.close()
         other.close()
@@ -275,7 +275,11 @@ class LogContract:
         (mark,) = log.append([decision(3), decision(4), decision(1)]).watermarks
         assert (mark.watermark, mark.missing) == (6, 0)
         assert [one.record.seq for one in log.read()] == [3, 4]
+        last = log.read()[-1].position
         assert log.read()[0].position > max(places)
+        assert log.retire([one.position for one in log.read()]) == 2
+        log.append([decision(7)])
+        assert [one.position > last for one in log.read()] == [True]
         log.close()
         log = engine.open()
         assert log.append(records).repeated == 5

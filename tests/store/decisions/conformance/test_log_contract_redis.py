@@ -9,6 +9,7 @@ from log_model import check_against_model
 from log_records import decision
 from log_servers import LogServer, MissingServerError, redis_server
 
+from hone.core.decisions import ActionSet
 from hone.core.errors import ResourceError
 from hone.store.decisions.opening import open_decision_log
 from hone.store.durable import DiskFullError
@@ -83,7 +84,9 @@ def test_a_full_server_stores_nothing_of_the_batch(server: LogServer, engine: Lo
 
 def test_erased_bytes_are_in_no_file_of_the_server(server: LogServer, engine: LogEngine) -> None:
     log = engine.open()
-    log.append([decision(seq, unit="secret-eve" if seq % 2 else "bob") for seq in range(40)])
+    own = ActionSet(names=("mail secret-eve", "call", "wait"))
+    log.append([decision(seq, unit="secret-eve", actions=own) for seq in range(0, 40, 2)])
+    log.append([decision(seq, unit="bob") for seq in range(1, 40, 2)])
     assert any(b"secret-eve" in path.read_bytes() for path in files_of(server))
     assert log.erase("shop", "secret-eve") == 20
     assert not any(b"secret-eve" in path.read_bytes() for path in files_of(server))
