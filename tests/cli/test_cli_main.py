@@ -315,7 +315,7 @@ def test_the_options_are_these() -> None:
         "list": ["--runs"],
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
-        "shield": ["--html", "--out", "--with"],
+        "shield": ["--html", "--out", "--registry", "--version", "--with"],
         "ship": SHIP_OPTIONS,
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from shield_cars import CAR, INVARIANT, car_certificate
 
+from hone.bandits.greedy import EpsilonGreedyPolicy
+from hone.bandits.posteriors import BetaBernoulliPosterior
+from hone.bandits.saving import save_policy
 from hone.cli.main import main
 from hone.report.shield_page import safe_counts
 from hone.shield.certificate import checked_model, open_certificate
 from hone.shield.grid import state_grid
 from hone.store.animation import frame_count
+from hone.store.registry.registry import open_registry
+from hone.store.registry.versions import VersionOrigin
 
 
 @pytest.fixture
@@ -51,6 +56,20 @@ def _text() -> str:
     from hone.shield.certificate import certificate_text
 
     return certificate_text(car_certificate())
+
+
+def test_a_proof_becomes_evidence_of_the_version_under_it(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = EpsilonGreedyPolicy(BetaBernoulliPosterior(5), epsilon=0.1)
+    save_policy(policy, Path("policy"))
+    registry = open_registry(Path("registry"), create=True)
+    version = registry.add(Path("policy"), VersionOrigin(), at_s=1.0, made_by="a test").id
+    Path("car.json").write_text(_text())
+    assert main(["shield", "car.json", "--registry", "registry", "--version", version]) == 0
+    (found,) = registry.evidence(version)
+    assert (found.kind, found.verdict) == ("certificate", "ok")
+    assert car_certificate().sha256 in found.words
+    assert main(["shield", "car.json", "--registry", "registry"]) == 2
+    assert "--registry and --version go together" in capsys.readouterr().err
 
 
 def test_what_cannot_be_proved_is_refused_with_its_reason(car: Path, capsys: pytest.CaptureFixture[str]) -> None:

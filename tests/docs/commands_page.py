@@ -25,7 +25,6 @@ MORE = {
     "list": "[Algorithms](algorithms/index.md)",
     "estimate": "[Offline estimates](../production/offline_estimates.md)",
     "log": "[The decision log](../production/decision_log.md)",
-    "shield": "[Production](../production/index.md)",
     "ship": "[Staged rollout](../production/rollout.md)",
     "shield": "[Shield](../production/shield.md)",
     "lab": "[The lab](../project/lab.md)",

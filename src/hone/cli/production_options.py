@@ -87,6 +87,8 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
                 flag="--with", metavar="NAME=X", repeated=True,
                 help="try the claims with another constant: a crash is shown where they fail",
             ),
+            CommandOption(flag="--registry", metavar="DIR", help="add the proof to a version's evidence"),
+            CommandOption(flag="--version", metavar="ID", help="with --registry: the version under this shield"),
         ),
     ),
     CommandSpec(

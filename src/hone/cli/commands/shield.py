@@ -6,6 +6,8 @@ from pathlib import Path
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.resolve import read_document, resolve
+from hone.core.clock import SystemClock
+from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.report.shield_page import ShieldPageData, write_shield_page
 from hone.shield.certificate import (
@@ -25,6 +27,7 @@ from hone.shield.rehearsal import rehearse_shield
 from hone.shield.rules import rule_shield
 from hone.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
 from hone.store.durable import replace_file
+from hone.store.registry.registry import open_registry
 
 KINDS: dict[str, type[RuleShieldConfig] | type[ProvedSpec]] = {
     "rules": RuleShieldConfig, "game": GameShieldConfig, "invariant": InvariantShieldConfig
@@ -34,6 +37,8 @@ REHEARSED_STEPS = 3_000
 
 def run(call: CommandCall) -> int:
     """Prove what the file claims; 3 if a claim does not hold."""
+    if bool(call.text("registry")) != bool(call.text("version")):
+        raise ConfigError("--registry and --version go together: the registry, and the version under the shield")
     path, screen = Path(call.text("file")), standard_screen()
     if path.suffix == ".json":
         certificate = read_certificate(path)
@@ -86,8 +91,20 @@ def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, scree
     shown = ShieldPageData(name=path.stem, model=model, certificate=certificate, shield=shield, rehearsal=driven)
     if not call.texts("with"):
         _write_page(call, shown, screen)
+        _add_evidence(call, certificate, screen)
         return 0
     return _weakened(certificate, shown, call, screen)
+
+
+def _add_evidence(call: CommandCall, certificate: ShieldCertificate, screen: TerminalScreen) -> None:
+    if not call.text("registry"):
+        return
+    evidence = Evidence(
+        kind="certificate", verdict="ok", words=f"{certificate.proved[0]}; sha256 {certificate.sha256}",
+        made_by=f"hone shield {call.text('file')}", at_s=SystemClock().now_s(),
+    )  # fmt: skip
+    open_registry(Path(call.text("registry"))).add_evidence(call.text("version"), evidence)
+    screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
 
 
 def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: CommandCall, screen: TerminalScreen) -> int:
