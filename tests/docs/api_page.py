@@ -22,6 +22,7 @@ Shapes are in brackets: `[N]` counts decisions (tokens or actions), `[E]` episod
 """
 MODULES: dict[str, str] = {
     "hone.api.commands": "the commands from Python; import them from `hone.api`",
+    "hone.api.estimates": "off-policy estimates from Python; import it from `hone.api`",
     "hone.api.services": "decisions in production from Python; import it from `hone.api`",
     "hone.api.results": "results of the commands, in `hone.api`",
     "hone.train.runner.callbacks": "events of callbacks, in `hone.api`",

@@ -2,11 +2,13 @@
 
 `train(config)` trains a config file or a dictionary, `train_seeds(config, seeds)` trains it once per seed,
 `compare(runs)` compares runs, `evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers.
+`estimate_decisions(log, policies)` estimates policies from a log of decisions.
 `serve_decisions(file)` opens the service of a service file in this process, `ship(policy, to=file)`
 rolls a policy out there in stages.
 """
 
 from hone.api.commands import compare, evaluate, sample, train, train_seeds
+from hone.api.estimates import estimate_decisions
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
 from hone.api.services import serve_decisions, ship
@@ -23,6 +25,7 @@ __all__ = [
     "TrainingResult",
     "compare",
     "comparison_table",
+    "estimate_decisions",
     "evaluate",
     "read_result",
     "sample",
