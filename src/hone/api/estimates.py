@@ -27,7 +27,8 @@ def estimate_decisions(
 
     `log`: a log's address, a saved view, or a table. `policies`: folders, or opened policies by name. The first of
     `estimators` decides. `as_of_s` and `since_s` are seconds since the epoch, of the join (None: now) and of the first
-    decision. A log of several tenants is read by `hone.evaluate.decision_tables`. Raises DataError for a log or policy that cannot be read, ConfigError for unknown names.
+    decision. Raises DataError for a log or policy that cannot be read and for a log of several tenants, of which
+    `hone.evaluate.decision_tables` reads one; ConfigError for unknown names.
     """
     table = log
     if not isinstance(table, DecisionTable):

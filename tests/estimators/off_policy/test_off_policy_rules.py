@@ -77,6 +77,15 @@ def test_a_propensity_that_is_none_is_refused(logp: float, words: str) -> None:
     assert usable_rows(table).sum() == 99
 
 
+def test_a_probability_that_underflows_is_one() -> None:
+    """The probability of a long answer is 0 as a float, and its logarithm is not."""
+    table = replace(good_table(), logp=at(good_table().logp, 7, -900.0))
+    assert audit_table(table, RULES) == []
+    assert usable_rows(table).all()
+    long = replace(good_log(), logp=good_log().logp - 900, target_logp=good_log().target_logp - 900)
+    assert long.weight == pytest.approx(good_log().weight)
+
+
 def test_a_known_reward_that_is_not_finite_is_refused() -> None:
     table = replace(good_table(), reward=at(good_table().reward, 3, np.nan))
     assert found(audit_table(table, RULES)) == [("rewards", "refuse")]
@@ -212,6 +221,7 @@ def test_every_interval_is_offered_and_bernstein_refuses_ratios() -> None:
         assert one.low < one.value < one.high
         widths.append(one.high - one.low)
     assert widths[2] > 2 * widths[0]
+    assert "beyond those of the log" in one.assumptions[-1]
     clipped = estimate_values(log, ["clipped"], EstimateSettings(interval="bernstein", max_weight=1.0))["clipped"]
     assert clipped.estimate.high > clipped.estimate.value
     with pytest.raises(ValueError, match="snips is a ratio"):

@@ -114,6 +114,12 @@ def assumptions_of(name: EstimatorName) -> tuple[str, ...]:
     return (MODEL_ASSUMPTION if name == "dm" else SUPPORT_ASSUMPTION, UNITS_ASSUMPTION)
 
 
+def _bounds(settings: EstimateSettings) -> tuple[str, ...]:
+    """The assumption of an empirical Bernstein bound whose range is taken from the log."""
+    known = settings.interval != "bernstein" or (settings.weight_bound > 0 and settings.reward_range is not None)
+    return () if known else ("no weight and no reward can be beyond those of the log",)
+
+
 def model_reasons(name: EstimatorName) -> list[VerdictReason]:
     """A reason against the direct method alone."""
     words = "it stands on the reward model alone, and its interval knows nothing of the model's error: use dr"
@@ -245,7 +251,7 @@ def _judged(
         ess=effective_sample_size(weight),
         largest_weight=float(weight.max()),
         overlap=overlap,
-        assumptions=assumptions_of(name),
+        assumptions=(*assumptions_of(name), *_bounds(settings)),
         verdict=worst_verdict(own),
         reasons=tuple(own),
     )

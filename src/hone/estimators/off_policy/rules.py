@@ -279,7 +279,7 @@ def _bad_rows(table: DecisionTable) -> list[VerdictReason]:
     with np.errstate(invalid="ignore", over="ignore"):
         probability = np.exp(table.logp)
         faults = (
-            ("propensities", "have probability 0", probability == 0, probability, "an executed action has p > 0"),
+            ("propensities", "have probability 0", table.logp == -np.inf, probability, "an executed action has p > 0"),
             (
                 "propensities",
                 "have a probability above 1",
