@@ -7,12 +7,16 @@ The settings were chosen on seeds below 100; every figure is of seeds from 100.
 """
 
 import json
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from golden_off_policy import golden_table
+from peers import require_peer
+from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.core.decisions import Floats
@@ -92,32 +96,53 @@ def coverage_lines(world: LoggedChoiceWorld) -> Iterator[AcceptanceLine]:
     )
 
 
-def golden_line() -> AcceptanceLine:
-    """Largest distance of six estimators from the golden values of Open Bandit Pipeline."""
-    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    row, action = np.arange(golden["rows"])[:, None], np.arange(golden["actions"])[None, :]
-    rows = row[:, 0]
-
-    def softmax(scores: Floats) -> Floats:
-        return np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-
-    chosen = (7 * rows**2 + 3 * rows) % golden["actions"]
+def sine_log(rows: int) -> tuple[LoggedFeedback, Floats]:
+    """The table of sines that `golden_off_policy.py` gives the peer, and its model of the reward `[n, K]`."""
+    table, row = golden_table(rows), np.arange(rows)
     logged = LoggedFeedback(
-        contexts=np.zeros((len(rows), 0)), action=chosen, reward=np.sin(11.0 * rows) + chosen, unit=rows,
-        logp=np.log(softmax(np.sin(3 * row + 5 * action))[rows, chosen]),
-        target_logp=np.log(softmax(2 * np.sin(7 * row + 2 * action))),
+        contexts=np.zeros((rows, 0)), action=table["chosen"], reward=table["reward"], unit=row,
+        logp=np.log(table["behaviour"][row, table["chosen"]]), target_logp=np.log(table["target"]),
     )  # fmt: skip
-    model = np.cos(row + action) / 2 + 0.5
-    made = {
+    return logged, table["predicted"]
+
+
+def six_values(logged: LoggedFeedback, model: Floats, max_weight: float) -> dict[str, float]:
+    """Values of the six estimators that the peer has too."""
+    return {
         "ips": forms.inverse_propensity(logged).value, "snips": forms.self_normalised(logged).value,
         "dm": forms.direct_method(logged, model).value, "dr": forms.doubly_robust(logged, model).value,
         "sndr": forms.self_normalised_doubly_robust(logged, model).value,
-        "switch": forms.switch_doubly_robust(logged, model, max_weight=golden["max_weight"]).value,
+        "switch": forms.switch_doubly_robust(logged, model, max_weight=max_weight).value,
     }  # fmt: skip
+
+
+def golden_line() -> AcceptanceLine:
+    """Largest distance of six estimators from the golden values of Open Bandit Pipeline."""
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    made = six_values(*sine_log(golden["rows"]), golden["max_weight"])
     apart = max(abs(made[name] - value) for name, value in golden["values"].items())
     return AcceptanceLine(
         figure="distance from the golden values of Open Bandit Pipeline", value=apart, at_most=1e-12,
         words=", ".join(made),
+    )  # fmt: skip
+
+
+def peers() -> Iterator[Row]:
+    """Open Bandit Pipeline's estimators on 100,000 rows, with a given model of the reward."""
+    script, rows = Path(__file__).resolve().parents[1] / "golden_off_policy.py", 100_000
+    command = [str(require_peer("obp")), str(script), "--rows", str(rows)]
+    peer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    logged, model = sine_log(rows)
+    with cpu_seconds() as cpu:
+        made = six_values(logged, model, 1.5)
+    apart = max(abs(made[name] - value) for name, value in peer["values"].items())
+    yield Row(
+        row=f"distance of six estimators from the peer's on {rows:,} rows", value=apart, unit="", peer=peer["source"],
+        peer_value=0.0, bar="<= 1e-12", met=apart <= 1e-12,
+    )  # fmt: skip
+    yield Row(
+        row=f"six estimators on {rows:,} rows, the model given", value=1000 * cpu.spent, unit="CPU ms",
+        peer=peer["source"], peer_value=1000 * peer["cpu_s"], ratio=peer["cpu_s"] / cpu.spent,
     )  # fmt: skip
 
 
