@@ -22,6 +22,7 @@ from hone.core.decisions import Floats
 from hone.core.random import generator
 from hone.envs.services.staged_traffic import StagedTraffic
 from hone.estimators.means import wilson_interval
+from hone.estimators.sequential.confidence_sequences import asymptotic_width
 from hone.estimators.sequential.e_process import mixture_paths
 from hone.estimators.sequential.matched_arms import matched_scores
 from hone.estimators.sequential.sample_ratio import ratio_paths
@@ -217,6 +218,12 @@ def peeking_lines(*, runs: int) -> Iterator[AcceptanceLine]:
         figure="equal versions rolled back by a z-test with peeking", value=back / runs, at_least=0.2, negative=True,
         seeds=runs, cpu_s=spent.spent,
     )  # fmt: skip
+    with cpu_seconds() as spent:
+        back = sum(unmatched(0.02, generator(SEED, "rollout", "unmatched", run)) for run in range(runs))
+    yield AcceptanceLine(
+        figure="equal versions rolled back beside all other traffic, conversions of 2%", value=back / runs,
+        at_least=0.1, negative=True, seeds=runs, cpu_s=spent.spent, words="asymptotic sequence, no control slice",
+    )  # fmt: skip
 
 
 def peeked(traffic: StagedTraffic, random: np.random.Generator) -> bool:
@@ -224,6 +231,21 @@ def peeked(traffic: StagedTraffic, random: np.random.Generator) -> bool:
     requests, is_new = traffic.exposures(random)
     ends = np.searchsorted(requests, np.arange(EVERY, len(traffic.stages) * traffic.requests + 1, EVERY))
     return bool(np.any(z_of_losses(traffic.values(is_new, random), is_new, ends) > 1.6449))
+
+
+def unmatched(rate: float, random: np.random.Generator) -> bool:
+    """True if an asymptotic sequence of 5%, canary of at least 100 units against all others, rolls it back."""
+    shares = np.repeat(PLAN.stages, PLAN.requests)
+    is_new = random.random(len(shares)) < shares
+    values = (random.random(len(shares)) < rate).astype(np.float64)
+    looks = np.arange(EVERY, len(shares) + 1, EVERY)
+    counts = [np.cumsum(arm)[looks - 1] for arm in (is_new, ~is_new)]
+    means = [
+        np.cumsum(values * arm)[looks - 1] / np.maximum(n, 1) for arm, n in zip((is_new, ~is_new), counts, strict=True)
+    ]
+    variance = sum(mean * (1 - mean) / np.maximum(n, 1) for mean, n in zip(means, counts, strict=True))
+    half = np.sqrt(looks * variance) * np.array([asymptotic_width(int(look), 2 * ALPHA) for look in looks])
+    return bool(np.any((counts[0] >= 100) & (means[1] - means[0] > half)))
 
 
 PEER = "ville"

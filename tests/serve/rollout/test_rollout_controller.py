@@ -274,6 +274,22 @@ def test_gateways_whose_clocks_differ_cause_no_alarm(shop: Shop, skew_s: float) 
     assert len(driver.feed._open) == 0
 
 
+def test_a_clock_that_jumps_back_loses_no_unit(shop: Shop) -> None:
+    driver = shop.start(requests=10_000)
+    shop.run(driver, alike, most=4)
+    shop.serve(300, alike)
+    driver.step()
+    shop.clock.advance(-3600)
+    shop.serve(300, alike)
+    driver.step()
+    again = shop.resume()
+    assert again.feed._open == driver.feed._open
+    shop.clock.advance(7200)
+    driver.step()
+    counted = [label for label in shop.labels if label.endswith(":10%")]
+    assert driver.state.evidence.count == len(counted) > 100
+
+
 def test_the_end_of_a_log_is_found_by_bisection() -> None:
     log = ListLog()
     assert end_position(log) == 0

@@ -88,7 +88,8 @@ class RolloutDriver:
 
     def _look(self) -> None:
         self.feed.read(self.tools.log)
-        until_s = self.tools.clock.now_s() - self.tools.join.window_s - self.tools.slack_s
+        closed_s = self.tools.clock.now_s() - self.tools.join.window_s - self.tools.slack_s
+        until_s = max(self.state.until_s, closed_s)  # a clock that jumps back opens no window again
         batch = self.feed.due(self.state.stage, until_s)
         self.state = look(self.plan, self.state, batch, until_s, self.feed.position)
 
