@@ -16,7 +16,7 @@ MORE = {
     "plan": "[Configuration](../howto/configure.md)",
     "eval": "[Evaluate and compare](../howto/compare.md)",
     "sample": "[Runs](../howto/runs.md), [Dialogues](../language/dialogues.md#look-at-them)",
-    "serve": "[Serving](../howto/serving.md)",
+    "serve": "[Serving a model](../howto/serving.md), [Serving decisions](../production/serving_decisions.md)",
     "play": "[Dialogues](../language/dialogues.md#look-at-them)",
     "export": "[Adapters](../language/adapters.md#peft-folders)",
     "dataset": "[Data](../howto/data.md#collected-answers)",

@@ -179,3 +179,22 @@ def test_records_behind_the_answers_are_counted_when_a_kill_loses_them(tmp_path:
     shop = opened(tmp_path, text)
     assert [(mark.highest, mark.missing) for mark in shop.log.watermarks()] == [(44, 3)]
     shop.close()
+
+
+def test_drift_is_watched_told_and_queued_for_retraining(tmp_path: Path) -> None:
+    text = SHOP.replace("publish_every = 10", "publish_every = 1000") + (
+        '[monitor]\narl = 2000\nsettle = 50\nfeature_window = 0\nact = "retrain"\n'
+        '[monitor.retrain]\nconfig = "run.toml"\nminimum_rewards = 40\n'
+    )
+    clock, lines = ManualClock(1_700_000_000.0), list[str]()
+    path = tmp_path / "shop.toml"
+    path.write_text(text)
+    shop = open_service(path, clock=clock, tell=lines.append)
+    for number in range(900):
+        clock.advance(1.0)
+        decided = shop.decide(f"u{number}", {"age": 0.5, "country": "de"})
+        shop.reward(decided.id, float(number > 450))
+    told = [line for line in lines if '"fault": "drift"' in line]
+    assert told and "retrain" in told[0]
+    assert (tmp_path / "shop" / "alarms.jsonl").is_file()
+    shop.close()

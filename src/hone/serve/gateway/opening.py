@@ -21,9 +21,11 @@ from hone.config.resolve import ResolvedConfig, load
 from hone.core.clock import Clock
 from hone.core.decisions import Choice, Decision
 from hone.core.errors import ResourceError
+from hone.evaluate.policies import open_decision_policy
 from hone.serve.gateway.access import AccessList
 from hone.serve.gateway.assembly import make_catalogue, make_policies, open_access
 from hone.serve.gateway.counters import FaultLines
+from hone.serve.gateway.drift_watch import DriftWatch, ShippedLibrary
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
 from hone.serve.gateway.online_policies import OnlinePolicies
 from hone.serve.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
@@ -38,6 +40,7 @@ from hone.serve.gateway.service import (
 from hone.serve.gateway.service_config import LogTableConfig, ServiceFileConfig
 from hone.serve.monitor.alarms import AlarmLog
 from hone.serve.monitor.monitor import ServiceMonitor, resident_bytes
+from hone.serve.monitor.response import DriftResponder
 from hone.store.decisions.opening import open_decision_log
 from hone.store.decisions.protocol import DecisionLog, LoggedRecord
 from hone.store.joins.join import build_view
@@ -131,8 +134,9 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
         opened.callback(log.close)
         policies = make_policies(path.parent, folder, config, clock, lines)
-        monitor = _monitor(config, folder)
-        service = DecisionService(_parts(config, folder, log, policies, monitor, lines))
+        watch = _watch(config, folder, policies, lines)
+        monitor = None if watch is None else watch.monitor
+        service = DecisionService(_parts(config, folder, log, policies, watch, lines))
         opened.callback(service.close)
         read_log_again(log, service.parts, policies, monitor)
         return OpenedService(
@@ -151,7 +155,7 @@ def _parts(
     folder: Path,
     log: DecisionLog,
     policies: OnlinePolicies,
-    monitor: ServiceMonitor | None,
+    watch: DriftWatch | None,
     lines: FaultLines,
 ) -> ServiceParts:
     service, after = config.service, config.log.durable == "after"
@@ -170,7 +174,7 @@ def _parts(
         ),
         schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
         numbers=numbers, recent=RecentRequests(service.remember), clock=policies.clock, lines=lines,
-        listeners=(policies,) if monitor is None else (policies, monitor),
+        listeners=(policies,) if watch is None else (policies, watch),
     )  # fmt: skip
 
 
@@ -184,11 +188,18 @@ def _logged(log: DecisionLog, source: str, tenant: str) -> int:
     return marks[0].highest + 1 if marks else 0
 
 
-def _monitor(config: ServiceFileConfig, folder: Path) -> ServiceMonitor | None:
+def _watch(config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, lines: FaultLines) -> DriftWatch | None:
     if config.monitor is None:
         return None
-    sink, names = AlarmLog(folder / "alarms.jsonl"), config.service.features
-    return ServiceMonitor(config.monitor, sink, names=names, seed=config.service.seed, memory=resident_bytes)
+    registry = folder / config.rollout.registry
+    library = ShippedLibrary(registry, folder.name, lambda path: policies.wrap(open_decision_policy(path)))
+    responder = DriftResponder(config.monitor, library, AlarmLog(folder / "alarms.jsonl"))
+    names = config.service.features
+    monitor = ServiceMonitor(config.monitor, responder, names=names, seed=config.service.seed, memory=resident_bytes)
+    return DriftWatch(
+        monitor=monitor, responder=responder, registry=registry, service=folder.name, jobs=folder / "jobs.db",
+        tell=partial(_told, lines),
+    )  # fmt: skip
 
 
 def _locked(folder: Path, clock: Clock) -> RunLock:
