@@ -96,9 +96,7 @@ class ServiceRollouts:
         """Name of the latest rollout. Raises ConfigError if there is none."""
         names = self.registry.rollouts(self.service)
         if not names:
-            raise ConfigError(
-                f"service {self.service!r} has no rollout; begin one with `hone ship POLICY --to {self.file}`"
-            )
+            raise ConfigError(_no_rollout(self.service, self.file))
         return names[-1]
 
     def start(self, plan: RolloutPlan) -> RolloutDriver:
@@ -152,10 +150,15 @@ def _guardrail(one: GuardrailConfig) -> RolloutGuardrail:
 
 
 @contextmanager
-def open_rollouts(file: Path, clock: Clock) -> Iterator[ServiceRollouts]:
-    """Open the service of a file for the block. Raises ConfigError with all faults of the file, each with its line."""
+def open_rollouts(file: Path, clock: Clock, *, create: bool = True) -> Iterator[ServiceRollouts]:
+    """Open the service of a file for the block; without `create`, one that had a rollout before.
+
+    Raises ConfigError with all faults of the file, each with its line.
+    """
     config = read_service_file(file).config
     folder = service_folder(file, config)
+    if not create and not registry_folder(folder, config).is_dir():
+        raise ConfigError(_no_rollout(service_name(file, config), file))
     folder.mkdir(parents=True, exist_ok=True)
     registry = open_registry(registry_folder(folder, config), create=True)
     log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
@@ -166,6 +169,10 @@ def open_rollouts(file: Path, clock: Clock) -> Iterator[ServiceRollouts]:
         )  # fmt: skip
     finally:
         log.close()
+
+
+def _no_rollout(service: str, file: Path) -> str:
+    return f"service {service!r} has no rollout; begin one with `hone ship POLICY --to {file}`"
 
 
 def registry_folder(folder: Path, config: ServiceFileConfig) -> Path:

@@ -37,7 +37,9 @@ def run(call: CommandCall) -> int:
     file = Path(to or call.text("what"))
     if not to and file.is_dir():
         raise ConfigError(f"{file} is a policy: name the service with --to FILE.toml")
-    with open_rollouts(file, SystemClock()) as rollouts:
+    if call.switch("dry_run") and not to:
+        raise ConfigError(f"--dry-run plans a policy: hone ship POLICY --to {file} --dry-run")
+    with open_rollouts(file, SystemClock(), create=bool(to)) as rollouts:
         screen = standard_screen()
         if to:
             return _ship(screen, rollouts, call)
@@ -45,8 +47,6 @@ def run(call: CommandCall) -> int:
             return _status(screen, rollouts, call)
         if call.switch("back"):
             return _back(screen, rollouts, call)
-        if call.switch("dry_run"):
-            raise ConfigError(f"--dry-run plans a policy: hone ship POLICY --to {file} --dry-run")
         return _follow(screen, rollouts, rollouts.resume(rollouts.latest()), call)
 
 
