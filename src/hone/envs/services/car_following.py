@@ -212,7 +212,7 @@ def lattice_states(road: RoadPhysics) -> Floats:
     """Gap, speed and lead of every state of a lattice `[S, 3]`."""
     axes = [np.arange(round(top / step) + 1) * step for top, step in (
         (road.sight, road.gap_step), (road.top, road.speed_step), (road.lead_top, road.speed_step))]  # fmt: skip
-    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float64)
 
 
 def lattice_number(road: RoadPhysics, state: tuple[float, float, float]) -> int:
