@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hone.cli.main import main
 from hone.core.decisions import Decision, DecisionRecord, schema_hash
 from hone.store.decisions.opening import open_decision_log
-from hone.store.decisions.retention import read_exports
+from hone.store.decisions.retention import export_log, read_exports
 from hone.store.joins.parquet import read_view
 from support.decision_records import decision, outcome
 
@@ -101,6 +102,20 @@ def test_tenants_are_judged_apart_and_a_view_is_of_one(capsys: pytest.CaptureFix
     assert "choose one by --tenant: a, b" in capsys.readouterr().err
     assert main(["log", "two.db", "--tenant", "b", "--view", "b"]) == 0
     assert read_view(Path("b")).table.reward.tolist() == [5.0]
+
+
+def test_an_exported_log_is_joined_from_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(open_decision_log("shop.db")) as log:
+        export_log(log, Path("files"))
+    assert main(["log", "files", *NOON]) == 2
+    assert "name the joined file by --export" in capsys.readouterr().err
+    assert main(["log", "files", *NOON, "--export", "large.parquet"]) == 0
+    assert "large.parquet: 10 decisions, 5 joined, 4 by default, 1 open" in capsys.readouterr().out
+    assert main(["log", "shop.db", *NOON, "--export", "small.parquet"]) == 0
+    assert read_view(Path("large.parquet")).table.reward[:9].tolist() == [1.0] * 5 + [0.0] * 4
+    assert read_view(Path("large.parquet")).counts == read_view(Path("small.parquet")).counts
+    Path("nothing").mkdir()
+    assert main(["log", "nothing"]) == 3
 
 
 @pytest.mark.parametrize(

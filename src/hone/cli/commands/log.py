@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
+from urllib.parse import unquote
 
 from hone.cli.join_options import join_of, moment_of
 from hone.cli.options import CommandCall
@@ -15,6 +16,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DataError
 from hone.report.decision_log_page import write_log_page
 from hone.store.decisions.opening import open_decision_log
+from hone.store.decisions.parquet import DECISIONS
 from hone.store.decisions.protocol import DecisionLog
 from hone.store.decisions.retention import erase_unit, retain
 from hone.store.durable import Json, replace_file
@@ -22,6 +24,7 @@ from hone.store.joins.audit import LogAudit, audit_log
 from hone.store.joins.columns import RecordColumns, distinct_texts
 from hone.store.joins.config import JoinConfig
 from hone.store.joins.join import build_view
+from hone.store.joins.large import LargeJoin
 from hone.store.joins.parquet import freeze_view, is_frozen_view, read_frozen_view, view_bytes
 from hone.store.joins.reading import log_columns
 from hone.store.joins.summary import ViewSummary, summarize_view
@@ -45,6 +48,8 @@ def run(call: CommandCall) -> int:
     source = call.text("file")
     if is_frozen_view(Path(source)):
         return _show_frozen(call, Path(source))
+    if Path(source).is_dir():
+        return _join_files(call, Path(source), join, as_of_s)
     if "://" not in source and not Path(source).is_file():
         raise DataError(f"{source}: there is no such log; paths are relative to the working directory, {Path.cwd()}")
     with closing(open_decision_log(source)) as log:
@@ -112,6 +117,29 @@ def _write(call: CommandCall, judged: _JudgedTenant, columns: RecordColumns, as_
     if file := call.text("report"):
         write_log_page(Path(file), view, judged.audit)
         _tell(screen, f"page in {file}")
+
+
+def _join_files(call: CommandCall, folder: Path, join: JoinConfig, as_of_s: float) -> int:
+    """Join the parquet files of an exported log by DuckDB into the file of `--export`."""
+    file = call.text("export")
+    tenants = sorted(unquote(path.name) for path in folder.iterdir() if any(path.glob(f"*/{DECISIONS}")))
+    if not tenants:
+        raise DataError(f"{folder} is neither a frozen view nor the export of a log: no */*/{DECISIONS} in it")
+    if not file:
+        raise ConfigError(f"{folder} is the export of a log: name the joined file by --export")
+    if len(tenants) > 1 and not call.text("tenant"):
+        raise ConfigError(f"{folder} has {len(tenants)} tenants; choose one by --tenant: {', '.join(tenants[:5])}")
+    schema, name = call.text("schema") or None, call.text("tenant") or tenants[0]
+    job = LargeJoin(folder=folder, tenant=name, as_of_s=as_of_s, join=join, schema=schema)
+    counts = job.write(Path(file))
+    if call.switch("json"):
+        print(json.dumps({"export": file, "tenant": name, "counts": record_json(counts)}, indent=1))
+        return 0
+    standard_screen().line(
+        f"{file}: {counts.decisions:,} decisions, {counts.joined:,} joined, {counts.defaulted:,} by default, "
+        f"{counts.censored:,} open; {counts.late:,} outcomes late, {counts.orphans:,} orphans"
+    )
+    return 0
 
 
 def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:

@@ -10,6 +10,7 @@ hold the rules, counts and sets of actions as JSON. DuckDB, pandas and polars re
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
@@ -71,16 +72,26 @@ def view_bytes(view: DecisionView) -> bytes:
 
 
 def _facts(view: DecisionView) -> dict[str, Json]:
+    return view_facts(
+        as_of_s=view.as_of_s, tenant=view.tenant, schema=view.schema, join=view.join, counts=view.counts,
+        sets=view.table.action_sets,
+    )  # fmt: skip
+
+
+def view_facts(
+    *, as_of_s: float, tenant: str, schema: str, join: JoinConfig, counts: ViewCounts, sets: Sequence[ActionSet]
+) -> dict[str, Json]:
+    """Facts about a view that its file holds beside the rows."""
     return {
         "format": VIEW_FORMAT,
-        "as_of_s": view.as_of_s,
-        "tenant": view.tenant,
-        "schema": view.schema,
-        "join": cast("dict[str, Json]", view.join.model_dump()),
-        "counts": cast("dict[str, Json]", asdict(view.counts)),
+        "as_of_s": as_of_s,
+        "tenant": tenant,
+        "schema": schema,
+        "join": cast("dict[str, Json]", join.model_dump()),
+        "counts": cast("dict[str, Json]", asdict(counts)),
         "action_sets": [
             {"names": list(one.names), "features": None if one.features is None else one.features.tolist()}
-            for one in view.table.action_sets
+            for one in sets
         ],
     }
 
