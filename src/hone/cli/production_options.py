@@ -48,7 +48,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
                 flag="--since", metavar="TIME", help="leave out decisions before: those that a candidate learnt from"
             ),
             CommandOption(flag="--registry", metavar="DIR", help="add the estimate to a version's evidence"),
-            CommandOption(flag="--version", metavar="ID", help="with --registry: the version, and its policy"),
+            CommandOption(flag="--version", metavar="ID", help="with --registry: the version whose policy it is"),
             CommandOption(flag="--html", metavar="FILE", help="file of the page (default: estimate.html at the log)"),
             CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
             CommandOption(flag="--seed", metavar="N", default="0", help="folds and resamples (default: 0)"),

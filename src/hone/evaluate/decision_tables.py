@@ -3,6 +3,7 @@
 import math
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
@@ -45,5 +46,13 @@ def read_decision_table(
     if not len(kept):
         whose = f" of tenant {tenant!r}" if tenant else ""
         since = f"; none of its {len(table)} is at {since_s:g} s or later" if len(table) else ""
-        raise DataError(f"{address}: no decisions{whose} to read{since}")
+        raise DataError(f"{named_source(address)}: no decisions{whose} to read{since}")
     return kept
+
+
+def named_source(address: str) -> str:
+    """A log's address without user, password and options: for messages, pages and evidence."""
+    if "://" not in address:
+        return address
+    parts = urlsplit(address)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

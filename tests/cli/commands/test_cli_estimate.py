@@ -13,7 +13,7 @@ from hone.bandits.linear import LinearGaussianPosterior
 from hone.bandits.saving import save_policy
 from hone.cli.main import main
 from hone.envs.services.logged_choices import LinearChoicePolicy, logged_choice_world, logged_records
-from hone.evaluate.decision_tables import read_decision_table
+from hone.evaluate.decision_tables import named_source, read_decision_table
 from hone.store.decisions.opening import open_decision_log
 from hone.store.joins.view import take_decisions
 from hone.store.registry.registry import open_registry
@@ -135,6 +135,7 @@ def test_evidence_goes_to_the_version_whose_policy_was_estimated(capsys: pytest.
         (["--policy", "bold", "--level", "1"], 2, "--level must be below 1, got 1"),
         (["--policy", "bold", "--segment", "feature:7"], 2, "no segment 'feature:7'"),
         (["--policy", "bold", "--version", "x"], 2, "--registry and --version go together"),
+        (["--policy", "bold", "--registry", "r", "--version", "x"], 2, "evidence of a version's own policy"),
         (["--policy", "bold", "--as-of", "noon"], 2, "--as-of must be seconds"),
         (["--policy", "none", "--policy", "nil"], 3, "nil: there is no such folder"),
         (["--policy", "bold", "--since", "99999"], 3, "none of its 2000 is at 99999 s or later"),
@@ -158,6 +159,11 @@ def test_a_log_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) ->
     assert main(["estimate", "nothing.db", "--policy", "bold"]) == 3
     assert "nothing.db: there is no such log or view" in capsys.readouterr().err
     assert not Path("nothing.db").exists()
+
+
+def test_a_password_is_neither_on_a_page_nor_in_evidence() -> None:
+    assert named_source("postgresql://ann:secret@db:5432/shop?password=x") == "postgresql://db:5432/shop"
+    assert named_source("logs/decisions.db") == "logs/decisions.db"
 
 
 def test_a_table_can_begin_at_a_moment(made: Path) -> None:

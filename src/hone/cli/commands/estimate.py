@@ -25,7 +25,7 @@ from hone.estimators.off_policy.estimate import (
 )
 from hone.estimators.off_policy.intervals import IntervalKind
 from hone.estimators.off_policy.reward_models import RewardModelKind, RewardModelSettings
-from hone.evaluate.decision_tables import read_decision_table
+from hone.evaluate.decision_tables import named_source, read_decision_table
 from hone.evaluate.off_policy import (
     DEFAULT_ESTIMATORS,
     OffPolicyReport,
@@ -45,25 +45,27 @@ _SHOWN_SEGMENTS = 8
 def run(call: CommandCall) -> int:
     """Estimate policies and show the judgement; 3 if a candidate is refused."""
     settings, join, estimators = _settings(call), join_of(call), _estimators(call)
-    as_of_s, source = moment_of(call.text("as_of")), call.text("log")
+    as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)
     behaviour = open_decision_policy(Path(call.text("behaviour"))) if call.text("behaviour") else None
     table = read_decision_table(
-        source, as_of_s=as_of_s, since_s=since_s, join=join, tenant=call.text("tenant"), schema=call.text("schema")
+        address, as_of_s=as_of_s, since_s=since_s, join=join, tenant=call.text("tenant"), schema=call.text("schema")
     )
     report = estimate_policies(
         table, policies, estimators=estimators, settings=settings, segment=call.text("segment"), behaviour=behaviour
     )
-    made_by = f"hone estimate {source} --estimator {estimators[0]}"
+    source = named_source(address)
     if call.text("registry"):
+        since = f" --since {call.text('since')}" if call.text("since") else ""
+        made_by = f"hone estimate {source} --estimator {estimators[0]}{since}"
         registry = open_registry(Path(call.text("registry")))
         evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
     if call.switch("json"):
         print(to_json(report_json(report), indent=1).decode(), end="")
     else:
-        page = Path(call.text("html")) if call.text("html") else _page(source)
+        page = Path(call.text("html")) if call.text("html") else _page(address)
         screen = standard_screen()
         show_report(screen, report, compare=call.switch("compare"))
         write_off_policy_page(page, report, source=source)
@@ -160,9 +162,9 @@ def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
     given = call.texts("policy")
     if len(set(given)) < len(given):
         raise ConfigError(f"a --policy is named twice: {', '.join(given)}")
-    if registry and len(given) > 1:
-        raise ConfigError("--registry takes the evidence of one policy: name one --policy, or none for the version's")
-    if registry and not given:
+    if registry and given:
+        raise ConfigError("--registry takes evidence of a version's own policy, which it holds: leave --policy out")
+    if registry:
         return {version: open_decision_policy(open_registry(Path(registry)).policy_folder(version))}
     if not given:
         raise ConfigError("--policy is missing: a policy's folder, a checkpoint or a run; several may be given")
@@ -178,7 +180,9 @@ def _estimators(call: CommandCall) -> tuple[EstimatorName, ...]:
     if first not in ESTIMATORS:
         raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
     sums = call.text("interval") == "bernstein"
-    others = [name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)]
+    others: list[EstimatorName] = [
+        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
+    ]
     return (first, *others)
 
 
@@ -199,6 +203,6 @@ def _settings(call: CommandCall) -> EstimateSettings:
     )
 
 
-def _page(source: str) -> Path:
+def _page(address: str) -> Path:
     """Path of the page: beside the log's file, or in the working directory."""
-    return (Path() if "://" in source else Path(source).parent) / "estimate.html"
+    return (Path() if "://" in address else Path(address).parent) / "estimate.html"

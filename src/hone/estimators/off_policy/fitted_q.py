@@ -36,7 +36,8 @@ class TabularActionValues:
     logged: Bools
     """Pairs `[S, A]` that were logged."""
     reached_unlogged: float
-    """Share of the logged transitions and of the states in them, by target probability, that lead to unlogged pairs."""
+    """Mean over the logged transitions of the target's probability of actions that were never logged in their state;
+    above 0 the values stand on pairs without data."""
 
 
 def tabular_fitted_q(
