@@ -1,1 +1,2 @@
-"""Bandit learners in closed form: posteriors over the reward of each arm. Numpy only."""
+"""Bandits that tell their probabilities: models of rewards learnt in closed form, rules that explore with them, and
+wrappers that transform a policy's distribution. Numpy only."""
