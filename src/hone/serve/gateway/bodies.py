@@ -67,7 +67,7 @@ def read_reward(fields: Mapping[str, object], key: str = "") -> RewardRequest:
         tenant=_optional_text(fields, "tenant"),
         at_s=None if at_s is None else check_number(at_s, "at_s"),
         source=_optional_text(fields, "source"),
-        seq=cast("int", fields.get("seq", -1)),
+        seq=-1 if fields.get("seq") is None else cast("int", fields["seq"]),
         key=_optional_text(fields, "key") or key,
     )
 

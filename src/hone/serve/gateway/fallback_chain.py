@@ -51,7 +51,7 @@ class SafeDefault:
         del context
         if self._action in actions.names:
             return np.where(np.array([name == self._action for name in actions.names]), 0.0, -np.inf)
-        return np.full(len(actions), -math.log(len(actions)))
+        return np.full(len(actions), 0.0 - math.log(len(actions)))  # of one action 0, not -0
 
     def logp_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
         """Log-probabilities `[n, K]`."""

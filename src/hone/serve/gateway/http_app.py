@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,6 +26,9 @@ HOLD_S: Final = 0.1
 """Longest time that a refusal for the rate is held back, so that a client that repeats at once gets no faster."""
 _MOST_HELD: Final = 256
 """Refusals of one tenant that are held at a time; more are sent at once."""
+
+
+_SERVED: Final = "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
 
 
 class RateLimitError(RequestError):
@@ -126,7 +130,7 @@ class GatewayRoutes:
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.schema),
         ]
-        return Starlette(routes=routes, exception_handlers={404: self._not_served, 405: self._not_served})
+        return Starlette(routes=routes, exception_handlers={404: self._not_served, 405: self._not_allowed})
 
     async def health(self, call: Request) -> Response:
         """200 while requests are answered, 503 once the server stops."""
@@ -149,12 +153,12 @@ class GatewayRoutes:
 
     async def _not_served(self, call: Request, error: Exception) -> Response:
         del error
-        told = (
-            f"{call.method} {call.url.path:.100} is not served; served: POST /v1/decide, /v1/reward, "
-            "/v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
-        )
-        fault = RequestError(told, status=404, code="not_found")
-        return Response(to_json(answer_body(fault)), 404, media_type="application/json")
+        return _refusal(f"{call.url.path:.100} is not served; served: {_SERVED}", 404, "not_found")
+
+    async def _not_allowed(self, call: Request, error: Exception) -> Response:
+        headers = error.headers if isinstance(error, HTTPException) else None
+        told = f"{call.method:.20} {call.url.path:.100} is not served; served: {_SERVED}"
+        return _refusal(told, 405, "method_not_allowed", headers)
 
     def refuse(self, path: str, fault: RequestError, caller: CallerAccess | None) -> None:
         """Count a refused request, and write its line."""
@@ -177,6 +181,11 @@ class GatewayRoutes:
                 await asyncio.sleep(min(fault.retry_after_s, HOLD_S))
             finally:
                 self.held[fault.tenant] -= 1
+
+
+def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | None = None) -> Response:
+    body = to_json(answer_body(RequestError(words, status=status, code=code)))
+    return Response(body, status, headers=headers, media_type="application/json")
 
 
 Reader = Callable[[Mapping[str, object], str], list[ServiceRequest | RequestError]]

@@ -5,12 +5,12 @@ from typing import Final
 
 import hone
 from hone.serve.gateway.bodies import MAX_BATCH, MAX_DEADLINE_S
-from hone.serve.gateway.requests import MAX_TEXT
+from hone.serve.gateway.requests import MAX_TEXT, TEXT_PATTERN
 from hone.serve.gateway.schemas import MAX_ACTIONS
 from hone.serve.gateway.service_config import ServiceTableConfig
 
 Schema = Mapping[str, object]
-TEXT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+TEXT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT, "pattern": TEXT_PATTERN}
 NUMBER: Final[Schema] = {"type": "number"}
 _STATUSES: Final = {
     "400": "The body is not JSON, or no object.",
@@ -36,8 +36,9 @@ def openapi_document(name: str, service: ServiceTableConfig) -> Schema:
         }),
         "Reward": _object(
             {
-                "id": TEXT, "value": NUMBER, "kind": TEXT, "tenant": TEXT, "at_s": NUMBER, "source": TEXT,
-                "seq": {"type": "integer", "minimum": 0}, "key": TEXT,
+                "id": TEXT, "value": NUMBER, "kind": _optional(TEXT), "tenant": _optional(TEXT),
+                "at_s": _optional(NUMBER), "source": _optional(TEXT),
+                "seq": _optional({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}), "key": _optional(TEXT),
             },
             required=("id", "value"),
         ),
@@ -77,7 +78,10 @@ def decide_schema(service: ServiceTableConfig) -> Schema:
     required = ["unit"] + (["context"] if context["required"] else [])
     required += [] if service.actions and not service.action_features else ["actions"]
     deadline = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_S}
-    fields = {"unit": TEXT, "context": context, "actions": actions, "id": TEXT, "tenant": TEXT, "deadline_s": deadline}
+    fields = {
+        "unit": TEXT, "context": context, "actions": actions if "actions" in required else _optional(actions),
+        "id": _optional(TEXT), "tenant": _optional(TEXT), "deadline_s": _optional(deadline),
+    }  # fmt: skip
     return _object(fields, required=required)
 
 
@@ -91,12 +95,18 @@ def _object(fields: Mapping[str, object], required: Sequence[str] | None = None)
     return {"type": "object", "properties": fields, "required": names, "additionalProperties": False}
 
 
+def _optional(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 def _named(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _batch(field: str, name: str) -> Schema:
-    return _object({field: {"type": "array", "items": _named(name), "minItems": 1, "maxItems": MAX_BATCH}})
+    words = f"as {name}; a fault of an entry stands in its answer's place"
+    items = {"description": words}
+    return _object({field: {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_BATCH}})
 
 
 def _answers(name: str) -> Schema:

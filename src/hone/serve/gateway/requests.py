@@ -5,6 +5,7 @@ Belongs here: what a caller sends and gets, in Python and over HTTP. Does not: r
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -15,6 +16,10 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 
 DEFAULT_TENANT: Final = "default"
+_CONTROL_RANGE: Final = r"\u0000-\u001f\u007f-\u009f\u2028\u2029"
+TEXT_PATTERN: Final = f"^[^{_CONTROL_RANGE}]+$"
+"""Pattern of ids and names, for JSON schemas."""
+_CONTROL: Final = re.compile(rf"[{_CONTROL_RANGE}\ud800-\udfff]")
 MAX_TEXT: Final = 200
 """Most characters of an id, a unit, a tenant, a kind, a source or an action's name."""
 
@@ -112,7 +117,7 @@ def check_text(value: object, field: str) -> str:
     if not 0 < len(value) <= MAX_TEXT:
         told = f"{field} has {len(value)} characters, it must have 1 to {MAX_TEXT}: {shown(value)}"
         raise RequestError(told, code="bad_length", field=field)
-    if not value.isprintable():
+    if _CONTROL.search(value):
         raise RequestError(f"{field} contains control characters: {shown(value)}", code="bad_text", field=field)
     return value
 
