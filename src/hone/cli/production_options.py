@@ -59,7 +59,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
         name="log",
         summary="judge a decision log; join its rewards into a view, export it, archive, erase a unit",
         module="hone.cli.commands.log",
-        positionals=(("file", "a log (decisions.db, postgresql://, redis://), a frozen view, or an archive of parquet"),),
+        positionals=(("file", "a log (decisions.db, postgresql://, redis://), a frozen view, or an archive"),),
         options=(
             *JOIN_OPTIONS,
             CommandOption(

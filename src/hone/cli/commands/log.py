@@ -155,7 +155,9 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
     if archive:
         report = erase_unit(log, _existing_folder(archive), name, unit)
         screen.line(f"erased {report.from_files} records of unit {unit} of tenant {name} from {archive}")
-    erased = report.from_log if archive else log.erase(name, unit)
+        erased = report.from_log
+    else:
+        erased = log.erase(name, unit)
     screen.line(f"erased {erased} records of unit {unit} of tenant {name}; views made before still hold them")
     return 0
 
