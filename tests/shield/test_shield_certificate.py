@@ -189,3 +189,12 @@ def test_all_faults_of_a_model_are_told_at_once() -> None:
         "no expression",
     ):
         assert part in text
+
+
+def test_a_grid_that_does_not_fit_is_refused_before_it_is_made() -> None:
+    spec = car_spec()
+    assert isinstance(spec, GameShieldConfig)
+    gap = spec.model.variables["gap"].model_copy(update={"step": 0.0005})
+    fine = spec.model.model_copy(update={"variables": {**spec.model.variables, "gap": gap}})
+    with pytest.raises(ConfigError, match="at most 50000000 are allowed; take larger steps"):
+        certify(spec.model_copy(update={"model": fine}))

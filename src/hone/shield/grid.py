@@ -4,6 +4,7 @@ Belongs here: the grid, and the safety game that a model makes on it. The roundi
 leads to a more dangerous one under the same action and disturbance; `order_faults` checks that at every cell.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,10 @@ from hone.shield.model import ControlModel, VariableConfig
 Floats = NDArray[np.float64]
 TOLERANCE_CELLS: Final = 1e-9
 """Distance from a cell within which a value counts as the cell itself: rounding of the arithmetic."""
+
+
+MAX_MOVES: Final = 50_000_000
+"""Next states of a game, of 4 bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +123,15 @@ def _axis(variable: VariableConfig) -> GridAxis:
 def grid_game(model: ControlModel) -> GridGame:
     """The game of a model: its states are cells, its disturbances the extreme ones. Raises ConfigError for a grid
     without a safe cell."""
-    grid = state_grid(model)
+    grid, corners = state_grid(model), model.corners()
+    count = math.prod(grid.shape)
+    moves = count * len(model.actions) * len(corners)
+    if moves > MAX_MOVES:
+        raise ConfigError(
+            f"variables: a grid of {count} states has {moves} moves with {len(model.actions)} actions and "
+            f'{len(corners)} extremes, at most {MAX_MOVES} are allowed; take larger steps, or kind = "invariant"'
+        )
     states = grid.states()
-    count = len(states[model.variables[0]])
-    corners = model.corners()
     successors = np.empty((len(model.actions), len(corners), count), np.int32)
     faults: list[str] = []
     for action in range(len(model.actions)):

@@ -20,8 +20,9 @@ from hone.shield.expressions import FUNCTIONS, ShieldExpression, Values, parse_e
 Floats = NDArray[np.float64]
 DURATION: Final = "dt"
 """Name of the time that has passed since the action, at most the step, in seconds."""
-MAX_STATES: Final = 4_000_000
 MAX_ACTIONS: Final = 64
+MAX_OTHERS: Final = 6
+"""Disturbances: their extremes are tried in all combinations."""
 
 
 class VariableConfig(Config):
@@ -192,12 +193,14 @@ def _check_names(config: ControlModelConfig, columns: set[str], faults: ErrorCol
         faults.add(f"next: no expression for {', '.join(missing)}")
     if extra := [name for name in config.next if name not in config.variables]:
         faults.add(f"next: {', '.join(extra)} is no variable")
-    if len(config.actions) > MAX_ACTIONS:
-        faults.add(f"actions: {len(config.actions)}, at most {MAX_ACTIONS} are allowed")
+    for group, count, most in (
+        ("actions", len(config.actions), MAX_ACTIONS), ("disturbances", len(config.disturbances), MAX_OTHERS),
+    ):  # fmt: skip
+        if count > most:
+            faults.add(f"{group}: {count}, at most {most} are allowed")
 
 
 def _check_numbers(config: ControlModelConfig, faults: ErrorCollector) -> None:
-    states = 1
     for name, variable in config.variables.items():
         cells = (variable.high - variable.low) / variable.step
         if variable.low >= variable.high:
@@ -205,9 +208,6 @@ def _check_numbers(config: ControlModelConfig, faults: ErrorCollector) -> None:
         elif abs(cells - round(cells)) > 1e-6:
             faults.add(f"variables.{name}: from {variable.low:g} to {variable.high:g} is no whole number of steps "
                        f"{variable.step:g}")  # fmt: skip
-        states *= max(round(cells), 0) + 1
-    if states > MAX_STATES:
-        faults.add(f"variables: the grid has {states} states, at most {MAX_STATES} are allowed; take larger steps")
     for name, disturbance in config.disturbances.items():
         if disturbance.low > disturbance.high:
             faults.add(f"disturbances.{name}: low {disturbance.low:g} is above high {disturbance.high:g}")
