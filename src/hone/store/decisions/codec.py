@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -142,7 +143,7 @@ def decode_record(encoded: EncodedRecord) -> DecisionRecord:
 
 def encode_actions(actions: ActionSet) -> bytes:
     """A sound set of actions as bytes: names and features."""
-    names = json.dumps(actions.names, ensure_ascii=False).encode()
+    names = _json(actions.names)
     if actions.features is None:
         return _ACTIONS.pack(len(names), -1) + names
     features = np.ascontiguousarray(actions.features, dtype="<f8")
@@ -162,7 +163,12 @@ def decode_actions(data: bytes) -> ActionSet:
 
 def encode_labels(labels: tuple[str, ...]) -> bytes:
     """Labels as bytes; different labels are different bytes."""
-    return json.dumps(labels, ensure_ascii=False).encode()
+    return _json(labels)
+
+
+@lru_cache(maxsize=256)
+def _json(texts: tuple[str, ...]) -> bytes:
+    return json.dumps(texts, ensure_ascii=False).encode()
 
 
 def decode_labels(data: bytes) -> tuple[str, ...]:

@@ -100,16 +100,34 @@ def write_records(path: Path, records: Iterable[DecisionRecord]) -> None:
 
 def read_records(path: Path) -> list[DecisionRecord]:
     """Records of one file, sorted by source and seq. Raises DataError naming the file."""
+    read = _read_outcomes if path.name == OUTCOMES else _read_decisions
+    return [record for batch in _read_table(path).to_batches(max_chunksize=10_000) for record in read(batch)]
+
+
+def unit_decision_ids(path: Path, unit: str) -> set[str]:
+    """Ids of a unit's decisions in a file of decisions, read from two columns. Raises DataError."""
+    table = _read_table(path, ["id", "unit"])
+    return {one["id"] for one in table.to_pylist() if one["unit"] == unit}
+
+
+def outcome_decision_ids(path: Path) -> set[str]:
+    """Ids of the decisions that a file of outcomes is about. Raises DataError."""
+    return set(_read_table(path, ["decision_id"]).column("decision_id").to_pylist())
+
+
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Columns of a file (None: all). Raises DataError if it cannot be read, or has other columns than a log's file."""
     wanted = OUTCOME_SCHEMA if path.name == OUTCOMES else DECISION_SCHEMA
     try:
-        table = pq.ParquetFile(path).read()
+        file = pq.ParquetFile(path)
+        found = file.schema_arrow
+        table = file.read(columns) if found.equals(wanted) else None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    if not table.schema.equals(wanted):
-        differing = sorted({str(one) for one in table.schema} ^ {str(one) for one in wanted})
+    if table is None:
+        differing = sorted({str(one) for one in found} ^ {str(one) for one in wanted})
         raise DataError(f"{path} is no file of a decision log: different columns: {', '.join(differing)}")
-    read = _read_outcomes if path.name == OUTCOMES else _read_decisions
-    return [record for batch in table.to_batches(max_chunksize=10_000) for record in read(batch)]
+    return table
 
 
 def _lists(rows: Iterable[Sequence[float] | np.ndarray | None], kind: pa.DataType) -> pa.Array:

@@ -19,10 +19,12 @@ from hone.store.decisions.parquet import (
     DECISIONS,
     OUTCOMES,
     day_folder,
+    outcome_decision_ids,
     read_records,
     record_bytes,
     sort_key,
     tenant_folder,
+    unit_decision_ids,
     write_records,
 )
 from hone.store.decisions.protocol import AppendAck, DecisionLog, LoggedRecord, RefusedRecord
@@ -152,15 +154,15 @@ def erase_unit(log: DecisionLog, folder: Path, tenant: str, unit: str) -> Erasur
         decisions = _files(folder, name, DECISIONS)
         ids = set(log.decision_ids(tenant, unit))
         for path in decisions:
-            ids |= {one.id for one in read_records(path) if isinstance(one, Decision) and one.unit == unit}
+            ids |= unit_decision_ids(path, unit)
         erased = 0
         for path in _files(folder, name, OUTCOMES):
-            erased += _rewrite(path, ids, unit)
+            erased += 0 if ids.isdisjoint(outcome_decision_ids(path)) else _rewrite(path, ids, unit)
         failpoint("decisions.outcomes_erased")
         from_log = log.erase(tenant, unit, decision_ids=sorted(ids))
         failpoint("decisions.log_erased")
         for path in decisions:
-            erased += _rewrite(path, ids, unit)
+            erased += _rewrite(path, ids, unit) if unit_decision_ids(path, unit) else 0
     return ErasureReport(from_log=from_log, from_files=erased)
 
 
@@ -168,8 +170,6 @@ def _rewrite(path: Path, ids: set[str], unit: str) -> int:
     """Write a file again without a unit's records; an empty one is deleted -> records left out."""
     held = read_records(path)
     kept = [one for one in held if (one.unit != unit if isinstance(one, Decision) else one.decision_id not in ids)]
-    if len(kept) == len(held):
-        return 0
     if kept:
         write_records(path, kept)
     else:
