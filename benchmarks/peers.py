@@ -57,6 +57,7 @@ PEERS = {
             "z3-solver==5.4.1.0",
         )
     ),
+    "schemathesis": PeerEnvironment(packages=("schemathesis==4.32.5",)),
     "verifiers": PeerEnvironment(packages=("verifiers==0.4.0", "uv")),
     "openenv": PeerEnvironment(packages=("openenv-core==0.3.0", "uvicorn>=0.40")),
     "ville": PeerEnvironment(packages=("numpy==2.4.6", "scipy>=1.15", "ville==0.1.0")),
