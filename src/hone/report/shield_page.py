@@ -175,7 +175,8 @@ def _rehearsal(found: ShieldRehearsal | None) -> Html:
         f"{WINDOW} steps."
     )
     curve = curve_plot(np.arange(1, count + 1, dtype=np.int64) * WINDOW, shares)
-    return join([element("h2", text("Interventions")), styled("p", "note", text(words)), styled("div", "curve", curve)])
+    small = element("div", curve, attributes={"class": "curve", "style": "max-width: 420px"})
+    return join([element("h2", text("Interventions")), styled("p", "note", text(words)), small])
 
 
 def _counterexample(shown: ShieldPageData) -> Html:
