@@ -7,11 +7,14 @@ log; digits of a scanner as contexts. Settings were chosen on seeds below 100; e
 
 import importlib.util
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.bandits.linear import LinearGaussianPosterior
@@ -24,6 +27,10 @@ from hone.envs.services.recommendation import DeliveryConfig, RecommendationWorl
 from hone.estimators.off_policy.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
 from hone.evaluate.off_policy import logged_feedback
 from hone.serve.gateway.opening import OpenedService, open_service
+from hone.store.joins.columns import DECISIONS, OUTCOMES, RecordColumns
+from hone.store.joins.config import JoinConfig
+from hone.store.joins.join import build_view
+from hone.store.joins.large import LargeJoin
 from hone.store.joins.view import DecisionView, take_decisions
 
 TITLE = "Recommendation"
@@ -57,6 +64,8 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     yield greedy_line(rounds=2_000)
     if not fast and importlib.util.find_spec("sklearn"):
         yield from digits_lines()
+    if not fast and importlib.util.find_spec("duckdb"):
+        yield from speed_lines()
 
 
 # ---------------------------------------------------------------------------------------------- clicks at once
@@ -236,6 +245,73 @@ def greedy_line(rounds: int) -> AcceptanceLine:
         figure="an estimate from a greedy log without a floor is refused", value=float(found.verdict == "refuse"),
         at_least=1, negative=True, cpu_s=cpu.spent, words=f"{rounds:,} rounds; {found.reasons[0].words}",
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- many rows
+
+
+def speed_lines(rows: int = 10**6, large: int = 10**7) -> Iterator[AcceptanceLine]:
+    """Processor time of the join in memory, and wall time of the join of parquet files by DuckDB."""
+    join, words = JoinConfig(window_s=10_000.0), "8 features, outcomes of 40%, shuffled"
+    columns = decision_columns(0, rows)
+    shuffled = columns.decisions.take(pa.array(np.random.default_rng(FIRST).permutation(rows)))
+    with cpu_seconds() as cpu:
+        view = build_view(replace(columns, decisions=shuffled), as_of_s=0.0864 * rows, join=join)
+    yield AcceptanceLine(
+        figure=f"seconds of processor time to join {rows:,} decisions in memory", value=cpu.spent, at_most=10.0,
+        cpu_s=cpu.spent, words=f"{words}; {view.counts.joined:,} joined",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        for day in range(0, large, 10**6):
+            write_day(decision_columns(day, min(10**6, large - day)), Path(folder) / "shop" / f"day-{day}")
+        job = LargeJoin(folder=Path(folder), tenant="shop", as_of_s=0.0864 * large, join=join, memory="3GB", threads=2)
+        begin = time.monotonic()
+        with cpu_seconds() as cpu:
+            counts = job.write(Path(folder) / "view.parquet")
+        spent = time.monotonic() - begin
+    yield AcceptanceLine(
+        figure=f"seconds to join {large:,} decisions from parquet by DuckDB", value=spent, at_most=60.0,
+        cpu_s=cpu.spent, words=f"two threads, 3 GB of memory; {counts.joined:,} joined",
+    )  # fmt: skip
+
+
+def decision_columns(first: int, count: int) -> RecordColumns:
+    """Decisions and outcomes by their numbers, as columns."""
+    chance, numbers = np.random.default_rng([FIRST, first]), np.arange(first, first + count)
+    at_s, ids = numbers * 0.0864, pa.array([f"d{number:09d}" for number in numbers])
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * 8)
+    told = chance.random(count) < 0.4
+    decisions = {
+        "tenant": ["shop"] * count, "id": ids, "unit": ids, "at_s": at_s,
+        "context": pa.ListArray.from_arrays(offsets, pa.array(chance.standard_normal(8 * count).round(3))),
+        "action_set": np.zeros(count, np.int64), "executed": np.zeros(count, np.int64), "logp": np.full(count, -1.0),
+        "version": ["v"] * count, "route": [""] * count, "schema": [""] * count, "source": ["gateway"] * count,
+        "seq": numbers,
+    }  # fmt: skip
+    some = int(told.sum())
+    outcomes = {
+        "tenant": ["shop"] * some, "decision_id": ids.filter(pa.array(told)), "kind": ["reward"] * some,
+        "value": np.ones(some), "at_s": at_s[told] + chance.exponential(3000.0, some), "source": ["clicks"] * some,
+        "seq": numbers[told],
+    }  # fmt: skip
+    return RecordColumns(
+        decisions=pa.table(decisions, schema=DECISIONS), outcomes=pa.table(outcomes, schema=OUTCOMES),
+        action_sets=(ActionSet(names=("a", "b")),),
+    )  # fmt: skip
+
+
+def write_day(columns: RecordColumns, folder: Path) -> None:
+    """The columns as the parquet files of one day of an export, with the columns that a join reads."""
+    folder.mkdir(parents=True)
+    table, count = columns.decisions, columns.decisions.num_rows
+    names = pa.array(list(columns.action_sets[0].names)).take(pa.array(np.tile(np.arange(2), count)))
+    sets = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * 2), names)
+    table = table.rename_columns([{"logp": "executed_logp"}.get(name, name) for name in table.column_names])
+    table = table.append_column("action_names", sets)
+    table = table.append_column("action_features", pa.nulls(count, pa.list_(pa.float64())))
+    table = table.append_column("action_width", pa.nulls(count, pa.int64()))
+    pq.write_table(table, folder / "decisions.parquet", compression="zstd", row_group_size=100_000)
+    pq.write_table(columns.outcomes, folder / "outcomes.parquet", compression="zstd", row_group_size=100_000)
 
 
 # ---------------------------------------------------------------------------------------------- digits

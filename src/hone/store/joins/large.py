@@ -90,6 +90,7 @@ class LargeJoin:
         settings = {"memory_limit": self.memory, "threads": self.threads, "temp_directory": str(spill)}
         connection = _duckdb().connect(config=settings)
         try:
+            connection.execute("set enable_progress_bar = false")
             return self._write(connection, path)
         finally:
             connection.close()
