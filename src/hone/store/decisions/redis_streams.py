@@ -265,7 +265,8 @@ class RedisLog:
             self._load_parts(held.values())
             for (entry, _), (number, seq) in zip(entries, places, strict=True):
                 after = position_of(text_of(entry))
-                if data := held.get((number, seq)):
+                data = held.get((number, seq))
+                if data and self._has_parts(data, number, seq):
                     yield after, self._unpack(data, sources[number], int(seq))
 
     def _held(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes]:
@@ -281,6 +282,15 @@ class RedisLog:
         heads = [HEAD.unpack_from(data) for data in held]
         _load(self._ask, self._actions_read, "actions", {head[2] for head in heads if head[0] == b"d"}, decode_actions)
         _load(self._ask, self._labels_read, "labels", {head[3] for head in heads}, decode_labels)
+
+    def _has_parts(self, data: bytes, number: str, seq: str) -> bool:
+        """False for a record that was erased while it was read. Raises DataError if its shared parts are lost."""
+        row = stored_row(data)
+        if row.labels in self._labels_read and (row.unit is None or row.actions in self._actions_read):
+            return True
+        if self._held([(number, seq)]):
+            raise DataError(f"{self.name}: the set of actions or the labels of seq {seq}, source {number}, are missing")
+        return False
 
     def _unpack(self, data: bytes, progress: SourceProgress, seq: int) -> EncodedRecord:
         row = stored_row(data)

@@ -10,7 +10,7 @@ from log_records import decision
 from log_servers import LogServer, MissingServerError, redis_server
 
 from hone.core.decisions import ActionSet
-from hone.core.errors import ResourceError
+from hone.core.errors import DataError, ResourceError
 from hone.store.decisions.opening import open_decision_log
 from hone.store.durable import DiskFullError
 
@@ -90,6 +90,18 @@ def test_erased_bytes_are_in_no_file_of_the_server(server: LogServer, engine: Lo
     assert any(b"secret-eve" in path.read_bytes() for path in files_of(server))
     assert log.erase("shop", "secret-eve") == 20
     assert not any(b"secret-eve" in path.read_bytes() for path in files_of(server))
+    log.close()
+
+
+def test_a_record_without_its_actions_is_named(server: LogServer, engine: LogEngine) -> None:
+    import redis
+
+    log = engine.open()
+    log.append([decision(0)])
+    with redis.Redis.from_url(server.address) as client:
+        client.delete("{hone}:decisions:actions")
+    with pytest.raises(DataError, match="the set of actions or the labels of seq 0, source 1, are missing"):
+        log.read()
     log.close()
 
 
