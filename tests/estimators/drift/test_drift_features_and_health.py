@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from hone.core.errors import DataError
@@ -25,6 +27,16 @@ def test_distance_and_p_value_beside_scipy() -> None:
         distance = ks_distance(first, second)
         assert distance == pytest.approx(witness.statistic)
         assert kolmogorov_tail(distance, 800, 300) == pytest.approx(witness.pvalue, rel=0.15, abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.lists(st.integers(0, 6), min_size=1, max_size=12))
+def test_distance_is_the_largest_over_all_values_with_ties(first: list[int], second: list[int]) -> None:
+    def share(sample: list[int], value: float) -> float:
+        return sum(one <= value for one in sample) / len(sample)
+
+    slow = max(abs(share(first, value) - share(second, value)) for value in range(-1, 8))
+    found = ks_distance(np.sort(np.array(first, np.float64)), np.sort(np.array(second, np.float64)))
+    assert found == pytest.approx(slow, abs=1e-12)
 
 
 def test_distance_worked_out_by_hand() -> None:

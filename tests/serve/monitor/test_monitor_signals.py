@@ -2,6 +2,7 @@
 
 import json
 import math
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -180,3 +181,10 @@ def test_a_config_that_cannot_retrain_is_refused() -> None:
     with pytest.raises(ValueError, match=r"needs a table \[monitor\.retrain\]"):
         MonitorConfig(act="retrain")
     assert np.isfinite(MonitorConfig().arl)
+
+
+def test_the_table_of_the_page_is_a_config() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "production" / "drift.md").read_text(encoding="utf-8")
+    block = page[page.index("[monitor]") : page.index("```\n", page.index("[monitor]"))]
+    config = MonitorConfig(**tomllib.loads(block)["monitor"])
+    assert config.act == "recall" and config.retrain is not None and config.retrain.log_key == "log.path"
