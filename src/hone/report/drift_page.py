@@ -38,7 +38,7 @@ class ServedPeriod:
     first: int
     last: int
     reason: str
-    """Why it came into service: `first`, `recall`, `retrained`, `started anew` ..."""
+    """Reason why it came into service: `first`, `recall`, `retrained`, `started anew` ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

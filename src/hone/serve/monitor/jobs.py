@@ -27,7 +27,7 @@ class QueuedJob:
     id: str
     tenant: str
     work: Mapping[str, str]
-    """What is to be done, by name."""
+    """Description of the work, by name."""
     state: JobState
     attempt: int
     """Number of claims; the fencing token of the lease."""

@@ -35,7 +35,7 @@ class VersionLibrary(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFit:
-    """How well the scores of a version predict the recent rewards."""
+    """Error of a version's scores on the recent rewards."""
 
     version: str
     error: float

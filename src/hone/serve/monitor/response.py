@@ -16,7 +16,7 @@ LOOKS = (40, 80, 160, 280)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftAction:
-    """What a service should do about drift."""
+    """Action that a service should take about drift."""
 
     kind: Literal["alert", "recall", "retrain"]
     tenant: str

@@ -31,7 +31,7 @@ RUN = "candidate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainParts:
-    """Everything that a retraining needs beside its job."""
+    """Parts of a retraining beside its job."""
 
     service: str
     config: RetrainConfig

@@ -47,7 +47,7 @@ class RewardedDecision:
 
 
 class TenantMonitor:
-    """Everything that is known of one tenant. Memory is bounded by the windows of the config."""
+    """Detectors and latest rewards of one tenant. Memory is bounded by the windows of the config."""
 
     def __init__(self, tenant: str, config: MonitorConfig, names: Sequence[str], *, seed: int, since_s: float) -> None:
         self.tenant, self.config, self.names = tenant, config, tuple(names)

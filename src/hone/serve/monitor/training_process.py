@@ -17,7 +17,7 @@ class TrainingEnd:
 
     state: Literal["finished", "failed", "late"]
     words: str
-    """How it ended, with its last output unless it finished."""
+    """Reason of the end, with the last output unless it finished."""
     seconds: float
 
 
