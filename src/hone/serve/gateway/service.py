@@ -75,7 +75,7 @@ class ServiceRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceParts:
-    """Parts of a service; `compose` makes them from a service file."""
+    """Parts of a service; `open_service` makes them from a service file."""
 
     rules: ServiceRules
     schema: FeatureSchema
