@@ -137,7 +137,7 @@ def test_a_broken_log_is_refused_by_name_and_its_sound_rows_are_still_shown(
     assert [reason.rule for reason in found.reasons if reason.verdict == "refuse"] == [rule]
     assert report.used == used
     assert math.isfinite(found.value)
-    assert verdict_words(report.policies[0], report) == "refused: this log cannot tell the value of new"
+    assert verdict_words(report.policies[0], report) == "this log cannot tell the value of new"
     assert "cannot be compared" in report.differences[0].words
 
 

@@ -201,14 +201,13 @@ def estimate_policies(
 
 
 def verdict_words(one: PolicyEstimates, report: OffPolicyReport) -> str:
-    """The judgement of a candidate in one sentence, figures second."""
+    """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
     found = one.deciding
     if found.verdict == "refuse":
-        return f"refused: this log cannot tell the value of {one.policy}"
+        return f"this log cannot tell the value of {one.policy}"
     against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, one.policy))
-    strength = "" if found.verdict == "ok" else "weak: "
     return (
-        f"{strength}{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
+        f"{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
         f"{found.level:.0%} by {found.estimator})"
     )
 

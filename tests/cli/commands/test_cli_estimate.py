@@ -78,7 +78,7 @@ def test_candidates_are_compared_in_pairs_and_ordered(capsys: pytest.CaptureFixt
 def test_a_log_without_exploration_is_refused_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "greedy.db", "--policy", "bold"]) == 3
     out = capsys.readouterr().out
-    assert out.startswith("bold: refuse\nrefused: this log cannot tell the value of bold\n  refuse, support: about ")
+    assert out.startswith("bold: refuse\nthis log cannot tell the value of bold\n  refuse, support: about ")
     assert "add exploration (a floor) to the policy that logs" in out
 
 

@@ -66,9 +66,9 @@ def run(call: CommandCall) -> int:
         print(to_json(report_json(report), indent=1).decode(), end="")
     else:
         page = Path(call.text("html")) if call.text("html") else _page(address)
+        write_off_policy_page(page, report, source=source)
         screen = standard_screen()
         show_report(screen, report, compare=call.switch("compare"))
-        write_off_policy_page(page, report, source=source)
         screen.line(f"plots in {page}")
         if call.text("registry"):
             screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
