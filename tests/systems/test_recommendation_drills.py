@@ -154,11 +154,11 @@ def test_the_example_runs_and_its_log_is_sound(
 ) -> None:
     example = ROOT / "examples" / "decisions" / "recommendation"
     (place / "shop.toml").write_text((example / "shop.toml").read_text())
-    (place / "shop.py").write_text((example / "shop.py").read_text().replace("rounds=3_000", "rounds=200"))
+    (place / "shop.py").write_text((example / "shop.py").read_text().replace("rounds=3_000", "rounds=60"))
     runpy.run_path("shop.py", run_name="__main__")
     said = capsys.readouterr().out
     (command,) = re.findall(r"^hone (log .*)$", said, re.MULTILINE)
     assert "of those of the best item" in said
     assert main([*command.split(), "--json"]) == 0
     (tenant,) = json.loads(capsys.readouterr().out)["tenants"]
-    assert (tenant["verdict"], tenant["decisions"]) == ("ok", 200)
+    assert (tenant["verdict"], tenant["decisions"]) == ("ok", 60)
