@@ -34,7 +34,7 @@ from hone import api
 
 Document = dict[str, Any]
 UNCOUNTED = {
-    "config.json", "manifest.json", "certificate.json", "speed.json", "log.txt", "lock", "report.html", "metrics.jsonl",
+    "config.json", "manifest.json", "certificate.json", "speed.json", "memory.json", "log.txt", "lock", "report.html", "metrics.jsonl",
     "episode.png", "episode.json",
 }  # fmt: skip
 """Files that speak of settings, machine, clock or wording; metrics are taken apart by name."""
