@@ -34,8 +34,8 @@ from hone import api
 
 Document = dict[str, Any]
 UNCOUNTED = {
-    "config.json", "manifest.json", "certificate.json", "speed.json", "memory.json", "log.txt", "lock", "report.html", "metrics.jsonl",
-    "episode.png", "episode.json",
+    "config.json", "manifest.json", "certificate.json", "speed.json", "memory.json", "log.txt", "lock", "report.html",
+    "metrics.jsonl", "episode.png", "episode.json",
 }  # fmt: skip
 """Files that speak of settings, machine, clock or wording; metrics are taken apart by name."""
 CLOCKS = ("time/", "clock/")
