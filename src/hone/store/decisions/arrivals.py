@@ -1,4 +1,4 @@
-"""What arrives at a log: new, known, different or erased. Pure bookkeeping that the engines share."""
+"""Arrivals at a log: new, known, different or erased. Pure bookkeeping that the engines share."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
 """Faults of records that are handed to a log, each with the field, the value and the bound.
 
 Belongs here: the checks that make a log's records usable: propensities that are probabilities, times inside the
-calendar, texts that every engine can hold. NaN inside a context or scores is stored as it is: it is what the policy
-was given.
+calendar, texts that every engine can hold. NaN inside a context or scores is stored as it is: the policy
+was given it.
 """
 
 import math

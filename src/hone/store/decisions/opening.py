@@ -10,8 +10,8 @@ from hone.store.decisions.sqlite import open_sqlite_log
 def open_decision_log(address: str | Path, *, full_sync: bool = False) -> DecisionLog:
     """Open the log at an address: `decisions.db`, `postgresql://user@host/database`, `redis://host:6379/0`.
 
-    A file is an SQLite database, made if it is missing. `full_sync` flushes each commit of a file, so that what was
-    acknowledged survives a loss of power too; servers do as they are set up. Raises ConfigError for an address of
+    A file is an SQLite database, made if it is missing. `full_sync` flushes each commit of a file, so that acknowledged
+    records survive a loss of power too; servers do as they are set up. Raises ConfigError for an address of
     another kind, DataError if something else is stored there, ResourceError if it cannot be reached.
     """
     text = str(address)

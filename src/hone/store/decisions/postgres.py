@@ -114,8 +114,8 @@ class PostgresSession:
                 ) from error
             except psycopg.Error as error:
                 raise ResourceError(
-                    f"cannot use the decision log {self.name}: {str(error).strip() or type(error).__name__}; what was "
-                    "acknowledged is kept, send the batch again when the server answers"
+                    f"cannot use the decision log {self.name}: {str(error).strip() or type(error).__name__}; "
+                    "acknowledged records are kept, send the batch again when the server answers"
                 ) from error
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:

@@ -1,8 +1,8 @@
-"""What every decision log does, whichever engine stores it.
+"""The contract of decision logs, the same for every engine.
 
-The contract, which one suite of tests holds every engine to:
+One suite of tests holds every engine to it:
 
-- What `append` has acknowledged survives the death of the writer (`kill -9`) and, where the engine flushes each
+- An acknowledged record survives the death of the writer (`kill -9`) and, where the engine flushes each
   commit, a loss of power.
 - A record is identified by its tenant, source and seq: sent again, it changes nothing. Sent again with other content it
   is refused by name, and the first one stays.
@@ -21,7 +21,7 @@ from hone.core.decisions import DecisionRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceWatermark:
-    """Progress of one source: what a log has seen of it."""
+    """Progress of one source, as far as a log has seen it."""
 
     tenant: str
     source: str
@@ -72,7 +72,7 @@ class LogCounts:
     refused: int = 0
     """Times that a known record arrived with other content."""
     erased: int = 0
-    """Records whose content was erased by their unit."""
+    """Records that were erased with their unit."""
     retired: int = 0
     """Records that moved to parquet files."""
 

@@ -99,7 +99,7 @@ class RedisLog:
             found = value.get(setting, "unknown")
             if found != wanted:
                 raise ResourceError(
-                    f"the Redis server {self.name} has {setting} {found}, so it could lose what it acknowledged; set "
+                    f"the Redis server {self.name} has {setting} {found}, so it could lose acknowledged records; set "
                     f"{setting} {wanted} (redis.conf, or CONFIG SET)"
                 )
         for field_name, value in (("format", str(FORMAT).encode()), ("salt", secrets.token_bytes(16))):
@@ -213,7 +213,7 @@ class RedisLog:
             if isinstance(error, OutOfMemoryError) or "MISCONF" in str(error):
                 raise DiskFullError(f"no space left at {words}; free some and send the batch again") from error
             raise ResourceError(
-                f"cannot use the decision log {words}; what was acknowledged is kept, send the batch again when the "
+                f"cannot use the decision log {words}; acknowledged records are kept, send the batch again when the "
                 "server answers"
             ) from error
 
@@ -328,7 +328,7 @@ class RedisLog:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Learn what other processes erased."""
+        """Learn of erasures by other processes."""
         self._erased = {bytes(digest) for digest in self._ask("HKEYS", f"{PREFIX}erased")}
 
     def _empty(self, kind: str, positions: Sequence[int]) -> int:

@@ -1,7 +1,7 @@
 """A decision log in the tables of a relational database.
 
-The statements are those that SQLite and PostgreSQL both know; a `DatabaseSession` runs them, and brings what differs:
-the types of columns, transactions, the insertion of many rows, and overwriting of what was erased.
+The statements are those that SQLite and PostgreSQL both know; a `DatabaseSession` runs them, and brings the
+differences: types of columns, transactions, the insertion of many rows, and overwriting of erased content.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -156,7 +156,7 @@ class RelationalLog:
             raise
 
     def _refresh(self) -> None:
-        """Learn what other processes erased since the last transaction."""
+        """Learn of erasures by other processes since the last transaction."""
         news = self.session.rows("select id, digest from erased where id > ? order by id", (self._last_erased,))
         if news:
             self._erased.update(bytes(digest) for _, digest in news)

@@ -68,8 +68,8 @@ def export_log(log: DecisionLog, folder: Path) -> ExportReport:
 def retain(log: DecisionLog, folder: Path, *, before_s: float) -> ExportReport:
     """Move records from before a time (`at_s`, seconds since the epoch) to the parquet files of `folder`.
 
-    Their seqs stay known, so what is sent again is not stored again. Raises as `export_log` does; then nothing more is
-    deleted.
+    Their seqs stay known, so a record that is sent again is not stored again. Raises as `export_log` does; then nothing
+    more is deleted.
     """
     return _copy(log, folder, before_s=before_s, retire=True)
 
@@ -129,7 +129,7 @@ def import_exports(log: DecisionLog, folder: Path) -> AppendAck:
     """Append the records of parquet files to a log -> counts over all, and the watermarks afterwards.
 
     Records that the log knows change nothing, and records of erased units stay erased. Raises DataError for a damaged
-    file; what stands before it is kept, and can be imported again.
+    file; records before it are kept, and can be imported again.
     """
     stored = repeated = erased = 0
     refused: list[RefusedRecord] = []
@@ -188,7 +188,7 @@ def _files(folder: Path, tenant: str, *kinds: str) -> list[Path]:
 
 @contextmanager
 def _only_one(folder: Path) -> Generator[None]:
-    """Lock of a folder's files; what a killed writer left half written is removed. Raises ResourceError."""
+    """Lock of a folder's files; half-written files of a killed writer are removed. Raises ResourceError."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

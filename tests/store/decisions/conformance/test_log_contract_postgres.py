@@ -79,7 +79,7 @@ def test_a_connection_that_broke_is_opened_again(server: LogServer, engine: LogE
     log.append([decision(0)])
     with psycopg.connect(server.address, autocommit=True) as connection:
         connection.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()")
-    with pytest.raises(ResourceError, match="what was acknowledged is kept, send the batch again"):
+    with pytest.raises(ResourceError, match="acknowledged records are kept, send the batch again"):
         log.append([decision(1)])
     ack = log.append([decision(0), decision(1)])
     assert (ack.stored, ack.repeated) == (1, 1)

@@ -60,7 +60,7 @@ def test_a_server_that_may_lose_what_it_acknowledged_is_refused(server: LogServe
 
     with redis.Redis.from_url(server.address) as client:
         client.config_set("appendfsync", "everysec")
-        with pytest.raises(ResourceError, match="appendfsync everysec, so it could lose what it acknowledged; set"):
+        with pytest.raises(ResourceError, match="appendfsync everysec, so it could lose acknowledged records; set"):
             open_decision_log(server.address)
         client.config_set("appendfsync", "always")
     open_decision_log(server.address).close()
