@@ -157,7 +157,7 @@ def proof_lines() -> Iterator[AcceptanceLine]:
 
 def road_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[AcceptanceLine]:
     """Crashes of the reckless driver with and without the shield."""
-    steps = 20_000 if fast else 100_000
+    steps = 10_000 if fast else 100_000
     shield = open_certificate(certificate, SENSORS)
     with cpu_seconds() as cpu:
         shielded = drive_road(Shielded(RecklessDriver(), shield), steps=steps, seed=SEED, shield=shield)
@@ -309,7 +309,7 @@ class FaultyShield:
 
 def drill_lines(certificate: ShieldCertificate, *, fast: bool) -> Iterator[AcceptanceLine]:
     """Sensor dropout, NaN actions, stalls and exceptions, all at once."""
-    steps = 5_000 if fast else 50_000
+    steps = 3_000 if fast else 50_000
     clock = SteppedClock()
     shield = GuardedShield(inner=FaultyShield(open_certificate(certificate, SENSORS), clock), clock=clock)
     draws = generator(SEED, "drills")

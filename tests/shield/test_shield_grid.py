@@ -22,10 +22,13 @@ WALKER = {
 }  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+GRID = state_grid(checked_model(car_spec()))
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.floats(-5, 70), st.floats(-3, 25), st.floats(-3, 25))
 def test_one_state_and_many_are_rounded_alike_to_the_dangerous_side(gap: float, speed: float, lead: float) -> None:
-    grid = state_grid(checked_model(car_spec()))
+    grid = GRID
     values = {"gap": gap, "speed": speed, "lead": lead}
     cells = [
         int(axis.coordinates(np.array([value]))[0]) for axis, value in zip(grid.axes, values.values(), strict=True)

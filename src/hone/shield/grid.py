@@ -75,10 +75,11 @@ class StateGrid:
         number = 0
         for value, axis in zip(values, self.axes, strict=True):
             place = (value - axis.origin) * axis.scale
-            if not place > -TOLERANCE_CELLS:  # NaN too
+            shifted = place + TOLERANCE_CELLS
+            if not shifted >= 0:  # NaN too
                 return -1
             last = axis.count - 1
-            cell = int(place + TOLERANCE_CELLS) if place < last else last
+            cell = int(shifted) if shifted < last else last
             if axis.exact and abs(place - cell) > 1e-6:
                 return -1
             number = number * axis.count + cell
