@@ -20,9 +20,9 @@ from hone.serve.rollout.plan import (
 )
 
 ANSWER_BYTES: Final = 900
-"""Memory of a remembered answer (measured)."""
+"""Memory of a remembered answer."""
 OPEN_BYTES: Final = 1100
-"""Memory of a decision that waits for its reward, beside its features and scores (measured)."""
+"""Memory of a decision that waits for its reward, beside its features and scores."""
 
 
 def plan_lines(path: Path, *, clock: Clock) -> list[str]:
