@@ -65,7 +65,7 @@ def main() -> int:
     """Run the systems that the command line names."""
     names = system_names()
     parser = argparse.ArgumentParser(description="Run the acceptance of systems.")
-    parser.add_argument("--fast", action="store_true", help="fewer repetitions; RESULTS.md stays")
+    parser.add_argument("--fast", "--quick", action="store_true", help="fewer repetitions; RESULTS.md stays")
     parser.add_argument("--peers", action="store_true", help="other libraries too")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     asked = parser.parse_args()

@@ -15,8 +15,10 @@ PEERS = {
     "grpo_accuracy": "trl", "calls_step": "trl",
 }  # fmt: skip
 """Benchmarks that run nothing without a peer's environment, which `python benchmarks/peers.py NAME` makes."""
-NOT_MEASURED = {"peers", "replay_peer", "run_digests", "engine_native", "serve_load"}
-"""Programs without a quick form: they make an environment, serve a benchmark, or are short."""
+NOT_MEASURED = {
+    "peers", "replay_peer", "run_digests", "engine_native", "serve_load", "bandits_peer", "drift_alarms", "golden_off_policy",
+}  # fmt: skip
+"""Programs without a quick form: they make an environment or golden figures, serve a benchmark, or are short."""
 
 
 def scripts() -> list[str]:

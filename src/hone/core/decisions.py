@@ -216,7 +216,7 @@ def decision_key(seed: int, tenant: str, decision_id: str) -> int:
 def draw_action(logp: Floats, draw_key: int) -> int:
     """Draw from log-probabilities `[K]` by inversion; an action of probability 0 is never drawn."""
     cumulative: Floats = np.exp(logp).cumsum()
-    action = int(np.searchsorted(cumulative, uniform_of_key(draw_key) * cumulative[-1], side="right"))
+    action = int(np.searchsorted(cumulative, uniform_of_key(draw_key) * float(cumulative[-1]), side="right"))
     return action if action < len(logp) else int(np.flatnonzero(logp > -np.inf)[-1])
 
 
