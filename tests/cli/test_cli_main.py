@@ -266,8 +266,8 @@ ESTIMATE_OPTIONS = [
     "--tenant", "--version", "--window",
 ]  # fmt: skip
 LOG_OPTIONS = [
-    "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report", "--rule", "--schema",
-    "--tenant", "--view", "--window",
+    "--archive", "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report", "--retain",
+    "--rule", "--schema", "--tenant", "--view", "--window",
 ]  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def test_the_options_are_these() -> None:
             "--seeds",
             "--yes",
         ],
-        "plan": ["--device", "--name", "--runs", "--yes"],
+        "plan": ["--device", "--json", "--name", "--runs", "--yes"],
         "eval": EVAL_OPTIONS,
         "sample": [
             "--count",

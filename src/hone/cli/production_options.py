@@ -18,7 +18,7 @@ JOIN_OPTIONS: Final = (
 PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
     CommandSpec(
         name="estimate",
-        summary="estimate the value of policies from a log of decisions, before they are deployed",
+        summary="estimate the value of policies from a log, before they are deployed",
         module="hone.cli.commands.estimate",
         positionals=(("log", "a log (decisions.db, postgresql://, redis://), or a view's folder or .parquet file"),),
         options=(
@@ -57,7 +57,7 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
     ),
     CommandSpec(
         name="log",
-        summary="judge a decision log; join its rewards into a view, export it, archive, erase a unit",
+        summary="judge a decision log, join its rewards, export, archive or erase",
         module="hone.cli.commands.log",
         positionals=(("file", "a log (decisions.db, postgresql://, redis://), a frozen view, or an archive"),),
         options=(
