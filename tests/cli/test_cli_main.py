@@ -266,8 +266,8 @@ ESTIMATE_OPTIONS = [
     "--tenant", "--version", "--window",
 ]  # fmt: skip
 LOG_OPTIONS = [
-    "--archive", "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report", "--retain",
-    "--rule", "--schema", "--tenant", "--view", "--window",
+    "--archive", "--as-of", "--default", "--erase", "--export", "--features", "--json", "--kind", "--report",
+    "--retain", "--rule", "--schema", "--tenant", "--view", "--window",
 ]  # fmt: skip
 
 
