@@ -57,7 +57,9 @@ class ServedProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         self.port = int(line.rsplit(":", 1)[1].split("/")[0])
-        threading.Thread(target=self._process.stdout.read, daemon=True).start()  # log lines must not fill the pipe
+        # Log lines must not fill the pipe.
+        self._reader = threading.Thread(target=self._process.stdout.read, daemon=True)
+        self._reader.start()
         return self
 
     def __exit__(
@@ -65,6 +67,9 @@ class ServedProcess:
     ) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(30)
+        self._reader.join(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def cpu_s(self) -> float:
         """Processor seconds of the server so far."""

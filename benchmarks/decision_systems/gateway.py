@@ -35,8 +35,8 @@ def acceptance(*, fast: bool) -> Iterator[AcceptanceLine]:
         yield from in_process(path, 500 if fast else 20_000)
         yield from over_http(path, 400 if fast else 20_000, fast=fast)
         yield from failing_policies(300 if fast else 5000)
-        yield from memory(Path(folder), 8000 if fast else 1_000_000, fast=fast)
-        yield from flooded(Path(folder), 1.5 if fast else 20.0, fast=fast)
+        yield from memory(Path(folder), 5000 if fast else 1_000_000, fast=fast)
+        yield from flooded(Path(folder), 1.0 if fast else 20.0, fast=fast)
 
 
 def opened_service(path: Path) -> OpenedService:

@@ -63,8 +63,10 @@ class TerminalScreen:
         if not rows:
             return
         table = Table.grid(padding=(0, 2))
+        name_width = min(max(_longest_word(printable(row[0])) for row in rows if row), WIDEST_WORD)
         for index in range(max(len(row) for row in rows)):
-            table.add_column(style=("cyan", "", "dim")[min(index, 2)], overflow="fold")
+            least = name_width if index == 0 else None
+            table.add_column(style=("cyan", "", "dim")[min(index, 2)], overflow="fold", min_width=least)
         for row in rows:
             table.add_row(*(Text(printable(cell)) for cell in row))
         self.console.print(table)
