@@ -124,7 +124,13 @@ def test_a_control_example_is_valid_and_named_like_its_recipe(
     assert main(["plan", f"examples/control/{name}"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(SHORTER))
+SLOW = ("search/expert_iteration.toml", "search/pipeline.toml")
+"""Eight seconds each; their parts run in `search/collect.toml` and on the page of search."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sorted(SHORTER)]
+)
 def test_an_example_is_valid_and_runs(
     name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

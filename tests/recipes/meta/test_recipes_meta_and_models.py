@@ -254,6 +254,7 @@ def test_examples_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shortened(lambda: entry.build(config))
 
 
+@pytest.mark.slow
 def test_a_learnt_world_is_planned_in() -> None:
     """850 steps of the swing-up, where hanging still is paid 3.7 and SAC has paid 0.5 after 2,150."""
     config = {"recipe": "pets", "name": "x", "steps": 14, "env": {"id": "hone/CartPoleSwingUp-v0"}}
