@@ -88,14 +88,18 @@ import os, subprocess, sys, time
 made, refusals = 0, []
 for _ in range(40):
     try:
-        if os.fork() == 0:
+        child = os.fork()
+    except OSError as error:
+        refusals.append(repr(error))
+        continue
+    if child == 0:  # it must not go on: at the limit its own fork fails, and it would report in its parent's place
+        try:
             os.setsid()
             if os.fork() == 0:
                 os.execv({python!r}, [{python!r}, "-c", "import time; time.sleep(60)", "hone-left-behind"])
+        finally:
             os._exit(0)
-        made += 1
-    except OSError as error:
-        refusals.append(repr(error))
+    made += 1
 time.sleep(0.1)
 [made, *refusals[:1]]
 """

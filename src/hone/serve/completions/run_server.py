@@ -1,9 +1,6 @@
 """A server process: from an opened model to a listening port, until a signal; then requests in progress end first."""
 
-import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
@@ -11,12 +8,13 @@ from typing import Final
 import uvicorn
 
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, ResourceError
+from hone.core.errors import ConfigError
 from hone.serve.completions.answering import AnswerDesk
 from hone.serve.completions.app import CompletionRoutes, ServingRules
 from hone.serve.completions.counters import ServingCounters
 from hone.serve.completions.open_served import CheckpointFollower, OpenedModel
 from hone.serve.completions.service import EngineService
+from hone.serve.listening import listening, signals_end_quietly
 
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -79,7 +77,7 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
     place.check()
     service = EngineService(opened.engine)
     routes = make_routes(opened, service, place)
-    with _listening(place) as listener, _signals_end_quietly():
+    with listening(place.host, place.port) as listener, signals_end_quietly():
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             routes.app(),
@@ -111,34 +109,3 @@ def _address(opened: OpenedModel, host: str, port: int) -> str:
         f"{opened.source.slots} slots, context {opened.served.context} tokens, {opened.engine.stats.pages} pages, "
         f"{'no tools' if calls is None else f'tools as {calls.name}'}"
     )
-
-
-@contextmanager
-def _listening(place: ServerPlace) -> Iterator[socket.socket]:
-    """A socket that listens. Raises ResourceError."""
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it an answer waits for the other side 40 ms.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((place.host, place.port))
-            listener.listen(2048)
-        except (OSError, OverflowError) as error:
-            told = error.strerror if isinstance(error, OSError) else str(error)
-            raise ResourceError(f"cannot listen on {place.host}:{place.port}: {told}; give another --port") from None
-        yield listener
-
-
-@contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when it is done: it has had its effect by then."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    del number, frame

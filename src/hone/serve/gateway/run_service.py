@@ -1,10 +1,7 @@
 """A server process of a decision service: listens until a signal; requests in progress are answered first."""
 
 import asyncio
-import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,13 +11,14 @@ import uvicorn
 
 from hone.core.addresses import is_loopback
 from hone.core.clock import Clock
-from hone.core.errors import ConfigError, ResourceError
+from hone.core.errors import ConfigError
 from hone.serve.gateway.access import TenantLimits, TokenBucket
 from hone.serve.gateway.http_app import GatewayRoutes, RequestBatcher
 from hone.serve.gateway.openapi import openapi_document
 from hone.serve.gateway.opening import OpenedService, open_service, read_service_file
 from hone.serve.gateway.policy_config import FolderServiceConfig
 from hone.serve.gateway.service import TICK_S
+from hone.serve.listening import listening, signals_end_quietly
 
 DRAIN_S: Final = 30
 """Longest wait for requests in progress at the end."""
@@ -90,7 +88,7 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
     opened = open_service(path, clock=clock, tell=tell)
     try:
         routes = make_routes(opened)
-        with _listening(place) as listener, _signals_end_quietly():
+        with listening(place.host, place.port) as listener, signals_end_quietly():
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
                 routes.app(), log_level="warning", access_log=False, lifespan="off", server_header=False,
@@ -103,34 +101,3 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
     finally:
         opened.close()
     tell("stopped: every request in progress was answered, every record is in the log")
-
-
-@contextmanager
-def _listening(place: GatewayPlace) -> Iterator[socket.socket]:
-    """A socket that listens. Raises ResourceError."""
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it an answer waits for the other side 40 ms.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((place.host, place.port))
-            listener.listen(2048)
-        except (OSError, OverflowError) as error:
-            told = error.strerror if isinstance(error, OSError) else str(error)
-            raise ResourceError(f"cannot listen on {place.host}:{place.port}: {told}; give another --port") from None
-        yield listener
-
-
-@contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when it is done: it has had its effect by then."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    del number, frame

@@ -1,0 +1,40 @@
+"""The socket of a server, and its signals: the same for completions and for decisions."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from hone.core.errors import ResourceError
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens. Raises ResourceError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it an answer waits for the other side 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(2048)
+        except (OSError, OverflowError) as error:
+            told = error.strerror if isinstance(error, OSError) else str(error)
+            raise ResourceError(f"cannot listen on {host}:{port}: {told}; give another --port") from None
+        yield listener
+
+
+@contextmanager
+def signals_end_quietly() -> Iterator[None]:
+    """uvicorn raises the signal that ended it once more when it is done: it has had its effect by then."""
+    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    del number, frame
