@@ -96,7 +96,7 @@ for _ in range(40):
         try:
             os.setsid()
             if os.fork() == 0:
-                os.execv({python!r}, [{python!r}, "-c", "import time; time.sleep(60)", "hone-left-behind"])
+                os.execv({python!r}, [{python!r}, "-c", "import time; time.sleep(60)", {name!r}])
         finally:
             os._exit(0)
     made += 1
@@ -114,12 +114,13 @@ def test_a_program_that_may_have_processes_has_no_more_and_leaves_none(rung: str
     with CodeSandbox(policy) as sandbox:
         if not sandbox.probe().rung:
             pytest.skip("this rung does not hold here")
-        result = sandbox.run(DAEMONS.format(python=python))
+        name = f"hone-left-behind-{rung}-{os.getpid()}"  # another worker of the tests may run the other rung
+        result = sandbox.run(DAEMONS.format(python=python, name=name))
         assert result.verdict == "ok", result
         assert isinstance(result.value, list)
         assert 1 <= result.value[0] < 40, result.value
         assert sandbox.run("1").value == 1
-        assert processes_of("hone-left-behind") == []
+        assert processes_of(name) == []
 
 
 CALLER = """
