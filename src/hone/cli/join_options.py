@@ -1,5 +1,6 @@
 """Options of commands that join a decision log with its outcomes, read from a command's arguments."""
 
+import contextlib
 import math
 from datetime import UTC, datetime
 from typing import get_args
@@ -30,10 +31,9 @@ def moment_of(text: str, flag: str = "--as-of") -> float:
     """Seconds since the epoch of an option's time; now, where it is empty. Raises ConfigError."""
     if not text:
         return SystemClock().now_s()
-    try:
-        return float(text)
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError):  # it is no number, but may be a time
+        if math.isfinite(seconds := float(text)):
+            return seconds
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

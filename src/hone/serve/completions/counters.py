@@ -1,44 +1,13 @@
 """Counters of a server, and their text for Prometheus."""
 
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from hone.serve.histogram import SecondsHistogram
+
 _BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-class SecondsHistogram:
-    """Histogram of durations, seconds."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_BOUNDS_S) + 1)
-        self._total_s = 0.0
-
-    @property
-    def count(self) -> int:
-        """Number of durations."""
-        return sum(self._counts)
-
-    @property
-    def mean_s(self) -> float:
-        """Mean; 0 without any."""
-        return self._total_s / self.count if self.count else 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count a duration."""
-        self._counts[bisect_left(_BOUNDS_S, seconds)] += 1
-        self._total_s += seconds
-
-    def lines(self, name: str) -> Iterator[str]:
-        """Lines of Prometheus's text format."""
-        below = 0
-        for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self._counts, strict=True):
-            below += count
-            yield f'{name}_bucket{{le="{bound}"}} {below}'
-        yield f"{name}_sum {self._total_s:.6f}"
-        yield f"{name}_count {below}"
 
 
 class ServingCounters:
@@ -50,9 +19,9 @@ class ServingCounters:
         """By path and status; a request whose client went away counts as 499."""
         self.prompt_tokens = 0
         self.drawn_tokens = 0
-        self.first_token = SecondsHistogram()
+        self.first_token = SecondsHistogram(_BOUNDS_S)
         """From a request to its first token, of streamed ones."""
-        self.request = SecondsHistogram()
+        self.request = SecondsHistogram(_BOUNDS_S)
         """From a request to its reply, or to the first event of a stream."""
 
     def count_tokens(self, *, prompt: int, drawn: int) -> None:

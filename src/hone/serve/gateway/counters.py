@@ -2,41 +2,19 @@
 
 import json
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from hone.core.clock import Clock
+from hone.serve.histogram import SecondsHistogram
 
 _BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MOST_LINES: Final = 20
 """Lines of one fault a minute; more are counted."""
 _MOST_VERSIONS: Final = 100
 """Versions that have a counter of their own; older ones are summed."""
-
-
-class LatencyHistogram:
-    """Histogram of seconds, from 0.1 ms."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * (len(_BOUNDS_S) + 1)
-        self._total_s = 0.0
-
-    def add(self, seconds: float, count: int = 1) -> None:
-        """Count `count` equal durations."""
-        self._counts[bisect_left(_BOUNDS_S, seconds)] += count
-        self._total_s += seconds * count
-
-    def lines(self, name: str) -> Iterator[str]:
-        """Lines of Prometheus's text format."""
-        below = 0
-        for bound, count in zip((*map(str, _BOUNDS_S), "+Inf"), self._counts, strict=True):
-            below += count
-            yield f'{name}_bucket{{le="{bound}"}} {below}'
-        yield f"{name}_sum {self._total_s:.6f}"
-        yield f"{name}_count {below}"
 
 
 class GatewayCounters:
@@ -53,7 +31,7 @@ class GatewayCounters:
         """By the first word of the reason."""
         self.faults: Counter[str] = Counter()
         """Refused requests by code."""
-        self.latency = LatencyHistogram()
+        self.latency = SecondsHistogram(_BOUNDS_S)
 
     def decided(self, tenant: str, version: str, reason: str) -> None:
         """Count a decision; `reason` is empty unless a fallback answered."""

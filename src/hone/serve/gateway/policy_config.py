@@ -1,5 +1,6 @@
 """The table `[policy]` of a service file: which policy serves, and how it learns from rewards."""
 
+from abc import abstractmethod
 from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field
@@ -61,9 +62,9 @@ class LearningServiceConfig(Config):
             arms, features, intercept=True, noise=noise, prior_precision=precision, discount=discount
         )
 
+    @abstractmethod
     def policy_of(self, model: RewardModel) -> BanditPolicy:
         """The policy without its floor."""
-        raise NotImplementedError
 
 
 class LinUcbServiceConfig(LearningServiceConfig):
