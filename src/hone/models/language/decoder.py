@@ -36,6 +36,7 @@ from hone.models.language.fused_ops import gated_silu, mixed_linear, tiled_linea
 from hone.models.language.half_products import uses_half_products
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rotary import rope_frequencies
+from hone.models.language.tensor_group import TensorGroup
 from hone.models.language.token_logprobs import (
     LogprobQuery,
     SamplingMask,
@@ -86,6 +87,8 @@ class Decoder(nn.Module):
         """Linear layers for such an engine."""
         self.routing_records: list[RoutingRecord] | None = None
         """Where `states` leaves the routes of each of its passes; None: nowhere. See `recording_routes`."""
+        self.tensor_group: TensorGroup | None = None
+        """Ranks that hold the layers together, each of them its part; set by `tensor_parallel.split_decoder`."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
         self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
@@ -110,7 +113,15 @@ class Decoder(nn.Module):
         return self
 
     def stored_tensors(self) -> dict[str, Tensor]:
-        """Everything that is saved: the parameters, and the biases of the routers' choices, which no gradient moves."""
+        """Everything that is saved: the parameters, and the biases of the routers' choices, which no gradient moves.
+
+        Raises DataError where this process holds a part of them.
+        """
+        if self.tensor_group is not None:
+            raise DataError(
+                f"this process holds the part {self.tensor_group.rank + 1} of {self.tensor_group.size} of the model: "
+                "gather the weights of all ranks first (hone.models.language.tensor_parallel.gather_weights)"
+            )
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}
 
     @property
@@ -127,6 +138,11 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.embedding.weight.dtype
+
+    @property
+    def parts(self) -> int:
+        """Number of ranks that the heads and the columns of the MLP are cut among."""
+        return 1 if self.tensor_group is None else self.tensor_group.size
 
     @property
     def is_mixed_precision(self) -> bool:
@@ -150,6 +166,8 @@ class Decoder(nn.Module):
         result = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
         if result != "float32 on cpu" or self.dtype != torch.float32:
             raise DataError(f"log-probabilities that are equal to the bit need float32 on a CPU, not {result}")
+        if self.tensor_group is not None:
+            raise DataError("a model that is cut among ranks adds in another order than an engine: not the same bits")
         self.exactness = "bitwise"
 
     def run(
@@ -186,7 +204,7 @@ class Decoder(nn.Module):
     def _arithmetic(self, linear: LinearFn, kind: torch.dtype, *, native: bool = False) -> ForwardArithmetic:
         steady = self.exactness == "bitwise"
         if self.config.experts is None:
-            return ForwardArithmetic(linear, kind, steady)
+            return ForwardArithmetic(linear, kind, steady, group=self.tensor_group)
         experts = ExpertArithmetic(
             linear=linear,
             router_linear=functional.linear if linear is mixed_linear else linear,
@@ -268,8 +286,8 @@ class Decoder(nn.Module):
             return self._forward_native(packed, texts, self._arithmetic(linear, self.compute, native=True), routing)
         attend = PackedAttention(
             packed,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
+            heads=c.heads // self.parts,
+            kv_heads=c.kv_heads // self.parts,
             head_dim=c.head_dim,
             dtype=self.compute,
             fused=self.device.type == "cuda",
@@ -300,7 +318,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         c = self.config
         turns = torch.view_as_real(self._rotations(packed.positions)[:, 0]).contiguous()
-        attend = NativeAttention(texts=texts, turns=turns, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        heads, kv_heads = c.heads // self.parts, c.kv_heads // self.parts
+        attend = NativeAttention(texts=texts, turns=turns, heads=heads, kv_heads=kv_heads, head_dim=c.head_dim)
         x, delta = functional.embedding(packed.tokens, self.embedding.weight), None
         record = routing or RoutingRecord()
         for number, layer in enumerate(self.layers):

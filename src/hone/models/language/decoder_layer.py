@@ -12,8 +12,18 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutedTokens, mix_experts
 from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
+from hone.models.language.tensor_group import TensorGroup, shared_input, shared_weights, summed_output
 from hone.models.native.attention import NativeAttention
 from hone.models.native.layers import native_add_norm, native_gated_silu
+
+
+class LinearProjection(nn.Module):
+    """A weight `[out, in]` with an optional bias; zero until `init` or `hf_checkpoint` fills it."""
+
+    def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +37,19 @@ class ForwardArithmetic:
     """Whether an element's bits are independent of its place in a tensor."""
     experts: ExpertArithmetic | None = None
     """For layers with experts."""
+    group: TensorGroup | None = None
+    """Ranks that the heads and the columns of the MLP are cut among; None: all are here."""
 
+    def into_part(self, x: Tensor, projection: LinearProjection) -> Tensor:
+        """Product whose outputs are cut among the ranks: those of this rank."""
+        x = x if self.group is None else shared_input(x, self.group)
+        return self.linear(x, projection.weight, projection.bias)
 
-class LinearProjection(nn.Module):
-    """A weight `[out, in]` with an optional bias; zero until `init` or `hf_checkpoint` fills it."""
-
-    def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
+    def out_of_part(self, x: Tensor, projection: LinearProjection) -> Tensor:
+        """Product whose inputs are cut among the ranks: its whole output, on every rank."""
+        if self.group is None:
+            return self.linear(x, projection.weight, projection.bias)
+        return summed_output(self.linear(x, projection.weight, None), projection.bias, self.group)
 
 
 class RmsNorm(nn.Module):
@@ -88,22 +102,33 @@ class DecoderLayer(nn.Module):
         mixed = attend(self.number, apply_rotary(query, turns), apply_rotary(key, turns), value)
         if self.router is None:
             return leave(self, x, mixed, by), None
-        x = x + by.linear(mixed, self.out.weight, self.out.bias)
+        x = x + by.out_of_part(mixed, self.out)
         y, routed = self.mix_experts(self.mlp_norm(x, by.dtype), by, replayed)
         return x + y, routed
 
     def project_qkv(self, x: Tensor, by: ForwardArithmetic) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, not turned yet."""
-        qkv = by.linear(self.attention_norm(x, by.dtype), self.qkv.weight, self.qkv.bias).view(
-            len(x), -1, self.head_dim
-        )
+        qkv = by.into_part(self.attention_norm(x, by.dtype), self.qkv).view(len(x), -1, self.head_dim)
         query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
+        q_norm, k_norm = self._query_key_norms(by)
+        if q_norm is not None and k_norm is not None:
+            eps = self.attention_norm.eps
             if self.norm_whole:
-                query, key = self.q_norm(query.flatten(1)).view_as(query), self.k_norm(key.flatten(1)).view_as(key)
+                query = rms_norm(query.flatten(1), q_norm, eps).view_as(query)
+                key = rms_norm(key.flatten(1), k_norm, eps).view_as(key)
             else:
-                query, key = self.q_norm(query), self.k_norm(key)
+                query, key = rms_norm(query, q_norm, eps), rms_norm(key, k_norm, eps)
         return query, key, value
+
+    def _query_key_norms(self, by: ForwardArithmetic) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Weights of the norms of queries and keys, if any."""
+        if self.q_norm is None or self.k_norm is None:
+            return None, None
+        weights = self.q_norm.weight, self.k_norm.weight
+        if by.group is None:
+            return weights
+        to_query, to_key = shared_weights(weights, by.group)
+        return to_query, to_key
 
     def mix_experts(
         self, normed: Tensor, by: ForwardArithmetic, replayed: Tensor | None
@@ -117,28 +142,22 @@ class DecoderLayer(nn.Module):
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: ForwardArithmetic) -> Tensor:
         """The residual stream, plus the attention output `mixed`, plus the MLP."""
-        linear = by.linear
-        x = x + linear(mixed, self.out.weight, self.out.bias)
-        gate_up = linear(self.mlp_norm(x, by.dtype), self.gate_up.weight, self.gate_up.bias)
-        return x + linear(gated_silu(gate_up, steady=by.position_invariant), self.down.weight, self.down.bias)
+        x = x + by.out_of_part(mixed, self.out)
+        gate_up = by.into_part(self.mlp_norm(x, by.dtype), self.gate_up)
+        return x + by.out_of_part(gated_silu(gate_up, steady=by.position_invariant), self.down)
 
     def forward_native(
         self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: ForwardArithmetic,
         replayed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, RoutedTokens | None]:  # fmt: skip
         """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
-        linear, eps = by.linear, self.attention_norm.eps
+        eps = self.attention_norm.eps
         x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)
-        qkv = linear(normed, self.qkv.weight, self.qkv.bias)
-        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
-        mixed = attend(qkv, q_norm, k_norm, eps)
-        x, normed = native_add_norm(
-            x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.dtype
-        )
+        mixed = attend(by.into_part(normed, self.qkv), *self._query_key_norms(by), eps)
+        x, normed = native_add_norm(x, by.out_of_part(mixed, self.out), self.mlp_norm.weight, eps, by.dtype)
         if self.router is not None:
             return x, *self.mix_experts(normed, by, replayed)
-        gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
-        return x, linear(native_gated_silu(gate_up), self.down.weight, self.down.bias), None
+        return x, by.out_of_part(native_gated_silu(by.into_part(normed, self.gate_up)), self.down), None
 
 
 class CompiledLayerHalves:
