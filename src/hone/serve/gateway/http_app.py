@@ -5,6 +5,7 @@ A request is refused by its token and its tenant's rate before its body is read.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hone.serve.gateway.access import AccessList, AccessScope, CallerAccess, TenantLimits, require_scope, tenant_of
 from hone.serve.gateway.bodies import answer_body, read_batch, read_decision, read_object, read_reward, to_json
@@ -116,7 +117,7 @@ class GatewayRoutes:
     held: dict[str, int] = field(default_factory=dict[str, int])
     """Refusals that are held back, by tenant."""
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """The application."""
         posts = {
             "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _one_decision, _one),
@@ -130,7 +131,14 @@ class GatewayRoutes:
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.schema),
         ]
-        return Starlette(routes=routes, exception_handlers={404: self._not_served, 405: self._not_allowed})
+        other = Starlette(routes=routes, exception_handlers={404: self._not_served, 405: self._not_allowed})
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            """Answer at once where the path is known: Starlette's routing costs a tenth of a decision."""
+            endpoint = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+            await (endpoint or other)(scope, receive, send)
+
+        return app
 
     async def health(self, call: Request) -> Response:
         """200 while requests are answered, 503 once the server stops."""
@@ -244,8 +252,7 @@ class _PostEndpoint:
             answers.append(bound if isinstance(bound, RequestError) else None)
             if not isinstance(bound, RequestError):
                 requests.append(bound)
-        counts = {tenant: sum(one.tenant == tenant for one in requests) for tenant in {one.tenant for one in requests}}
-        for tenant, count in counts.items():
+        for tenant, count in Counter(one.tenant for one in requests).items():
             more = count - 1 if tenant == caller.tenant else count
             if more:
                 routes.limit(tenant, more)
@@ -261,7 +268,8 @@ def _bound(
     if isinstance(entry, RequestError):
         return entry
     try:
-        return replace(entry, tenant=tenant_of(caller, entry.tenant, tenants))
+        tenant = tenant_of(caller, entry.tenant, tenants)
+        return entry if tenant == entry.tenant else replace(entry, tenant=tenant)
     except RequestError as fault:
         return fault
 

@@ -4,8 +4,8 @@ One lock: calls from several threads are answered one after another. Several req
 one append to the log (`answer_many`): the HTTP server does so with requests that arrive at the same time.
 """
 
+import os
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, cast
@@ -88,7 +88,7 @@ class ServiceParts:
     lines: FaultLines
     counters: GatewayCounters = field(default_factory=GatewayCounters)
     listeners: tuple[RecordListener, ...] = ()
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    new_id: Callable[[], str] = lambda: os.urandom(16).hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

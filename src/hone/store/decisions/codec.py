@@ -67,13 +67,24 @@ def _check_parts(one: EncodedRecord, sound: set[tuple[str, ...] | int]) -> None:
             raise ValueError("a name is unsound")
         sound.add(names)
     if one.labels not in sound:
-        if not check.all_sound(one.labels):
+        if not _sound_labels(one.labels):
             raise ValueError("a label is unsound")
         sound.add(one.labels)
     if one.actions is not None and id(one.actions) not in sound:
-        if check.actions_faults(one.actions):
+        named = one.actions.features is None and _sound_names(one.actions.names)
+        if not named and check.actions_faults(one.actions):
             raise ValueError("the actions are unsound")
         sound.add(id(one.actions))
+
+
+@lru_cache(maxsize=64)
+def _sound_labels(labels: tuple[str, ...]) -> bool:
+    return check.all_sound(labels)
+
+
+@lru_cache(maxsize=64)
+def _sound_names(names: tuple[str, ...]) -> bool:
+    return not check.actions_faults(ActionSet(names=names))
 
 
 def _encode_decision(record: Decision) -> EncodedRecord:
@@ -166,7 +177,7 @@ def encode_labels(labels: tuple[str, ...]) -> bytes:
     return _json(labels)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _json(texts: tuple[str, ...]) -> bytes:
     return json.dumps(texts, ensure_ascii=False).encode()
 

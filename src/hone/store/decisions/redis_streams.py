@@ -55,7 +55,7 @@ PREFIX: Final = "{hone}:decisions:"
 _WAIT_S: Final = 30.0
 _COUNTS: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
 _PAGE: Final = 2000
-_CACHED: Final = 65_536
+_CACHED: Final = 1024
 """Shared parts of each kind that are kept in memory."""
 Item = TypeVar("Item")
 _REWRITE_POLLS: Final = 1200

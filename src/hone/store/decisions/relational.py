@@ -26,6 +26,10 @@ from hone.store.durable import failpoint
 
 _RECORD: Final = "r.position, s.tenant, s.name, r.seq, r.at_s, r.decision, r.unit, r.actions, r.labels, r.body"
 _TALLY: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
+_SAVE: Final = (
+    f"update sources set watermark = ?, highest = ?, seen = ?, {', '.join(f'{one} = {one} + ?' for one in _TALLY)} "
+    "where id = ?"
+)
 
 
 @dataclass(slots=True)
@@ -241,10 +245,8 @@ class RelationalLog:
             progress.watermark = int(self.session.rows(statement, following)[0][0])
 
     def _save(self, progress: SourceProgress) -> None:
-        tally = ", ".join(f"{name} = {name} + ?" for name in _TALLY)
         self.session.run(
-            f"update sources set watermark = ?, highest = ?, seen = ?, {tally} where id = ?",
-            (progress.watermark, progress.highest, progress.seen, *progress.tally.values, progress.number),
+            _SAVE, (progress.watermark, progress.highest, progress.seen, *progress.tally.values, progress.number)
         )
 
     # ---- erasure and retirement

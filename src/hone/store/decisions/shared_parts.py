@@ -11,8 +11,9 @@ from hone.store.decisions.session import DatabaseSession, chunks, marks
 
 Item = TypeVar("Item")
 Labels = tuple[str, ...]
-_CACHED: Final = 65_536
-"""Parts of each kind that are kept in memory."""
+_CACHED: Final = 1024
+"""Parts of each kind that are kept in memory. A service that publishes versions makes new labels for as long as it
+runs, and uses the latest only."""
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _remember(cache: dict[Item, int], key: Item, number: int) -> None:
+    """Keep a number; the oldest one leaves when there are too many."""
     if len(cache) >= _CACHED:
-        cache.clear()
+        del cache[next(iter(cache))]
     cache[key] = number
