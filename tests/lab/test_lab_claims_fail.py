@@ -34,6 +34,9 @@ from hone.lab.experiments.peeking import E_PROCESS, ONE_LOOK, Z_TEST
 from hone.lab.experiments.prm_vs_orm_search import FEW, MANY, ORM, PRM
 from hone.lab.experiments.routes_that_flip import RoundingGaps
 from hone.lab.experiments.std_normalisation import SCALES
+from hone.lab.experiments.two_ranks import DEALT, GLOBAL
+from hone.lab.experiments.two_ranks import ONE as ONE_PROCESS
+from hone.lab.experiments.two_ranks import SORTED as BY_LENGTH
 from hone.lab.finding import BoundedClaim
 from hone.lab.letter_rewards import OptimisedPoint
 from hone.lab.registry import experiment_names, load_experiment
@@ -342,6 +345,14 @@ REFUTED: dict[str, Sequence[Case]] = {
             "paid": {"TRPO": 0.1, "PPO": 0.1, "DPPO": 0.1},
             "most": {"TRPO": 0.05, "PPO": 0.05, "DPPO": 0.05},
             "reached": {"TRPO": 1.0, "PPO": 0.5, "DPPO": 1.0},
+        }
+    ],
+    "two-ranks": [
+        {
+            "off": {GLOBAL: 0.1, BY_LENGTH: 1.0, DEALT: 1.0},
+            "ratio": {BY_LENGTH: 1.0},
+            "single": 0.1,
+            "ends": {ONE_PROCESS: np.array([1.1, 1.0]), BY_LENGTH: np.ones(2), GLOBAL: np.ones(2)},
         }
     ],
 }

@@ -6,20 +6,14 @@ An answer is right with probability 1/2, independent of its length: an unbiased 
 from functools import partial
 
 import numpy as np
-import torch
 
-from hone.core.credit import NO_VALUES
-from hone.core.ragged import owner_of
-from hone.core.random import generator
-from hone.credit.group import group_relative
-from hone.lab.exact import gradient, scored_episodes
+from hone.lab.exact import gradient
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.puzzles import Floats
-from hone.objectives.policy import reinforce_loss
+from hone.lab.stopping_answers import LONGEST, initial_logits, mean_lengths, sample_stopping
 from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
 from hone.report.html import format_number
 
-LONGEST, STOP = 16, 0.2
 RATE = 12.0
 SCHEMES: dict[str, WeightingScheme] = {
     "sequence mean (GRPO)": sequence_mean,
@@ -28,38 +22,15 @@ SCHEMES: dict[str, WeightingScheme] = {
 }
 
 
-def mean_lengths(logits: torch.Tensor) -> Floats:
-    """Expected length of wrong and of right answers `[2]`: sum over t of the probability of continuing."""
-    go = 1 - torch.sigmoid(logits.double()).numpy()
-    return 1 + np.cumprod(go, axis=1).sum(axis=1)
-
-
 def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: int) -> Floats:
     """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
-    logits = torch.full((2, LONGEST - 1), float(np.log(STOP / (1 - STOP))))
+    logits = initial_logits()
     result = [mean_lengths(logits)]
     at_start = float(result[0].mean())
     for step in range(steps):
-        draws = generator(seed, "lab/length", step)
-        right = (draws.random(answers) < 0.5).astype(np.int64)
-        stops = draws.random((answers, LONGEST - 1)) < torch.sigmoid(logits).numpy()[right]
-        lengths = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, LONGEST)
-        credits = group_relative(
-            scored_episodes(right.astype(np.float64), np.zeros(answers, np.int64), lengths=lengths),
-            NO_VALUES,
-            scale="none",
-        )
-        weight = scheme(lengths)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        owner = owner_of(offsets)
-        place = np.arange(len(owner)) - offsets[:-1][owner]
-        free = place < LONGEST - 1  # an answer ends at the last token: no decision
-        owner, place = owner[free], place[free]
+        sampled = sample_stopping(logits, answers, seed=seed, step=step)
         table = logits.clone().requires_grad_(True)
-        going = torch.where(torch.from_numpy(place == lengths[owner] - 1), 1.0, -1.0)
-        now = torch.nn.functional.logsigmoid(going * table[torch.from_numpy(right[owner]), torch.from_numpy(place)])
-        terms = reinforce_loss(now, torch.from_numpy(credits.advantage[free]))
-        total = (terms.loss * torch.from_numpy(weight[owner]).float()).sum()
+        total = sampled.loss(table, scheme(sampled.lengths))
         # equal step sizes: a constant divides by the longest answer, the others by actual lengths
         size = LONGEST / at_start if isinstance(scheme, partial) else 1.0
         logits = logits - RATE * size * gradient(total, table)
