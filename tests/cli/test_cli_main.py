@@ -291,7 +291,7 @@ def test_the_options_are_these() -> None:
             "--seeds",
             "--yes",
         ],
-        "plan": ["--device", "--json", "--name", "--runs", "--yes"],
+        "plan": ["--device", "--json", "--longest-text", "--memory", "--model", "--name", "--runs", "--solve", "--yes"],
         "eval": EVAL_OPTIONS,
         "sample": [
             "--count",

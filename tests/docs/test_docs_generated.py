@@ -2,8 +2,10 @@
 
 import pytest
 from pages import DOCS
+from planned_recipes import planned_recipes
 from write_pages import FOLDERS, GENERATORS, descriptions
 
+from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import DESCRIPTIONS
 
 
@@ -21,3 +23,7 @@ def test_generated_folders_hold_no_page_that_is_left_over() -> None:
 
 def test_the_texts_of_recipes_are_those_of_the_code() -> None:
     assert DESCRIPTIONS.read_text(encoding="utf-8") == descriptions(), "run `python tests/docs/write_pages.py`"
+
+
+def test_what_plans_know_of_recipes_is_that_of_the_code() -> None:
+    assert PLANNED_RECIPES.read_text(encoding="utf-8") == planned_recipes(), "run `python tests/docs/write_pages.py`"

@@ -13,7 +13,9 @@ import config_tables
 import metrics_page
 import presets_page
 from pages import DOCS, write
+from planned_recipes import planned_recipes
 
+from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import DESCRIPTIONS, load_recipe, recipe_families
 from hone.train.job import RecipeDescription
 
@@ -40,6 +42,7 @@ def main() -> None:
     made = {path: text for pages in GENERATORS.values() for path, text in pages().items()}
     write(made)
     DESCRIPTIONS.write_text(descriptions(), encoding="utf-8")
+    PLANNED_RECIPES.write_text(planned_recipes(), encoding="utf-8")
     for folder in FOLDERS:
         for path in (DOCS / folder).glob("*.md"):
             if path.relative_to(DOCS).as_posix() not in made:

@@ -75,7 +75,7 @@ def test_the_fixes_of_a_run_that_does_not_fit() -> None:
     assert first.keeps == "rounding"
     assert first.memory.peak_bytes <= H100.usable_bytes
     assert ladder.fixes[-1].setting == "model.lora.rank=16"
-    assert all(fix.keeps == "algorithm" for fix in ladder.fixes[1:])
+    assert all(fix.keeps == "algorithm" or not fix.setting for fix in ladder.fixes[1:]), "the rest is only proposed"
 
 
 def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
@@ -84,6 +84,8 @@ def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
         "learner.micro_batch_tokens=2048",
         "model.activation_checkpointing=true",
         "rollout.max_concurrent=1",
+        "",
+        "",
         "model.lora.rank=16",
     ]
     assert ladder.enough is None

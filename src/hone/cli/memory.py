@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from hone.cli.memory_request import MemoryRequest
 from hone.cli.plan_memory import plan_rows
 from hone.cli.terminal.screen import TerminalScreen
 from hone.train.config import RunConfig
@@ -28,25 +29,19 @@ def require_opened_fit(opened: OpenedRun, settings: Mapping[str, object]) -> Non
             raise
 
 
-def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: bool, device: str = "") -> None:
+def show_opened(screen: TerminalScreen, runs: Sequence[OpenedStage], *, build: bool, request: MemoryRequest) -> None:
     """Print the memory of opened runs, and the warnings of their checks.
 
     `build`: nothing follows, so that the networks of control are made to be counted, and all of a plan is told.
-    `device`: that of another machine, by name or file. Raises HoneError as the build, and ConfigError for an unknown
-    device.
+    `request`: what is asked about memory. Raises HoneError as the build, and ConfigError for an unknown device.
     """
     for opened, config, _ in runs:
-        if rows := _memory_rows(opened, config, build=build, device=device):
+        if rows := _memory_rows(opened, config, build=build, request=request):
             screen.rows(list(rows.items()))
             screen.line()
     for opened, _, with_location in runs:
         for warning in opened.warnings:
             screen.line(f"warning: {with_location(warning)}")
-
-
-def other_machine(command: str, device: str) -> str:
-    """Device of another machine that `hone plan` is asked about; empty: the run's own."""
-    return "" if command != "plan" or device.partition(":")[0] in ("", "cpu", "cuda") else device
 
 
 def missing_devices(devices: Iterable[str]) -> list[str]:
@@ -60,7 +55,7 @@ def missing_devices(devices: Iterable[str]) -> list[str]:
     return [f'run.device = "{device}": this machine has no CUDA device, so it cannot train this' for device in missing]
 
 
-def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, device: str) -> dict[str, str]:
+def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, request: MemoryRequest) -> dict[str, str]:
     plan = opened.memory
     if plan is None and build:
         from hone.train.job_memory import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
@@ -72,4 +67,4 @@ def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, device: s
             job.close()
     if plan is None:
         return {}
-    return {**plan.rows(), **plan_rows(plan, device)} if build or device else plan.rows()
+    return {**plan.rows(), **plan_rows(plan, request)} if build or request.device else plan.rows()

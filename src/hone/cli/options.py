@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from hone.cli.command_spec import CommandOption, CommandSpec
+from hone.cli.plan_options import PLAN_OPTIONS
 from hone.cli.production_options import PRODUCTION_COMMANDS
 from hone.core.errors import ConfigError
 
@@ -140,7 +141,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
             RUNS,
             PLANNED_DEVICE,
             YES,
-            CommandOption(flag="--json", help="print the plan as JSON"),
+            *PLAN_OPTIONS,
         ),
         overrides=True,
     ),

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from hone.cli.memory_request import MemoryRequest
 from hone.planner.devices import DeviceSpec, cpu_device, find_device
-from hone.planner.fixes import FixLadder, propose_fixes
+from hone.planner.fixes import FitSearch, FixLadder, MemoryFix, nearest_fit, propose_fixes, search_fit
 from hone.planner.run_memory import (
     RunDimensions,
     RunMemory,
@@ -26,12 +27,12 @@ _MOMENTS = {
 }
 
 
-def plan_rows(plan: MemoryPlan, device: str) -> dict[str, str]:
-    """Rows of a plan on a device by name or file, or on the run's own where `device` is empty; {} for a run that is not
-    planned. Raises ConfigError for an unknown device."""
+def plan_rows(plan: MemoryPlan, request: MemoryRequest) -> dict[str, str]:
+    """Rows of a plan on the device that is asked about, or on the run's own; {} for a run that is not planned. Raises
+    ConfigError for an unknown device."""
     if plan.run is None:
         return {}
-    spec, run = _device(plan, device), plan.run
+    spec, run = _device(plan, request.device), plan.run
     run = run if spec is None else on_device(run, spec)
     memory = run_memory(run)
     rows = {
@@ -44,16 +45,19 @@ def plan_rows(plan: MemoryPlan, device: str) -> dict[str, str]:
     if spec is None:
         return rows
     rows["fits"] = _fits(run, memory, spec)
-    rows |= {f"fix {number}": text for number, text in enumerate(_fix_rows(run, memory, spec), start=1)}
+    if request.solve:
+        rows |= _solution_rows(run, spec, request)
+    else:
+        rows |= {f"fix {number}": text for number, text in enumerate(_fix_rows(run, memory, spec), start=1)}
     return rows | _times(run, spec)
 
 
-def plan_figures(plan: MemoryPlan, device: str) -> dict[str, Any]:
+def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
     """The plan as JSON values: bytes by component and phase, whether it fits, the fixes. Raises as `plan_rows`."""
     found: dict[str, Any] = {"parameters": plan.parameters, "resident": dict(plan.parts)}
     if plan.run is None:
         return found
-    spec = _device(plan, device)
+    spec = _device(plan, request.device)
     run = plan.run if spec is None else on_device(plan.run, spec)
     memory = run_memory(run)
     found |= {
@@ -64,6 +68,8 @@ def plan_figures(plan: MemoryPlan, device: str) -> dict[str, Any]:
         return found
     ladder = None if memory.peak_bytes <= spec.usable_bytes else propose_fixes(run, spec)
     fixes = () if ladder is None else ladder.fixes
+    if request.solve:
+        found |= _solution_figures(run, spec)
     return found | {
         "device": {"name": spec.name, "count": spec.count, "usable_bytes": spec.usable_bytes},
         "fits": ladder is None,
@@ -76,6 +82,13 @@ def plan_figures(plan: MemoryPlan, device: str) -> dict[str, Any]:
         "enough": None if ladder is None else ladder.enough,
         "missing_bytes": 0 if ladder is None else ladder.missing_bytes,
     }
+
+
+def _solution_figures(run: RunDimensions, spec: DeviceSpec) -> dict[str, Any]:
+    search, nearest = search_fit(run, spec), nearest_fit(run, spec)
+    solved = {"settings": list(search.settings), "peak_bytes": search.memory.peak_bytes}
+    missing = {"missing_bytes": search.missing_bytes, "device": nearest.device, "model": nearest.model}
+    return {"solution": solved | (missing if search.missing_bytes else {"missing_bytes": 0})}
 
 
 def _device(plan: MemoryPlan, device: str) -> DeviceSpec | None:
@@ -116,12 +129,41 @@ def _fix_rows(run: RunDimensions, memory: RunMemory, spec: DeviceSpec) -> Iterat
         return
     ladder: FixLadder = propose_fixes(run, spec)
     for place, fix in enumerate(ladder.fixes):
-        kept = {"bits": "same bits", "rounding": "equal up to rounding", "algorithm": "another run"}[fix.keeps]
-        enough = "  <- enough" if place == ladder.enough else ""
-        peak = readable_bytes(fix.memory.peak_bytes)
-        yield f"{fix.setting}: {fix.words}, peak {peak}, time {fix.time}, {kept}{enough}"
+        yield _described_fix(fix) + ("  <- enough" if place == ladder.enough else "")
     if ladder.missing_bytes:
-        yield f"none of these is enough: {readable_bytes(ladder.missing_bytes)} are missing; take a smaller model"
+        yield f"none of these is enough: {readable_bytes(ladder.missing_bytes)} are missing{_nearest(run, spec)}"
+
+
+def _described_fix(fix: MemoryFix) -> str:
+    kept = {"bits": "same bits", "rounding": "equal up to rounding", "algorithm": "another run"}[fix.keeps]
+    name = f"{fix.setting}: " if fix.setting else ""
+    return f"{name}{fix.words}, peak {readable_bytes(fix.memory.peak_bytes)}, time {fix.time}, {kept}"
+
+
+def _nearest(run: RunDimensions, spec: DeviceSpec) -> str:
+    """What comes closest to a run that does not fit: a larger device, a smaller model."""
+    nearest = nearest_fit(run, spec)
+    device = [f"the smallest device that holds it is {nearest.device}"] if nearest.device else []
+    model = [f"the largest published model that fits here is {nearest.model}"] if nearest.model else []
+    found = device + model
+    return f"; {', and '.join(found)}" if found else "; take a smaller model"
+
+
+def _solution_rows(run: RunDimensions, spec: DeviceSpec, request: MemoryRequest) -> dict[str, str]:
+    """Rows of a search: the changes to make, the command, and what is only proposed."""
+    found: FitSearch = search_fit(run, spec)
+    rows = {f"change {number}": _described_fix(fix) for number, fix in enumerate(found.chosen, start=1)}
+    if found.missing_bytes:
+        rows["solution"] = (
+            f"none: with every change that keeps the run the peak is {readable_bytes(found.memory.peak_bytes)}, "
+            f"{readable_bytes(found.missing_bytes)} too much{_nearest(run, spec)}"
+        )
+    elif not found.chosen:
+        rows["solution"] = "nothing to change: it fits"
+    else:
+        rows["solution"] = f"peak {readable_bytes(found.memory.peak_bytes)}: {request.command(found.settings)}"
+    proposed = {f"only proposed {number}": _described_fix(fix) for number, fix in enumerate(found.proposed, start=1)}
+    return rows | proposed
 
 
 def _times(run: RunDimensions, spec: DeviceSpec) -> dict[str, str]:

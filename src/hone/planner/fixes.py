@@ -1,14 +1,17 @@
 """Changes of settings that lower the memory of a run, cheapest first.
 
 A change says what it costs in time, and whether the result stays: `bits` (the same run to the bit), `rounding` (the
-same run up to rounding) or `algorithm` (another run). Changes of the last kind are proposed, and never counted on.
+same run up to rounding) or `algorithm` (another run). Those of the last kind, and those that hone has no key for, are
+proposed, and never counted on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
-from hone.planner.devices import DeviceSpec
+from hone.planner.devices import DEVICES, DeviceSpec
+from hone.planner.known_models import KNOWN_MODELS
+from hone.planner.planned_decoder import shape_from_hf
 from hone.planner.run_memory import RunDimensions, RunMemory, run_memory
 
 Keeps = Literal["bits", "rounding", "algorithm"]
@@ -19,7 +22,7 @@ class MemoryFix:
     """A change of settings, on top of those before it."""
 
     setting: str
-    """`key=value` as `hone train` takes it; empty where no key of hone does it yet."""
+    """`key=value` as `hone train` takes it; empty where no key of hone does it."""
     words: str
     time: str
     """Cost in time: `0 to 2%`, `+30%`."""
@@ -39,53 +42,178 @@ class FixLadder:
     """Bytes that are missing with all of them; 0 where one is enough."""
 
 
-_Change = tuple[str, str, str, Keeps, RunDimensions]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSearch:
+    """The cheapest changes with which a run fits, and what else there is."""
+
+    chosen: tuple[MemoryFix, ...]
+    """Changes to make; none of them can be left out. Empty where the run fits as it is, or never."""
+    proposed: tuple[MemoryFix, ...]
+    """Changes that make another run of it or need what hone has not; each on top of the best that can be done."""
+    memory: RunMemory
+    """Memory with the chosen changes, or with every change that keeps the run where it never fits."""
+    missing_bytes: int
+    """Bytes that are missing then; 0: it fits."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The chosen changes as `key=value`."""
+        return tuple(fix.setting for fix in self.chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestFit:
+    """What comes closest to a run that does not fit whatever is done."""
+
+    device: str
+    """The smallest device of the table on which it fits; empty: none."""
+    model: str
+    """The largest published model with which the same run fits; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    setting: str
+    words: str
+    time: str
+    keeps: Keeps
+    run: RunDimensions
+
+
+_Move = Callable[[RunDimensions, DeviceSpec], Iterator[_Change]]
 
 
 def propose_fixes(run: RunDimensions, device: DeviceSpec) -> FixLadder:
     """Fixes of a run that does not fit, each on top of those before it that change nothing but memory and time.
 
-    The order is that of their cost: smaller micro-batches down to the longest text, activations computed again, an
-    engine that sleeps, fewer answers at a time; then changes of the run itself.
+    The order is that of their cost: smaller micro-batches down to the longest text, activations computed again, fewer
+    answers at a time; then what is only proposed.
     """
-    fixes: list[MemoryFix] = []
-    enough: int | None = None
-    now = run
-    for step in _SAFE:
-        for setting, words, time, keeps, changed in step(now, device):
-            memory = run_memory(changed)
-            if memory.peak_bytes >= run_memory(now).peak_bytes:
-                continue
-            fixes.append(MemoryFix(setting=setting, words=words, time=time, keeps=keeps, run=changed, memory=memory))
-            now = changed
-            if enough is None and memory.peak_bytes <= device.usable_bytes:
-                enough = len(fixes) - 1
-        if enough is not None:
-            break
-    for setting, words, time, keeps, changed in _others(now):
-        memory = run_memory(changed)
-        if memory.peak_bytes < run_memory(now).peak_bytes:
-            fixes.append(MemoryFix(setting=setting, words=words, time=time, keeps=keeps, run=changed, memory=memory))
+    fixes, enough = _climb(run, device)
+    now = fixes[-1].run if fixes else run
+    fixes += _proposals(now, device)
     least = min((fix.memory.peak_bytes for fix in fixes), default=run_memory(run).peak_bytes)
     missing = 0 if enough is not None else max(0, least - device.usable_bytes)
     return FixLadder(fixes=tuple(fixes), enough=enough, missing_bytes=missing)
 
 
+def search_fit(run: RunDimensions, device: DeviceSpec) -> FitSearch:
+    """The cheapest changes with which a run fits: greedy by cost, the memory computed anew after each, up to the first
+    that is enough; then without those that the later ones made needless."""
+    if fits(run, device):
+        return FitSearch(chosen=(), proposed=(), memory=run_memory(run), missing_bytes=0)
+    fixes, enough = _climb(run, device)
+    last = fixes[-1].run if fixes else run
+    if enough is None:
+        memory = run_memory(last)
+        return FitSearch(
+            chosen=(), proposed=tuple(_proposals(last, device)), memory=memory,
+            missing_bytes=memory.peak_bytes - device.usable_bytes,
+        )  # fmt: skip
+    needed = _without_needless(run, device, [fix.setting.partition("=")[0] for fix in fixes])
+    return FitSearch(
+        chosen=tuple(needed),
+        proposed=tuple(_proposals(needed[-1].run, device)),
+        memory=needed[-1].memory,
+        missing_bytes=0,
+    )
+
+
+def fits(run: RunDimensions, device: DeviceSpec) -> bool:
+    """Whether the peak of a run is within what a device has for tensors."""
+    return run_memory(run).peak_bytes <= device.usable_bytes
+
+
+def nearest_fit(run: RunDimensions, device: DeviceSpec) -> NearestFit:
+    """The smallest device for a run that does not fit, and the largest published model for the device, with every
+    change that keeps the run."""
+    by_memory = sorted(DEVICES.values(), key=lambda spec: spec.memory_bytes)
+    devices = (spec.name for spec in by_memory if device.is_gpu and _can_fit(run, spec))
+    shapes = {name: shape_from_hf(config) for name, config in KNOWN_MODELS.items()}
+    smaller = [name for name, shape in shapes.items() if shape.parameters < run.shape.parameters]
+    smaller.sort(key=lambda name: (shapes[name].family != run.shape.family, -shapes[name].parameters))
+    scaled = (name for name in smaller if _can_fit(_with_shape(run, name), device))
+    return NearestFit(device=next(devices, ""), model=next(scaled, ""))
+
+
+def _with_shape(run: RunDimensions, name: str) -> RunDimensions:
+    """The run with a published model; what is held beside it shrinks with the parameters."""
+    shape = shape_from_hf(KNOWN_MODELS[name])
+    share = shape.parameters / run.shape.parameters
+    copies = {held: int(size * share) for held, size in run.copies.items()}
+    trained = None if run.trained_parameters is None else int(run.trained_parameters * share)
+    return replace(run, shape=shape, copies=copies, trained_parameters=trained)
+
+
+def _can_fit(run: RunDimensions, device: DeviceSpec) -> bool:
+    return fits(run, device) or _climb(run, device)[1] is not None
+
+
+def _climb(run: RunDimensions, device: DeviceSpec) -> tuple[list[MemoryFix], int | None]:
+    """Changes that keep the run, each on top of the others, up to the first that is enough; and its place."""
+    fixes: list[MemoryFix] = []
+    now = run
+    for move in _SAFE:
+        for change in move(now, device):
+            fix = _evaluated(change)
+            if fix.memory.peak_bytes >= run_memory(now).peak_bytes:
+                continue
+            fixes.append(fix)
+            now = change.run
+            if fix.memory.peak_bytes <= device.usable_bytes:
+                return fixes, len(fixes) - 1
+    return fixes, None
+
+
+def _without_needless(run: RunDimensions, device: DeviceSpec, keys: Sequence[str]) -> list[MemoryFix]:
+    """The changes of these keys, without those that the others make needless; the dearest go first, and sizes are
+    halved only as often as they must be, after the rest."""
+
+    def climbed(kept: Sequence[str]) -> list[MemoryFix]:
+        fixes: list[MemoryFix] = []
+        now = run
+        switches_first = sorted(_SAFE, key=lambda move: move in _HALVING)
+        for move in switches_first:
+            for change in move(now, device):
+                if change.setting.partition("=")[0] in kept:
+                    fixes.append(_evaluated(change))
+                    now = change.run
+        return fixes
+
+    kept = list(keys)
+    for key in reversed(keys):
+        fewer = [one for one in kept if one != key]
+        found = climbed(fewer)
+        if fewer and found and found[-1].memory.peak_bytes <= device.usable_bytes:
+            kept = fewer
+    return climbed(kept)
+
+
+def _evaluated(change: _Change) -> MemoryFix:
+    return MemoryFix(
+        setting=change.setting, words=change.words, time=change.time, keeps=change.keeps, run=change.run,
+        memory=run_memory(change.run),
+    )  # fmt: skip
+
+
 def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
     """Halve the micro-batch until the run fits, down to its longest text."""
     tokens, changed = run.step.tokens, run
-    while run_memory(changed).peak_bytes > device.usable_bytes and tokens > run.step.text_tokens:
+    while not fits(changed, device) and tokens > run.step.text_tokens:
         tokens = max(run.step.text_tokens, tokens // 2)
         changed = replace(run, step=replace(run.step, tokens=tokens))
     if changed is not run:
-        setting = f"learner.micro_batch_tokens={tokens}"
-        yield setting, f"micro-batches of {tokens:,} tokens", "0 to 2%", "rounding", changed
+        words = f"micro-batches of {tokens:,} tokens"
+        yield _Change(
+            setting=f"learner.micro_batch_tokens={tokens}", words=words, time="0 to 2%", keeps="rounding", run=changed
+        )
 
 
 def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]:
     if not run.step.checkpointing:
         changed = replace(run, step=replace(run.step, checkpointing=True))
-        yield "model.activation_checkpointing=true", "activations computed again", "+30%", "bits", changed
+        setting, words = "model.activation_checkpointing=true", "activations computed again"
+        yield _Change(setting=setting, words=words, time="+30%", keeps="bits", run=changed)
 
 
 def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
@@ -93,29 +221,53 @@ def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
     if run.generation is None:
         return
     count, changed = run.generation.concurrent, run
-    while run_memory(changed).peak_bytes > device.usable_bytes and count > 1:
+    while not fits(changed, device) and count > 1:
         count //= 2
         changed = replace(run, generation=replace(run.generation, concurrent=count))
     if changed is not run:
-        yield f"rollout.max_concurrent={count}", f"{count} answers at a time", "slower generation", "bits", changed
+        setting, words = f"rollout.max_concurrent={count}", f"{count} answers at a time"
+        yield _Change(setting=setting, words=words, time="slower generation", keeps="bits", run=changed)
 
 
-_SAFE: tuple[Callable[[RunDimensions, DeviceSpec], Iterator[_Change]], ...] = (
-    _smaller_batches, _checkpointing, _fewer_answers,
-)  # fmt: skip
-_ADAPTER_RANK = 16
+_SAFE: Final[tuple[_Move, ...]] = (_smaller_batches, _checkpointing, _fewer_answers)
+_HALVING: Final[tuple[_Move, ...]] = (_smaller_batches, _fewer_answers)
+_ADAPTER_RANK: Final = 16
+_SHARDS: Final = (2, 4, 8)
 
 
-def _others(run: RunDimensions) -> Iterator[_Change]:
-    """Changes of the run itself, each by itself."""
-    if run.step.compute == "bfloat16" and run.generation is not None and run.generation.cache == "float32":
-        changed = replace(run, generation=replace(run.generation, cache="bfloat16", weights_bytes=2))
-        yield 'rollout.runner="native_bfloat16"', "generation in bfloat16", "faster", "algorithm", changed
+def _proposals(run: RunDimensions, device: DeviceSpec) -> list[MemoryFix]:
+    """What is only proposed, each by itself on top of `run`, where it helps."""
+    peak = run_memory(run).peak_bytes
+    return [fix for fix in map(_evaluated, _others(run, device)) if fix.memory.peak_bytes < peak]
+
+
+def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
+    """Changes of the run itself, and those that hone has no key for."""
+    generation = run.generation
+    if run.step.compute == "bfloat16" and generation is not None and generation.cache == "float32":
+        changed = replace(run, generation=replace(generation, cache="bfloat16", weights_bytes=2))
+        setting, words = 'rollout.runner="native_bfloat16"', "generation in bfloat16"
+        yield _Change(setting=setting, words=words, time="faster", keeps="algorithm", run=changed)
+    if run.ranks == 1 and device.is_gpu:
+        enough = (count for count in _SHARDS if fits(replace(run, ranks=count), device))
+        ranks = next(enough, _SHARDS[-1])
+        words = f"weights, gradients and moments divided among {ranks} ranks, on {ranks} such devices"
+        yield _Change(setting="", words=words, time="communication", keeps="rounding", run=replace(run, ranks=ranks))
+    if run.moment_bytes > 1:
+        words = "moments of 8 bits (bitsandbytes; hone has no key for it)"
+        changed = replace(run, moment_bytes=1)
+        yield _Change(setting="", words=words, time="about the same", keeps="algorithm", run=changed)
     if run.trained_parameters is None:
         shape = run.shape
         ends = 2 * (shape.hidden + shape.query_width) + 2 * (shape.hidden + shape.key_width)
-        ends += 3 * (shape.hidden + shape.intermediate)
+        ends += 0 if shape.experts else 3 * (shape.hidden + shape.intermediate)
         trained = shape.layers * _ADAPTER_RANK * ends
         changed = replace(run, trained_parameters=trained, step=replace(run.step, trained_vocabulary=False))
         words = f"an adapter of rank {_ADAPTER_RANK} in place of all weights"
-        yield f"model.lora.rank={_ADAPTER_RANK}", words, "about the same", "algorithm", changed
+        yield _Change(
+            setting=f"model.lora.rank={_ADAPTER_RANK}",
+            words=words,
+            time="about the same",
+            keeps="algorithm",
+            run=changed,
+        )

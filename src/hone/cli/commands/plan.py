@@ -1,32 +1,57 @@
-"""`hone plan`: a config checked as a whole, and the table of its settings, derived numbers and memory; or JSON."""
+"""`hone plan`: a config checked as a whole, and the table of its settings, derived numbers and memory; or JSON.
+
+`--memory` is the memory alone, from the config's numbers, in a fraction of a second.
+"""
 
 import json
 from typing import Any
 
-from hone.cli.commands import train
-from hone.cli.memory import other_machine
+from hone.cli.memory_request import MemoryRequest, memory_request
 from hone.cli.options import CommandCall
-from hone.cli.plan_memory import plan_figures
+from hone.cli.plan_memory import plan_figures, plan_rows
+from hone.config.overrides import ConfigDocument, parse_overrides
+from hone.config.toml import read_toml
 
 
 def run(call: CommandCall) -> int:
     """Print the plan; returns the exit code."""
+    request = memory_request(call)
+    if request.closed:
+        return _memory_alone(call, request)
+    from hone.cli.commands import train  # noqa: PLC0415 - recipes take seconds, and the memory alone needs none
+
     if not call.switch("json"):
         return train.run(call)
     document = train.read_call(call)
     stages = train.planned_runs(document)
     train.require_stage_consent(stages, yes=call.switch("yes"))
-    device = other_machine(call.command, call.text("device"))
     with train.opened_runs(stages) as opened:
-        plans = [_figures(stage, device) for stage in opened]
+        plans = [_figures(stage, request) for stage in opened]
     print(json.dumps(plans, indent=1, default=str))
     return 0
 
 
-def _figures(stage: train.PlannedRun, device: str) -> dict[str, Any]:
+def _memory_alone(call: CommandCall, request: MemoryRequest) -> int:
+    from hone.cli.closed_plan import closed_plan  # noqa: PLC0415 - the models' table
+
+    document = ConfigDocument.from_file(read_toml(call.text("file")), parse_overrides(call.overrides))
+    if request.own_device:
+        document.set_value(("run", "device"), request.own_device, source="--device")
+    plan = closed_plan(document, request.longest_tokens, model=request.model)
+    if call.switch("json"):
+        print(json.dumps([{"recipe": document.values["recipe"], "memory": plan_figures(plan, request)}], indent=1))
+        return 0
+    from hone.cli.terminal.screen import standard_screen  # noqa: PLC0415 - as above
+
+    screen = standard_screen()
+    screen.rows(list({**plan.rows(), **plan_rows(plan, request)}.items()))
+    return 0
+
+
+def _figures(stage: Any, request: MemoryRequest) -> dict[str, Any]:  # noqa: ANN401 - of a module that is imported late
     """Settings, derived numbers and memory of one run, and the warnings of its checks."""
     config, opened = stage.resolved.config, stage.opened
-    memory = None if opened is None or opened.memory is None else plan_figures(opened.memory, device)
+    memory = None if opened is None or opened.memory is None else plan_figures(opened.memory, request)
     return {
         "name": config.name,
         "recipe": config.recipe,

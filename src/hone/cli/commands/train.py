@@ -22,7 +22,8 @@ from hone.cli.commands.seeds import (
     show_seeds,
 )
 from hone.cli.finish import finish_run, write_stage_searches
-from hone.cli.memory import missing_devices, other_machine, require_layers_fit, require_opened_fit, show_opened
+from hone.cli.memory import missing_devices, require_layers_fit, require_opened_fit, show_opened
+from hone.cli.memory_request import memory_request
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.resume import keep_saved_defaults
 from hone.cli.stages import (
@@ -91,9 +92,7 @@ def run(call: CommandCall) -> int:
         absent = missing_devices(stage.resolved.config.run.device for stage in stages)
         for warning in absent:
             screen.line(f"warning: {warning}")
-        show_opened(
-            screen, found, build=planned_only and not absent, device=other_machine(call.command, call.text("device"))
-        )
+        show_opened(screen, found, build=planned_only and not absent, request=memory_request(call))
         if planned_only:
             return 0
         if not seeds:
@@ -214,8 +213,7 @@ def _consent(call: CommandCall) -> ResumeConsent:
 
 def _option_overrides(call: CommandCall) -> list[str]:
     """Overrides from options that abbreviate a config key."""
-    device = call.text("device")
-    keys = {"name": call.text("name"), "run.device": "" if other_machine(call.command, device) else device}
+    keys = {"name": call.text("name"), "run.device": memory_request(call).own_device}
     return [f'{key}="{value}"' for key, value in keys.items() if value]
 
 

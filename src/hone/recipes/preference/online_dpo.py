@@ -14,6 +14,7 @@ from hone.objectives.weights import sequence_sum
 from hone.train.job import RecipeParts
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.text import recipe
+from hone.train.text.planned_memory import BatchDimensions, TextLengths
 from hone.train.text.preference.pair_algorithm import PairAlgorithm
 from hone.train.text.preference.preference_job import answer_learner
 
@@ -22,6 +23,7 @@ class OnlineDpoConfig(recipe.TextRunConfig):
     """DPO on the policy's own answers."""
 
     requires = (recipe.require_groups,)
+    optimizer_moments: ClassVar[int] = 2
     labels: ClassVar[LabelCredit | None] = staticmethod(best_and_worst)
 
     algorithm: PairAlgorithm = PairAlgorithm()
@@ -37,6 +39,15 @@ class OnlineDpoConfig(recipe.TextRunConfig):
 
     def other_policies(self) -> list[str]:
         return [] if self.algorithm.reference is None else [self.algorithm.reference]
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        return BatchDimensions(
+            micro_batch_tokens=self.micro_batch_tokens(),
+            rows=max(1, 2 * self.rollout.prompts_per_step // self.learner.minibatches),
+            longest_tokens=lengths.whole,
+            longest_prompt=lengths.prompt,
+            rollout=self.rollout,
+        )
 
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens

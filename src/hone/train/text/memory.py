@@ -15,6 +15,7 @@ from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.lora import LoraSettings, suggested_rate_factor
 from hone.models.language.peft_folder import is_adapter
 from hone.models.language.tokenizers import Tokenizer
+from hone.planner.run_settings import engine_weight_bytes
 from hone.train.memory_plan import MemoryPlan
 from hone.train.text.planned_memory import BatchDimensions, planned_dimensions
 from hone.train.text.rollout_config import RolloutConfig
@@ -37,11 +38,10 @@ def engine_copy_bytes(
     trainer's. `is_stale`: it generates while the trainer updates."""
     if isinstance(runner, ServerEngine):
         return 0
-    if device != "cpu" or model.exactness == "bitwise" or runner.startswith("torch"):
-        own = WEIGHT_BYTES[model.weights] if is_stale else 0
-        mixed = model.weights == "float32" and model.compute != "float32" and runner != "torch_compiled"
-        return own + (WEIGHT_BYTES["bfloat16"] if device.startswith("cuda") and mixed else 0)
-    return 2 if runner == "native_bfloat16" else WEIGHT_BYTES[model.weights]
+    return engine_weight_bytes(
+        device=device, exactness=model.exactness, runner=runner, weights=model.weights, compute=model.compute,
+        is_stale=is_stale,
+    )  # fmt: skip
 
 
 def generation_copies(

@@ -27,6 +27,7 @@ from hone.train.text.learners import language_job, token_learner
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.open_text import TextInputs
+from hone.train.text.planned_memory import BatchDimensions, TextLengths
 from hone.train.text.rows import TokenLayout
 from hone.train.text.samples import answer_metrics, reward_metrics
 
@@ -76,6 +77,15 @@ class RoundRunConfig(AnsweringRunConfig):
     def rounds(self) -> int:
         """Rounds of the run."""
         return self.steps // self.schedule.length
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        return BatchDimensions(
+            micro_batch_tokens=self.learner.micro_batch_tokens,
+            rows=max(1, self.algorithm.batch // self.learner.minibatches),
+            longest_tokens=lengths.whole,
+            longest_prompt=lengths.prompt,
+            rollout=self.rollout,
+        )
 
     def weight_copies(self) -> dict[str, int]:
         first = {"first policy": WEIGHT_BYTES[self.model.weights]} if self.algorithm.restart else {}

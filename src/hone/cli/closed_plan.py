@@ -1,0 +1,237 @@
+"""The memory of a run from its config alone, for `hone plan --memory`: no recipe is imported, no data is opened.
+
+`hone/planner/recipes.json` holds what is needed of each recipe; `tests/docs/write_pages.py` writes it from the code.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from hone.config.overrides import ConfigDocument
+from hone.config.toml import KeyPath
+from hone.core.config import STAGE_PREFIX
+from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
+from hone.native.build import find_compiler, instruction_set_limit, is_disabled
+from hone.planner.known_models import known_model
+from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf
+from hone.planner.run_memory import RunDimensions
+from hone.planner.run_settings import (
+    ASSUMED_PROMPT_TOKENS,
+    PLANNED_RECIPES,
+    PlannedRecipe,
+    PlannedSettings,
+    ProcessorTraits,
+    dimensions_from_settings,
+)
+from hone.planner.training_step import NUMBER_BYTES
+from hone.train.memory_plan import MemoryPlan
+
+_CHECKED_TABLES: Final = ("algorithm", "batch", "learner", "model", "rollout", "run", "samples")
+_TABLES: Final = ("algorithm", "learner", "model", "model.lora", "model.new", "rollout", "run", "samples")
+_SPECIAL_TOKENS: Final = {"characters": 3, "bytes": 2}
+_BYTES: Final = 256
+_DEFAULT_CONTEXT: Final = 2048
+_STEP: Final = re.compile(r"step_\d+")
+
+
+def closed_plan(document: ConfigDocument, longest: int | None, *, model: str = "") -> MemoryPlan:
+    """The plan of a document of one run. `longest`: tokens of the longest text; None: assumed. `model`: a folder or a
+    published model's name, in place of the document's.
+
+    Raises ConfigError with all faults at once, and DataError for a model that is not there.
+    """
+    recipe = _recipe(document)
+    if model:
+        _replace_model(document, model)
+    values = _with_defaults(document, recipe)
+    settings = PlannedSettings(values, lambda key: document.source_of(_path(key)))
+    shape, context, notes = _model(values, settings)
+    settings.faults.raise_if_any()
+    run = dimensions_from_settings(
+        recipe, settings, shape, processor=processor_traits(), context=context, longest=longest
+    )
+    if longest is None:
+        what = f"prompts of {ASSUMED_PROMPT_TOKENS}" if recipe.writes else "the model's context"
+        notes["texts"] = f"of up to {run.step.text_tokens:,} tokens ({what} assumed: --longest-text says)"
+    return MemoryPlan(
+        parameters=shape.parameters, parts=_parts(run), device=str(values["run.device"]), notes=notes, run=run
+    )
+
+
+def _replace_model(document: ConfigDocument, model: str) -> None:
+    """Set `model.path`, in the place of a new network."""
+    table = document.values.get("model")
+    if isinstance(table, dict):
+        cast("dict[str, object]", table).pop("new", None)
+    document.set_value(("model", "path"), model, source="--model")
+
+
+def _parts(run: RunDimensions) -> dict[str, int]:
+    """Bytes of the networks, by what holds them."""
+    size, count = NUMBER_BYTES[run.step.weights], run.shape.parameters
+    engine = 0 if run.generation is None else run.generation.weights_bytes * count
+    parts = {
+        "weights": count * size, "gradients": run.trained * size, "optimizer state": run.moments * run.trained * size,
+        "copy of the engine": engine, **run.copies,
+    }  # fmt: skip
+    return {name: each for name, each in parts.items() if each}
+
+
+@cache
+def _facts() -> Mapping[str, Any]:
+    return json.loads(PLANNED_RECIPES.read_text(encoding="utf-8"))
+
+
+def _recipe(document: ConfigDocument) -> PlannedRecipe:
+    if "stage" in document.values:
+        raise ConfigError(f"{document.name}: --memory plans one run, and this file has stages; leave --memory out")
+    name, known = document.values.get("recipe"), _facts()["recipes"]
+    found = known.get(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(
+            f"recipe = {name!r} in {document.source_of(('recipe',))}: --memory is for hone's own recipes that train a "
+            f"language model by gradient{did_you_mean(str(name), list(known))}"
+        )
+    return PlannedRecipe(**found)
+
+
+def _with_defaults(document: ConfigDocument, recipe: PlannedRecipe) -> dict[str, object]:
+    """Values by dotted key: the recipe's defaults, those of its preset, and what was given. Raises ConfigError for keys
+    that no recipe on text has."""
+    facts = _facts()
+    known = frozenset(tuple(key.split(".")) for key in facts["keys"])
+    document.rename_keys(document.values, (), known, ())
+    given = dict(_leaves(document.values))
+    faults = ErrorCollector(ConfigError)
+    tables = {path[0] for path in known}
+    for key in given:
+        path = tuple(key.split("."))
+        if path[0] not in tables or (path[0] in _CHECKED_TABLES and path not in known):
+            beside = [".".join(one) for one in known if len(one) == len(path)]
+            faults.add(f"unknown key {key} in {document.source_of(path)}{did_you_mean(key, beside)}")
+        elif key in _TABLES:
+            faults.add(f"{key} in {document.source_of(path)} must be a table, got {given[key]!r}")
+    faults.raise_if_any()
+    preset = given.get("preset")
+    if preset is not None and preset not in ("trl", "verl", "areal"):
+        raise ConfigError(f"preset = {preset!r} in {document.source_of(('preset',))}: known are trl, verl and areal")
+    chosen = recipe.presets.get(str(preset), {})
+    values = {**facts["defaults"], **recipe.defaults, **chosen, **given}
+    return {key: value for key, value in values.items() if not _replaced(key, given)}
+
+
+def _replaced(key: str, given: Mapping[str, object]) -> bool:
+    """True for a default in whose place a table was given, as `rollout.max_staleness = { steps = 1 }`."""
+    return key not in given and any(one.startswith(f"{key}.") for one in given)
+
+
+def _leaves(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _leaves(cast("dict[str, object]", value), f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+def _path(key: str) -> KeyPath:
+    return tuple(key.split("."))
+
+
+def _model(values: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int, dict[str, str]]:
+    """Shape of the model, the tokens that it reads, and notes. Raises ConfigError or DataError."""
+    new = {key.removeprefix("model.new."): value for key, value in values.items() if key.startswith("model.new.")}
+    path = values.get("model.path")
+    if bool(new) == (path is not None):
+        raise ConfigError("give exactly one of model.path and model.new")
+    if new:
+        return (*_new_model(new, settings), {})
+    if not isinstance(path, str) or path.startswith(STAGE_PREFIX):
+        raise ConfigError(f"model.path = {path!r}: --memory needs a folder, or the name of a published model")
+    config, where = _config_of(Path(path))
+    shape = shape_from_hf(config, where=where)
+    positions = config.get("max_position_embeddings")
+    notes = {"model": f"{path}, {where}"}
+    if shape.family not in PLANNED_FAMILIES:
+        notes["note"] = (
+            f"hone does not run the family {shape.family!r}: planned as a decoder of its sizes, which may be far off; "
+            f"it runs {', '.join(PLANNED_FAMILIES)}"
+        )
+    return shape, positions if isinstance(positions, int) and positions > 0 else _DEFAULT_CONTEXT, notes
+
+
+def _config_of(path: Path) -> tuple[Mapping[str, object], str]:
+    """Keys of the `config.json` of a folder, a run or an adapter, or of a published model by name; and where they are
+    from. Raises DataError."""
+    folders = [path, path / "policy"]
+    steps = [one for one in (path / "checkpoints").glob("step_*") if _STEP.fullmatch(one.name)]
+    folders += [max(steps, key=lambda one: one.name) / "policy"] if steps else []
+    for folder in folders:
+        adapter = folder / "adapter_config.json"
+        if adapter.is_file() and not (folder / "config.json").is_file():
+            base = _read_json(adapter).get("base_model_name_or_path")
+            return _config_of(Path(str(base)))
+        if (folder / "config.json").is_file():
+            return _read_json(folder / "config.json"), str(folder / "config.json")
+    if path.is_dir():
+        raise DataError(f"model.path = {str(path)!r}: no config.json in this folder")
+    return known_model(str(path)), "a published model, known by name"
+
+
+def _read_json(path: Path) -> Mapping[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds no table")
+    return cast("dict[str, object]", found)
+
+
+def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[PlannedDecoder, int]:
+    """A new network's shape: the keys that were given, on top of the defaults."""
+    facts, mixture = _facts()["new"], _facts()["experts"]
+    has_experts = any(key.startswith("experts") for key in given)
+    families = ("qwen3_moe", "mixtral", "olmoe") if has_experts else ("qwen3", "llama", "mistral", "qwen2")
+    family = settings.choice("model.new.family", families)
+    sizes = {
+        name: settings.count(f"model.new.{name}", default=facts[name])
+        for name in ("hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size", "max_positions")
+    }
+    experts = {
+        name: settings.count(f"model.new.experts.{name}", least=least, default=mixture[name])
+        for name, least in (("count", 2), ("per_token", 1), ("width", 0))
+    }
+    if sizes["heads"] % sizes["kv_heads"]:
+        settings.faults.add(f"model.new.heads ({sizes['heads']}) must be a multiple of kv_heads ({sizes['kv_heads']})")
+    kind = settings.choice("model.new.tokenizer", ("characters", "bytes"))
+    letters = _BYTES if kind == "bytes" else len(set(str(given.get("alphabet", facts["alphabet"]))))
+    width = (experts["width"] or sizes["intermediate_size"]) if has_experts else sizes["intermediate_size"]
+    shape = PlannedDecoder(
+        family=family, layers=sizes["layers"], hidden=sizes["hidden_size"], heads=sizes["heads"],
+        kv_heads=sizes["kv_heads"], head_dim=sizes["head_dim"], intermediate=width,
+        vocab=letters + _SPECIAL_TOKENS[kind], tied=True, qk_norm=family in ("qwen3", "qwen3_moe", "olmoe"),
+        qkv_bias=family == "qwen2", experts=experts["count"] if has_experts else 0,
+        experts_per_token=experts["per_token"] if has_experts else 0,
+    )  # fmt: skip
+    return shape, sizes["max_positions"]
+
+
+def processor_traits(cpuinfo: Path = Path("/proc/cpuinfo")) -> ProcessorTraits:
+    """What this machine's processor can do, by the flags that its system names."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    flags = set(line.partition(":")[2].split())
+    compiled = not is_disabled() and find_compiler() is not None
+    return ProcessorTraits(
+        compiled=compiled,
+        bfloat16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}),
+        tiles=compiled and "amx_bf16" in flags and instruction_set_limit() in (None, "amx"),
+    )

@@ -1,0 +1,234 @@
+"""A run planned from its settings alone: every recipe against its checked config, adapters, processors, bad input."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hone.cli.closed_plan import closed_plan, processor_traits
+from hone.cli.main import main
+from hone.config.overrides import ConfigDocument
+from hone.core.errors import HoneError
+from hone.evaluate.text.open_policy import has_fast_bfloat16, open_tokenizer
+from hone.models.language.config import model_config_from_hf
+from hone.models.language.lora import LoraConfig
+from hone.models.native.library import available_kernels
+from hone.models.native.products import uses_amx_tiles
+from hone.planner.known_models import KNOWN_MODELS, known_model
+from hone.planner.planned_decoder import shape_from_hf
+from hone.planner.run_settings import PLANNED_RECIPES, adapter_sizes
+from hone.recipes.registry import load_recipe
+from hone.train.text.memory import text_memory
+from hone.train.text.planned_memory import TextLengths, planned_decoder
+
+NEW = {
+    "hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64,
+    "max_positions": 64,
+}  # fmt: skip
+ROLLOUT = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 8}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "on_policy_distillation": {"algorithm": {"teacher": "somewhere"}},
+    "passk": {"algorithm": {"k": 2}},
+    "pkpo": {"algorithm": {"k": 2}},
+    "dro": {"algorithm": {"beta": 0.1}},
+    "warm_grpo": {"algorithm": {"warm": {"source": "somewhere"}}},
+    "best_of_n_distillation": {"algorithm": {"collect_steps": 1, "learn_steps": 1, "batch": 4}},
+    "expert_iteration": {"algorithm": {"collect_steps": 1, "learn_steps": 1, "batch": 4}},
+}
+"""What a recipe asks for beyond the rest."""
+RECIPES: Mapping[str, Mapping[str, Any]] = json.loads(PLANNED_RECIPES.read_text(encoding="utf-8"))["recipes"]
+
+
+def tables(recipe: str, **changes: Any) -> dict[str, Any]:
+    """A config of a recipe."""
+    found: dict[str, Any] = {
+        "recipe": recipe, "steps": 2, "task": {"source": "prompts.jsonl"}, "model": {"new": NEW},
+        "learner": {"lr": 1e-4, "micro_batch_tokens": 128},
+    }  # fmt: skip
+    if RECIPES[recipe].get("writes"):
+        found |= {"rewards": {"functions": [{"use": "exact_match"}]}, "rollout": ROLLOUT}
+    return found | dict(NEEDED.get(recipe, {})) | changes
+
+
+def document(values: Mapping[str, Any]) -> ConfigDocument:
+    return ConfigDocument(name="run.toml", values=json.loads(json.dumps(values)))
+
+
+def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
+    """The dimensions from settings are those of the config class, of its copies of the weights, and of the model."""
+    kinds = {json.dumps(facts): name for name, facts in RECIPES.items()}
+    assert len(RECIPES) > 50
+    assert len(kinds) > 10
+    for name in kinds.values():
+        values = tables(name)
+        config: Any = load_recipe(name).config.model_validate({**values, "name": "x"})
+        prompt = 28 - RECIPES[name].get("answers", 1) * 8 if RECIPES[name].get("writes") else 0
+        batch = config.batch_dimensions(TextLengths(prompt=prompt, whole=28))
+        plan = text_memory(
+            config.model, open_tokenizer(config.model)[0], moments=config.optimizer_moments,
+            copies=config.weight_copies(), others=[], device="cpu", batch=batch,
+        )  # fmt: skip
+        assert closed_plan(document(values), 28).run == plan.run, name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"evaluation": {"max_tokens": 4, "task": {"source": "held.jsonl"}}},
+        {"algorithm": {"kl": 0.1, "entropy": 0.01}},
+        {"model": {"new": NEW, "compute": "float32", "activation_checkpointing": True}},
+        {"model": {"new": NEW, "exactness": "bitwise"}},
+        {"rollout": {**ROLLOUT, "runner": "native_bfloat16", "max_concurrent": 3}},
+        {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": 1}},
+        {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": {"steps": 2}}},
+        {"learner": {"lr": 1e-4, "minibatches": 4}},
+        {"model": {"new": {**NEW, "family": "olmoe", "experts": {"count": 4}, "tokenizer": "bytes"}}},
+        {"preset": "verl"},
+    ],
+)
+def test_settings_of_a_run_are_read_alike(changes: dict[str, Any]) -> None:
+    values = tables("grpo", **changes)
+    rewards = {"rewards": {"functions": [{"use": "exact_match"}]}}
+    if "evaluation" in values:
+        values["evaluation"] |= rewards
+    config: Any = load_recipe("grpo").config.model_validate({**values, "name": "x"})
+    plan = text_memory(
+        config.model, open_tokenizer(config.model)[0], moments=2, copies=config.weight_copies(), others=[],
+        device="cpu", batch=config.batch_dimensions(TextLengths(prompt=20, whole=28)),
+    )  # fmt: skip
+    assert closed_plan(document(values), 28).run == plan.run
+
+
+def test_published_models_are_those_that_hone_would_run() -> None:
+    counts = {"Qwen2.5-7B": 7_615_616_512, "Qwen3-8B": 8_190_735_360, "Llama-3.1-8B": 8_030_261_248,
+              "Qwen3-30B-A3B": 30_532_122_624, "Mixtral-8x7B-v0.1": 46_702_792_704, "OLMoE-1B-7B-0924": 6_919_161_856,
+              "Mistral-7B-v0.3": 7_248_023_552, "Llama-3.2-1B": 1_235_814_400}  # fmt: skip
+    for name, config in KNOWN_MODELS.items():
+        shape = shape_from_hf(config)
+        assert shape == planned_decoder(model_config_from_hf({**config, "sliding_window": None})), name
+        assert shape.parameters == counts.get(name, shape.parameters), name
+    assert known_model("Qwen/qwen3-8b-Base") == KNOWN_MODELS["Qwen3-8B"]
+
+
+@pytest.mark.parametrize("layers", ["all", "attention", "mlp", ["q_proj", "down_proj"], ["o_proj", "gate_proj"]])
+@pytest.mark.parametrize("name", ["Qwen2.5-0.5B", "Qwen3-30B-A3B"])
+def test_an_adapter_in_closed_form_is_that_of_the_decoder(name: str, layers: Any) -> None:
+    if name == "Qwen3-30B-A3B" and (layers == "mlp" or "gate_proj" in layers):
+        layers = ["v_proj"]
+    config = model_config_from_hf({**KNOWN_MODELS[name], "num_hidden_layers": 2})
+    settings = LoraConfig(rank=8, layers=layers).settings(config)
+    assert adapter_sizes(planned_decoder(config), 8, layers) == (
+        settings.count(config), settings.adapted_weights(config)
+    )  # fmt: skip
+
+
+def test_the_processor_is_the_one_that_torch_sees() -> None:
+    found = processor_traits()
+    assert found.bfloat16 == has_fast_bfloat16("cpu")
+    if found.compiled:
+        assert available_kernels() is not None
+    assert found.tiles == uses_amx_tiles()
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'recipe = "grpo"\nsteps = 2\ntask.source = "prompts.jsonl"\nrewards.functions = [{ use = "exact_match" }]\n'
+        "rollout = { prompts_per_step = 16, samples_per_prompt = 8, max_tokens = 512 }\n"
+        'learner = { lr = 1e-6, micro_batch_tokens = 16384 }\nmodel.path = "Qwen/Qwen3-1.7B"\n',
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_memory_alone_imports_no_torch(config: Path) -> None:
+    """A child process: torch takes seconds to import."""
+    code = (
+        "import sys; from hone.cli.main import main; "
+        f"code = main(['plan', {str(config)!r}, '--memory', '--solve', '--device', 'h100']); "
+        "sys.exit(code or ('torch' in sys.modules) or ('numpy' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "Qwen/Qwen3-1.7B, a published model" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["--model", "Qwen3-9B"], 3, "Qwen3-9B is neither a folder with a config.json nor a model known by name; did "
+                                     "you mean Qwen3-8B?"),
+        (["--device", "h10"], 2, "did you mean h100?"),
+        (["--longest-text", "-5"], 2, "--longest-text must be a whole number >= 1, got -5"),
+        (["--longest-text", "99999999"], 2, "the model reads texts of 1 to 40,960 tokens"),
+        (["--longest-text", "512"], 2, "no token is left for the prompt"),
+        (["learner.micro_batch_tokens=-1"], 2, "learner.micro_batch_tokens in command line must be a whole number of"),
+        (["rollout.max_tokens=0.5"], 2, "rollout.max_tokens in command line must be a whole number of at least 1"),
+        (["learner.micro_batch_token=1"], 2, "did you mean learner.micro_batch_tokens?"),
+        (["learner=3"], 2, "learner"),
+        (["recipe=gpro"], 2, "did you mean grpo?"),
+        (["recipe=ppo"], 2, "language model by gradient"),
+        (["model.weights=int8"], 2, "model.weights in command line must be one of float32, bfloat16, got 'int8'"),
+        (["model.path=stage:first"], 2, "--memory needs a folder"),
+        (["model.path=."], 3, "no config.json in this folder"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(
+    config: Path, words: list[str], code: int, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(config), "--memory", *words]) == code
+    assert part in capsys.readouterr().err
+
+
+def test_options_that_contradict_each_other_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(config), "--longest-text", "9", "--model", "Qwen3-8B"]) == 2
+    said = capsys.readouterr().err
+    assert "--longest-text 9 is for --memory" in said
+    assert "--model Qwen3-8B is for --memory" in said
+
+
+def test_a_family_that_hone_does_not_run_is_planned_with_a_note(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = {**KNOWN_MODELS["Qwen3-0.6B"], "model_type": "gemma9"}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(other), encoding="utf-8")
+    assert main(["plan", str(config), "--memory", "--model", "other"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "hone does not run the family 'gemma9': planned as a decoder of its sizes" in said
+
+
+def test_a_search_prints_the_command(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", config.name, "--memory", "--solve", "--device", "h100"]
+    assert main([*words, "--model", "Qwen3-8B"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "solution none: with every change that keeps the run the peak is" in said
+    assert (
+        "the smallest device that holds it is b200, and the largest published model that fits here is Qwen3-4B" in said
+    )
+    assert main([*words, "--model", "Qwen3-1.7B", "learner.micro_batch_tokens=32768", "learner.lr=1e-5"]) == 0
+    command = "hone train run.toml learner.lr=1e-5 model.path=Qwen3-1.7B learner.micro_batch_tokens=8192"
+    assert command in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--json", "rollout.max_concurrent=256", "--longest-text", "4096"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    solution = plan["memory"]["solution"]
+    assert solution["missing_bytes"] == 0
+    assert solution["settings"], "it does not fit as it is"
+    assert solution["peak_bytes"] <= plan["memory"]["device"]["usable_bytes"]
+    assert main([*words, "--json", "rollout.max_concurrent=256", "--longest-text", "4096", *solution["settings"]]) == 0
+    (again,) = json.loads(capsys.readouterr().out)
+    assert again["memory"]["fits"] is True
+    assert again["memory"]["peak_bytes"] == solution["peak_bytes"]
+
+
+def test_faults_are_told_together() -> None:
+    values = tables("grpo", learner={"lr": 1e-4, "micro_batch_tokens": 0}, rollout={**ROLLOUT, "max_tokens": -1})
+    with pytest.raises(HoneError) as raised:
+        closed_plan(document(values), None)
+    assert len(raised.value.messages) == 2
