@@ -35,6 +35,8 @@ class WeightFingerprint:
     """Mean log-probability of the canary's tokens by the runner, nats."""
     mean_gap_nats: float
     """Mean |runner - trainer| over the canary's tokens, nats."""
+    runner_bits: str = ""
+    """The runner's log-probabilities of the canary's tokens to the bit, hex."""
 
 
 class WeightCanary:
@@ -67,7 +69,12 @@ class WeightCanary:
                 f"it gives the canary's tokens {ours.mean():.6g} nats on average, the trainer {theirs.mean():.6g}, and "
                 f"they differ by {gap:.3g}, tolerance {self._tolerance:g}; no token was sampled by this version"
             )
-        return WeightFingerprint(weight_hash=weights, mean_logp=float(ours.mean()), mean_gap_nats=gap)
+        return WeightFingerprint(
+            weight_hash=weights,
+            mean_logp=float(ours.mean()),
+            mean_gap_nats=gap,
+            runner_bits=drawn.logp.tobytes().hex(),
+        )
 
     def _run(self, runner: ModelRunner, page: int) -> SamplerOutput:
         count = min(_TOKENS, runner.page_tokens)

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from hone.core.clock import Clock, SystemClock
+from hone.core.credit import Metrics
 from hone.core.errors import DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightCanary, WeightFingerprint
@@ -80,6 +81,12 @@ class EmbeddedEngine(EngineSession):
     def version(self) -> int:
         """Version of the weights."""
         return self._scheduler.version
+
+    def metrics(self) -> Metrics:
+        """Share of the tokens that were sampled with a KV cache of older weights, where that is kept."""
+        if self.on_publish != "keep":
+            return {}
+        return {"rollout/stale_keys": self.stats.stale_tokens / max(self.stats.tokens, 1)}
 
     # ----------------------------------------------------------------------------------------- asking
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
+from hone.core.credit import Metrics
 from hone.core.errors import DataError
 from hone.core.generation import Completion, GenerationStats, Request
 
@@ -39,6 +40,14 @@ class EngineSession(ABC):
     def reset_stats(self) -> None:
         """Begin the statistics anew."""
         self._stats = GenerationStats(slots=self._size[0], pages=self._size[1])
+
+    def metrics(self) -> Metrics:
+        """Metrics of the engine's own since `reset_stats`."""
+        return {}
+
+    def close(self) -> None:
+        """Drop all requests, and end what the engine has open elsewhere."""
+        self.cancel()
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
         """Queue `requests`, also while others are being written. Draws are keyed by (seed, `round`, request id,

@@ -1,21 +1,19 @@
 """Generation with a token policy: prompts, and the engine as an actor."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
-
-import torch
+from typing import Protocol
 
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Completion, OnPublish, Request
-from hone.engine.canary import WeightCanary
-from hone.engine.choose import RunnerKind, choose_runner
+from hone.core.generation import Completion, GenerationEngine, Request
+from hone.engine.canary import WeightFingerprint
+from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.remote import RemoteEngine
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import CUDA_PASS_TOKENS, PASS_TOKENS, default_limits
+from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
 from hone.engine.stops import TokenizerRules
 from hone.envs.text.dataset import Example, ExampleDataset
 from hone.envs.text.files import MAX_FAULTS_SHOWN
@@ -24,15 +22,39 @@ from hone.envs.text.world import Prompt
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 
-FIXED_TOKENS: Final = 512
-"""Tokens of a pass with batch-invariant results."""
+
+class PolicyEngine(GenerationEngine, Protocol):
+    """An engine that samples from a policy in training: embedded, a server's client, or a fleet of replicas."""
+
+    @property
+    def own_weights(self) -> bool:
+        """True if its weights change on `publish` only."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """Notes for the user, one a line; empty if none."""
+        ...
+
+    @property
+    def fingerprints(self) -> Mapping[int, WeightFingerprint]:
+        """Fingerprints of the latest published versions."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Metrics of its own since the last `reset_stats`."""
+        ...
+
+    def close(self) -> None:
+        """End what it has open elsewhere."""
+        ...
 
 
 @dataclass
 class EngineActor:
-    """Engine as an actor: the embedded one with the trainer's weights, or a server that receives them."""
+    """Engine as an actor: one that the policy's weights are published to."""
 
-    engine: EmbeddedEngine | RemoteEngine
+    engine: PolicyEngine
     reported_notes: set[str] = field(default_factory=set[str])
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
@@ -60,14 +82,13 @@ class EngineActor:
             "time/generate_tail_s": stats.tail_slot_s / stats.slots,
             "rollout/tokens": float(stats.tokens),
         }
-        if isinstance(self.engine, EmbeddedEngine) and self.engine.on_publish == "keep":
-            metrics["rollout/stale_keys"] = stats.stale_tokens / max(stats.tokens, 1)
+        metrics |= self.engine.metrics()
         fingerprint = self.engine.fingerprints.get(self.engine.version)
         return metrics if fingerprint is None else {**metrics, "rollout/canary_gap": fingerprint.mean_gap_nats}
 
     def notes(self) -> list[str]:
         """Notes for the user about generation, each once; a server is known after its first publication."""
-        fresh = {self.engine.note} - self.reported_notes - {""}
+        fresh = set(self.engine.note.splitlines()) - self.reported_notes
         self.reported_notes |= fresh
         return sorted(fresh)
 
@@ -77,23 +98,8 @@ class EngineActor:
         self.engine.publish(version)
 
     def close(self) -> None:
-        """Cancel the open requests of a server."""
-        if isinstance(self.engine, RemoteEngine):
-            self.engine.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineGuarantees:
-    """Guarantees that a training run needs of its engine."""
-
-    batch_invariant: bool = False
-    """Batch-invariant answers on CUDA too; every pass then costs as much as the largest."""
-    on_publish: OnPublish | None = None
-    """Treatment of unfinished answers when weights are published; the engine then has its own copy of the weights, so
-    that the trainer may update in parallel. None: there are no unfinished answers."""
-    cache_bytes: int | None = None
-    """Largest KV cache; None: room for the longest answer in every slot. Answers that do not fit wait, or are read
-    again."""
+        """End what the engine has open elsewhere."""
+        self.engine.close()
 
 
 def make_engine(
@@ -104,38 +110,27 @@ def make_engine(
     max_tokens: int,
     seed: int,
     runner: RunnerKind = "auto",
-    guarantees: EngineGuarantees = EngineGuarantees(),
+    guarantees: EngineGuarantees = NO_GUARANTEES,
 ) -> EmbeddedEngine:
     """Make an engine over the policy's own module, with slots for the longest prompt and answer.
 
     Raises ConfigError or ResourceError if the requested `runner` is unavailable.
     """
-    tokenizer, decoder = policy.tokenizer, policy.decoder
-    vocab = min(tokenizer.size, decoder.config.vocab_size)
-    fixed = max(FIXED_TOKENS, 2 * slots) if guarantees.batch_invariant else None
-    apart = guarantees.on_publish is not None
-    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed, copy_weights=apart)
-    limits = default_limits(
-        slots=slots,
-        page_tokens=chosen.runner.page_tokens,
-        sequence_tokens=min(longest_prompt + max_tokens, decoder.config.max_positions),
-        vocab=vocab,
-        pass_tokens=CUDA_PASS_TOKENS if decoder.device.type == "cuda" and fixed is None else PASS_TOKENS,
-    )
-    if guarantees.cache_bytes is not None:
-        shape = decoder.config
-        number_bytes = torch.finfo(chosen.dtype or decoder.dtype).bits // 8
-        page = 2 * shape.layers * shape.kv_heads * shape.head_dim * limits.page_tokens * number_bytes
-        pages = max(limits.least_pages, min(limits.pages, guarantees.cache_bytes // page))
-        limits = replace(limits, pages=pages)
-    return EmbeddedEngine(
-        chosen,
-        TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
-        limits=limits,
+    return open_engine(
+        policy.decoder,
+        tokenizer_rules(policy),
+        size=EngineSize(slots=slots, sequence_tokens=longest_prompt + max_tokens),
         seed=seed,
-        on_publish=guarantees.on_publish or "recompute",
-        canary=WeightCanary(decoder, vocab=vocab, dtype=chosen.dtype),
+        runner=runner,
+        guarantees=guarantees,
     )
+
+
+def tokenizer_rules(policy: TokenPolicy) -> TokenizerRules:
+    """The tokenizer's part in an engine over the policy."""
+    tokenizer = policy.tokenizer
+    vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
+    return TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode)
 
 
 def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> RemoteEngine:
@@ -143,13 +138,11 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
     for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" needs the torch runner: server arithmetic differs')
-    tokenizer = policy.tokenizer
-    vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
     return connect_engine(
         config,
         model=policy.decoder,
         save=policy.save_merged,
-        text=TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        text=tokenizer_rules(policy),
         slots=slots,
         seed=seed,
     )

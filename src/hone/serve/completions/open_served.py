@@ -11,8 +11,9 @@ from torch import Tensor
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.open_engine import EngineGuarantees
 from hone.evaluate.saved_config import is_control
-from hone.evaluate.text.engine_actor import EngineGuarantees, make_engine
+from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.process.machine_memory import memory_limit_bytes

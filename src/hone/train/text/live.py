@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from hone.core.credit import Metrics
 from hone.engine.clients.config import ServerEngine
+from hone.engine.open_engine import EngineGuarantees
 from hone.envs.dialogue.config import DialogueTaskConfig
 from hone.envs.dialogue.environment import DialogueEnvironment
 from hone.envs.text.conversation import ConversationLimits
@@ -15,7 +16,7 @@ from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.nudge import NudgeEnvironment
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.dialogues import DialogueLimits, dialogue_context, open_dialogue, with_world_reward
-from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_client, make_engine, make_prompts
+from hone.evaluate.text.engine_actor import EngineActor, make_client, make_engine, make_prompts
 from hone.evaluate.text.reward_models import require_context
 from hone.evaluate.text.second_answer import SecondAnswer, has_chats
 from hone.models.language.token_policy import TokenPolicy

@@ -1,0 +1,307 @@
+"""Bookkeeping of a fleet: which replica has been asked what, who is late, and what has to be asked again.
+
+A state machine without processes, clocks or chance: it is told of everything that happens, and of the time. Nothing
+here decides an answer, which depends on the weights, the seed and the request alone.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Literal
+
+from hone.core.errors import DataError, DivergedError, LostResourceError
+from hone.core.fleet import GenerationAsk
+from hone.core.generation import Request, ScoreRequest
+from hone.engine.fleet.fleet_records import AskRecord, FleetLimits, ReplicaPhase, ReplicaRecord, WorkItem
+
+_PROMPTS: Final = 8
+"""Most prompts of an ask, and least number of asks that a replica's share is cut into."""
+_ASKS: Final = 2
+"""Asks that a replica may hold whatever their size: the second waits while the first is answered."""
+_WINDOW: Final = 100
+"""Versions over which losses are counted."""
+
+
+class FleetBook:
+    """Records of replicas, and of work that waits, is out, or was answered. No call waits for anything.
+
+    Work that was queued and not cancelled waits, is out, or was answered: exactly one of these, after any loss.
+    """
+
+    def __init__(self, limits: FleetLimits) -> None:
+        self.limits = limits
+        self.version = -1
+        """Version of the weights that answer; nothing is given before the first."""
+        self.replicas: dict[str, ReplicaRecord] = {}
+        """In the order in which they were started."""
+        self.asks: dict[int, AskRecord] = {}
+        self.asked_again = 0
+        """Number of requests that were given to more than one replica."""
+        self._waiting: list[WorkItem] = []
+        self._orders, self._numbers = 0, 0
+        self._losses: list[tuple[int, str]] = []
+        self._homes: dict[str, str] = {}
+
+    # ------------------------------------------------------------------------------------------- work
+
+    def queue(self, requests: Sequence[Request], round: int) -> None:
+        """Add requests; the longest expected answers are given out first."""
+        for request in requests:
+            self._add(WorkItem(self._next_order(), round, request=request))
+
+    def queue_texts(self, texts: tuple[ScoreRequest, ...]) -> None:
+        """Add texts that one replica is to score."""
+        self._add(WorkItem(self._next_order(), 0, texts=texts))
+
+    @property
+    def pending(self) -> int:
+        """Number of requests and groups of texts without an answer."""
+        return len(self._waiting) + sum(len(record.items) for record in self.asks.values() if not record.digest)
+
+    def give(self, now_s: float) -> list[tuple[str, GenerationAsk]]:
+        """Return the asks to send now, each with its replica."""
+        given = self._give_again(now_s)
+        size = max(1, min(_PROMPTS, len(self._waiting) // (_PROMPTS * max(1, len(self._active())))))
+        self._waiting.sort(key=lambda item: item.priority)
+        while self._waiting:
+            items = self._next_items(size)
+            record = AskRecord(self._new_ask(items), items)
+            holder = self._holder(record)
+            if holder is None:
+                break
+            self._waiting = [item for item in self._waiting if item not in items]
+            self.asks[record.ask.number] = record
+            self._hand(record, holder, now_s)
+            given.append((holder.name, record.ask))
+        return given
+
+    def answered(self, replica: str, number: int, digest: str, now_s: float) -> Literal["take", "drop"]:
+        """Record an answer: the first to an ask is taken, a later one compared by its digest and dropped.
+
+        Raises DivergedError when two replicas answered differently.
+        """
+        record, told = self.asks.get(number), self.replicas.get(replica)
+        if told is not None:
+            self._heard(told, now_s)
+            told.asks.discard(number)
+        if record is None:
+            return "drop"
+        first, record.digest = record.digest, record.digest or digest
+        record.holders.discard(replica)
+        record.wants_another = False
+        if not record.holders:
+            del self.asks[number]
+        if not first:
+            self._homes.update((one.id, replica) for one in record.ask.requests if one.keep_s)
+            return "take"
+        if first != digest:
+            names = ", ".join(item.name for item in record.items)
+            raise DivergedError(
+                f"two replicas answered {names} differently with the weights of version {record.ask.version} "
+                f"({replica}: digest {digest}, before it {first}); replicas of one fleet must compute the same bits"
+            )
+        return "drop"
+
+    def give_back(self, replica: str, number: int) -> None:
+        """Take an ask back from a replica that cannot do it; it is asked again."""
+        if (told := self.replicas.get(replica)) is not None:
+            told.asks.discard(number)
+        self._release(replica, [number])
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> list[tuple[str, int]]:
+        """Drop requests (None: all). Returns (replica, ask) of asks that nobody waits for any more."""
+
+        def dropped(item: WorkItem) -> bool:
+            return item.request is not None and (request_ids is None or item.request.id in request_ids)
+
+        self._waiting = [item for item in self._waiting if not dropped(item)]
+        ended: list[tuple[str, int]] = []
+        for number, record in list(self.asks.items()):
+            if record.digest or not any(map(dropped, record.items)):
+                continue
+            record.items = [item for item in record.items if not dropped(item)]
+            if not record.items:
+                ended.extend((name, number) for name in sorted(record.holders))
+                for name in record.holders:
+                    self.replicas[name].asks.discard(number)
+                del self.asks[number]
+        return ended
+
+    # --------------------------------------------------------------------------------------- replicas
+
+    @property
+    def vacancies(self) -> int:
+        """Number of replicas to start."""
+        return max(0, self.limits.replicas + self.limits.spares - len(self.replicas))
+
+    def start(self, replica: str, now_s: float) -> None:
+        """Record that a replica's process was started."""
+        self.replicas[replica] = ReplicaRecord(replica, now_s)
+
+    def join(self, replica: str, now_s: float) -> None:
+        """Record that a replica runs; it is to be sent the weights."""
+        if (told := self.replicas.get(replica)) is not None:
+            told.phase, told.heard_s = ReplicaPhase.LOADING, now_s
+
+    def ready(self, replica: str, version: int, now_s: float) -> None:
+        """Record that a replica has the weights of `version`."""
+        if (told := self.replicas.get(replica)) is None:
+            return
+        self._heard(told, now_s)
+        if version == self.version:
+            told.phase = ReplicaPhase.READY
+
+    def published(self, version: int, now_s: float) -> None:
+        """Record new weights: nothing is given to a replica before it is `ready` with them."""
+        self.version = version
+        self._homes.clear()
+        for told in self.replicas.values():
+            if told.phase is ReplicaPhase.READY:
+                told.phase = ReplicaPhase.LOADING
+                if not told.asks:
+                    told.heard_s = now_s
+
+    def progress(self, replica: str, passes: int, now_s: float) -> None:
+        """Record a sign of life. It counts if the replica ran passes since the last, or has nothing to run."""
+        if (told := self.replicas.get(replica)) is None:
+            return
+        if told.phase is ReplicaPhase.AWAY:
+            told.phase = ReplicaPhase.LOADING
+        if passes > told.passes or not told.asks:
+            self._heard(told, now_s)
+        told.passes = max(passes, told.passes)
+
+    def away(self, replica: str) -> None:
+        """Record that a replica cannot be reached: its asks are asked of others, and it may come back."""
+        if (told := self.replicas.get(replica)) is not None:
+            told.phase = ReplicaPhase.AWAY
+            self._release(replica, sorted(told.asks))
+            told.asks.clear()
+
+    def late(self, now_s: float) -> list[str]:
+        """Have the asks of silent replicas asked of others; returns those that have been silent for twice the
+        patience, or did not start: they are to be ended, and `gone` is to be called."""
+        over: list[str] = []
+        for told in self.replicas.values():
+            silence_s, starting = now_s - told.heard_s, told.phase is ReplicaPhase.STARTING
+            idle = told.phase is ReplicaPhase.READY and not told.asks
+            if idle or silence_s < (self.limits.start_s if starting else self.limits.patience_s):
+                continue
+            told.silent = True
+            for number in told.asks:
+                record = self.asks[number]
+                record.wants_another = not record.digest and all(self.replicas[name].silent for name in record.holders)
+            if starting or silence_s >= 2 * self.limits.patience_s:
+                over.append(told.name)
+        return over
+
+    def gone(self, replica: str, cause: str) -> None:
+        """Record the loss of a replica: its work is asked again.
+
+        Raises DataError for a prompt that was with several lost replicas, LostResourceError when too many were lost.
+        """
+        told = self.replicas.pop(replica, None)
+        if told is None:
+            return
+        held = [self.asks[number] for number in told.asks if number in self.asks]
+        for item in (item for record in held if not record.digest for item in record.items):
+            item.losses += 1
+        self._release(replica, sorted(told.asks))
+        self._losses = [one for one in self._losses if one[0] > self.version - _WINDOW]
+        self._losses.append((self.version, f"{replica}: {cause}"))
+        if poisoned := [item for item in self._waiting if item.losses >= self.limits.losses_of_work]:
+            raise DataError(
+                *(
+                    f"{item.name}: {item.losses} replicas were lost while they answered it, the last one {cause}; it "
+                    "is not asked again. Look at its prompt and at the memory of a replica, or drop it from the data"
+                    for item in poisoned
+                )
+            )
+        if len(self._losses) > self.limits.losses_allowed:
+            raise LostResourceError(
+                f"{len(self._losses)} replicas were lost within {_WINDOW} steps, and cluster.losses_allowed = "
+                f"{self.limits.losses_allowed}; {self.pending} requests were unanswered",
+                *(cause for _, cause in self._losses[-3:]),
+            )
+
+    # ----------------------------------------------------------------------------------------- inside
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
+
+    def _add(self, item: WorkItem) -> None:
+        self._waiting.append(item)
+
+    def _heard(self, told: ReplicaRecord, now_s: float) -> None:
+        told.heard_s, told.silent = now_s, False
+
+    def _active(self) -> list[ReplicaRecord]:
+        """Replicas that may be given work; the others that are ready are spares."""
+        ready = [one for one in self.replicas.values() if one.phase is ReplicaPhase.READY and not one.silent]
+        return ready[: self.limits.replicas]
+
+    def _next_items(self, size: int) -> list[WorkItem]:
+        """Items of the next ask. What a replica was lost with goes by itself, so that the cause is found."""
+        head = self._waiting[0]
+        if head.losses or head.request is None:
+            return [head]
+        alike = (
+            item for item in self._waiting if item.request is not None and item.round == head.round and not item.losses
+        )
+        return [item for item, _ in zip(alike, range(size), strict=False)]
+
+    def _new_ask(self, items: Sequence[WorkItem]) -> GenerationAsk:
+        self._numbers += 1
+        requests = tuple(item.request for item in items if item.request is not None)
+        return GenerationAsk(
+            number=self._numbers, requests=requests, round=items[0].round, version=self.version, texts=items[0].texts
+        )
+
+    def _holder(self, record: AskRecord) -> ReplicaRecord | None:
+        """Replica for an ask: the one that keeps an earlier turn, else the one with the fewest answers to give."""
+        free = [one for one in self._active() if one.name not in record.holders and self._has_room(one, record)]
+        homes = {self._homes.get(request.after) for request in record.ask.requests if request.after is not None}
+        return min(free, key=lambda one: (one.name not in homes, self._load(one)), default=None)
+
+    def _has_room(self, told: ReplicaRecord, record: AskRecord) -> bool:
+        if record.alone or any(self.asks[number].alone for number in told.asks):
+            return not told.asks
+        return len(told.asks) < _ASKS or self._load(told) + record.ask.answers <= self.limits.slots
+
+    def _load(self, told: ReplicaRecord) -> int:
+        return sum(self.asks[number].ask.answers for number in told.asks)
+
+    def _hand(self, record: AskRecord, told: ReplicaRecord, now_s: float) -> None:
+        if not told.asks:
+            told.heard_s = now_s
+        told.asks.add(record.ask.number)
+        record.holders.add(told.name)
+        record.wants_another = False
+
+    def _give_again(self, now_s: float) -> list[tuple[str, GenerationAsk]]:
+        given: list[tuple[str, GenerationAsk]] = []
+        for record in [one for one in self.asks.values() if one.wants_another]:
+            if record.ask.version != self.version:
+                continue  # its version cannot be had any more: it is asked anew once its holders are gone
+            holder = self._holder(record)
+            if holder is not None:
+                self.asked_again += len(record.items)
+                self._hand(record, holder, now_s)
+                given.append((holder.name, record.ask))
+        return given
+
+    def _release(self, replica: str, numbers: Iterable[int]) -> None:
+        """Take asks from a replica; those that nobody else holds wait again, one request each."""
+        for number in numbers:
+            record = self.asks.get(number)
+            if record is None:
+                continue
+            record.holders.discard(replica)
+            if record.holders:
+                record.wants_another = not record.digest and all(self.replicas[one].silent for one in record.holders)
+                continue
+            del self.asks[number]
+            if not record.digest:
+                self.asked_again += len(record.items)
+                for item in record.items:
+                    item.returned = True
+                self._waiting.extend(record.items)

@@ -1,0 +1,323 @@
+"""A fleet of replicas as one engine: requests in, completions out, whoever drew them and whoever was lost meanwhile."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+import numpy as np
+from torch import Tensor
+
+from hone.core.clock import Clock, SystemClock
+from hone.core.credit import Metrics
+from hone.core.errors import DivergedError, ResourceError
+from hone.core.fleet import AskAnswers, PublishedWeights, RunnerArithmetic, weights_digest
+from hone.core.generation import GenerationStats, Request, ScoreRequest, ScoreResult
+from hone.engine.canary import WeightFingerprint
+from hone.engine.checks import check_requests, check_score_requests
+from hone.engine.fleet.flat_weights import pack_weights
+from hone.engine.fleet.fleet_book import FleetBook
+from hone.engine.fleet.fleet_records import FleetLimits, ReplicaPhase
+from hone.engine.fleet.fleet_report import FleetReport
+from hone.engine.fleet.fleet_transport import (
+    AskAnswered,
+    AskRefused,
+    FleetEvent,
+    FleetTransport,
+    ReplicaAlive,
+    ReplicaFailed,
+    ReplicaJoined,
+    ReplicaLoaded,
+    ReplicaLost,
+    ReplicaUnreachable,
+)
+from hone.engine.fleet.replica import ReplicaSettings, TakenWeights
+from hone.engine.session import EngineSession
+
+_POLL_S: Final = 0.2
+_PINGS: Final = 4
+"""Signs of life that are asked for within the patience."""
+_REMEMBERED: Final = 64
+"""Number of versions whose fingerprints are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRules:
+    """Rules of a fleet."""
+
+    limits: FleetLimits
+    mixed: bool = False
+    """Replicas may compute by different arithmetic; the run then cannot be repeated to the bit."""
+
+
+class FleetEngine(EngineSession):
+    """Implements `core.generation.GenerationEngine` over a transport. Nothing is started before the first `publish`."""
+
+    own_weights = True
+    """True: replicas have weights of their own, which change on `publish` only."""
+
+    def __init__(
+        self,
+        transport: FleetTransport,
+        settings: ReplicaSettings,
+        tensors: Callable[[], Mapping[str, Tensor]],
+        *,
+        rules: FleetRules,
+        clock: Clock | None = None,
+    ) -> None:
+        """`tensors`: the trainer's weights, as they are when they are published."""
+        self.transport, self.settings, self.rules = transport, settings, rules
+        self.clock: Clock = clock or SystemClock()
+        self.book, self.report = FleetBook(rules.limits), FleetReport()
+        self.fingerprints: dict[int, WeightFingerprint] = {}
+        """Fingerprints of the latest versions."""
+        self._tensors = tensors
+        self._buffer: np.ndarray | None = None
+        self._weights: PublishedWeights | None = None
+        self._arithmetic: tuple[str, RunnerArithmetic] | None = None
+        self._scores: dict[int, AskAnswers] = {}
+        self._pinged_s: dict[str, float] = {}
+        self._faulty_loads = 0
+        self._pump_lock = threading.Lock()
+        super().__init__(threading.RLock(), slots=rules.limits.replicas * settings.slots)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+        return self.book.version
+
+    @property
+    def note(self) -> str:
+        """Notes for the user about what happened to replicas, one a line."""
+        return "\n".join(self.report.notes)
+
+    def metrics(self) -> Metrics:
+        """Metrics of the fleet since `reset_stats`."""
+        with self._lock:
+            ready = sum(one.phase is ReplicaPhase.READY for one in self.book.replicas.values())
+            return self.report.metrics(replicas=ready)
+
+    def reset_stats(self) -> None:
+        """Begin the statistics anew."""
+        super().reset_stats()
+        self.report.reset()
+
+    def close(self) -> None:
+        """Drop all requests, and end the replicas."""
+        super().close()
+        self.transport.close()
+
+    # ---------------------------------------------------------------------------------------- weights
+
+    def publish(self, version: int) -> None:
+        """Publish the trainer's weights; returns once every replica that had earlier ones has these, or has been
+        silent for the patience. Replicas that join later get the newest.
+
+        Raises ResourceError where nothing can be started or the weights find no room, DivergedError where a second
+        replica does not sample from them.
+        """
+        began = self.clock.monotonic_s()
+        with self._lock:
+            if self._weights is None:
+                self.transport.open()
+            if self._buffer is None:
+                self._buffer = np.zeros(self.settings.layout.nbytes, np.uint8)
+            pack_weights(self._tensors(), self.settings.layout, self._buffer)
+            self._weights = self.transport.put(version, self._buffer, weights_digest(self._buffer))
+            expected = [one.name for one in self.book.replicas.values() if one.phase is ReplicaPhase.READY]
+            self.book.published(version, began)
+            for told in self.book.replicas.values():
+                if told.phase is ReplicaPhase.LOADING:
+                    self.transport.load(told.name, self._weights)
+            self._start_missing()
+        while self._awaits(expected, version) and self.clock.monotonic_s() - began < self.rules.limits.patience_s:
+            self._pump()
+        self.report.publish_s = self.clock.monotonic_s() - began
+
+    def _awaits(self, replicas: Sequence[str], version: int) -> bool:
+        with self._lock:
+            known = [self.book.replicas[name] for name in replicas if name in self.book.replicas]
+            return self.book.version == version and any(one.phase is ReplicaPhase.LOADING for one in known)
+
+    def pause(self) -> None:
+        """Give nothing out until `resume`; what is out is finished."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self._paused = False
+
+    # --------------------------------------------------------------------------------------- requests
+
+    def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
+        """Compute log-probabilities of given tokens on one replica, with the arithmetic of sampling.
+
+        Raises DataError naming every text that cannot be run.
+        """
+        check_score_requests(texts, context=self.settings.sequence_tokens, vocab=self.settings.vocab)
+        if not texts:
+            return []
+        wanted = tuple(texts)
+        with self._lock:
+            self.book.queue_texts(wanted)
+        while id(wanted) not in self._scores:
+            self._raise_if_paused()
+            self._step()
+        return list(self._scores.pop(id(wanted)).scores)
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, context=self.settings.sequence_tokens, vocab=self.settings.vocab)
+        if not self.settings.tokenizer_json and any(request.sampling.stop for request in requests):
+            raise ValueError("stop strings need a tokenizer in the replicas; give ReplicaSettings.tokenizer_json")
+
+    def _queue(self, requests: Sequence[Request], number: int) -> None:
+        self.book.queue(requests, number)
+
+    def _drop(self, request_ids: Collection[str] | None) -> None:
+        for replica, ask in self.book.cancel(request_ids):
+            self.transport.cancel(replica, ask)
+
+    # ----------------------------------------------------------------------------------------- events
+
+    def _step(self) -> None:
+        """Give out what there is room for, and wait a moment for events."""
+        if self._paused:
+            return
+        if self._weights is None:
+            raise RuntimeError("a fleet has no weights before the first publish()")
+        began = self.clock.monotonic_s()
+        with self._lock:
+            for replica, ask in self.book.give(began):
+                self.transport.ask(replica, ask)
+            idle = not any(one.asks for one in self.book.replicas.values())
+        self._pump()
+        spent = self.clock.monotonic_s() - began
+        with self._lock:
+            self._stats.total_s += spent
+            self.report.wait_s += spent if idle else 0.0
+
+    def _pump(self) -> None:
+        """Take events, of which one thread at a time does the waiting, and see to those who are late."""
+        with self._pump_lock:
+            events = self.transport.poll(_POLL_S)
+        with self._lock:
+            for event in events:
+                self._hear(event)
+            now_s = self.clock.monotonic_s()
+            for name in self.book.late(now_s):
+                self.transport.end(name)
+                self._lose(name, f"it was silent for {now_s - self.book.replicas[name].heard_s:.0f} s, and was ended")
+            self._start_missing()
+            self._ping(now_s)
+
+    def _hear(self, event: FleetEvent) -> None:
+        now_s = self.clock.monotonic_s()
+        match event:
+            case AskAnswered():
+                self._take(event, now_s)
+            case ReplicaAlive():
+                was_away = self._phase_of(event.replica) is ReplicaPhase.AWAY
+                self.book.progress(event.replica, event.passes, now_s)
+                if was_away and self._weights is not None:
+                    self.transport.load(event.replica, self._weights)
+            case ReplicaJoined():
+                self._join(event, now_s)
+            case ReplicaLoaded():
+                self._loaded(event.replica, event.taken, now_s)
+            case AskRefused():
+                self.book.give_back(event.replica, event.number)
+            case ReplicaUnreachable():
+                self.book.away(event.replica)
+            case ReplicaLost():
+                self._lose(event.replica, event.cause)
+            case ReplicaFailed():
+                self._fail(event)
+
+    def _phase_of(self, replica: str) -> ReplicaPhase | None:
+        told = self.book.replicas.get(replica)
+        return None if told is None else told.phase
+
+    def _take(self, event: AskAnswered, now_s: float) -> None:
+        record = self.book.asks.get(event.number)
+        taken = self.book.answered(event.replica, event.number, event.answers.digest, now_s)
+        if taken == "drop" or record is None:
+            return
+        answers = event.answers
+        self.report.served(event.replica, answers)
+        if record.ask.texts:
+            self._scores[id(record.ask.texts)] = answers
+            self._stats.scored_tokens += sum(len(text.tokens) for text in record.ask.texts)
+        done = answers.completions(record.ask)
+        self._done.extend(one for one in done if (one.request_id, one.sample_index) in self._in_flight)
+        self._stats = _with_counts(self._stats, answers)
+
+    def _join(self, event: ReplicaJoined, now_s: float) -> None:
+        """Compare the replica's arithmetic with that of the first one, and send it the weights."""
+        self.report.joined(event.replica, event.node)
+        first = self._arithmetic = self._arithmetic or (f"{event.replica} on {event.node}", event.arithmetic)
+        if (differences := event.arithmetic.differences(first[1])) and not self.rules.mixed:
+            raise ResourceError(
+                f"{event.replica} on {event.node} computes otherwise than {first[0]}: {'; '.join(differences)}. Their "
+                "answers would differ in the last bits, and no run could be repeated; use equal machines and one "
+                "installation, or set cluster.rollout.mixed = true"
+            )
+        if differences:
+            self.report.notes.append(
+                f"{event.replica} on {event.node}: {'; '.join(differences)}: this run cannot be repeated"
+            )
+        self.book.join(event.replica, now_s)
+        if self._weights is not None:
+            self.transport.load(event.replica, self._weights)
+
+    def _loaded(self, replica: str, taken: TakenWeights, now_s: float) -> None:
+        if taken.version != self.book.version:
+            return  # newer ones are under way to it
+        first = self.fingerprints.setdefault(taken.version, taken.fingerprint)
+        while len(self.fingerprints) > _REMEMBERED:
+            del self.fingerprints[next(iter(self.fingerprints))]
+        if first.runner_bits != taken.fingerprint.runner_bits and not self.rules.mixed:
+            error = f"{replica} gives the canary's tokens other log-probabilities than the others, from equal weights"
+            self._fail(ReplicaFailed(replica=replica, error=DivergedError(error)))
+            return
+        self.book.ready(replica, taken.version, now_s)
+
+    def _fail(self, event: ReplicaFailed) -> None:
+        """One replica with wrong weights is replaced; a second one, and any other error, ends the run."""
+        self._faulty_loads += 1
+        if event.number is not None or self._faulty_loads > 1 or not isinstance(event.error, DivergedError):
+            place = self.report.place_of(event.replica)
+            raise type(event.error)(*(f"{place}: {message}" for message in event.error.messages))
+        self.transport.end(event.replica)
+        self._lose(event.replica, str(event.error))
+
+    def _lose(self, replica: str, cause: str) -> None:
+        if replica in self.book.replicas:
+            self.report.lost(replica, cause)
+            self.book.gone(replica, cause)
+
+    def _start_missing(self) -> None:
+        for _ in range(self.book.vacancies):
+            self.book.start(self.transport.start(), self.clock.monotonic_s())
+
+    def _ping(self, now_s: float) -> None:
+        """Ask for a sign of life where one is due; a replica that generates a long answer gives it."""
+        for told in self.book.replicas.values():
+            since_s = max(told.heard_s, self._pinged_s.get(told.name, -np.inf))
+            due = now_s - since_s >= self.rules.limits.patience_s / _PINGS
+            if due and (told.asks or told.phase is ReplicaPhase.AWAY):
+                self._pinged_s[told.name] = now_s
+                self.transport.ping(told.name)
+
+
+def _with_counts(stats: GenerationStats, answers: AskAnswers) -> GenerationStats:
+    """Counters of the fleet after these answers. Times are summed over replicas, but for the whole."""
+    own = asdict(answers.stats)
+    summed = GenerationStats(**{name: value + own[name] for name, value in asdict(stats).items()})
+    return replace(
+        summed,
+        slots=stats.slots,
+        pages=stats.pages,
+        total_s=stats.total_s,
+        scored_tokens=stats.scored_tokens,
+        tokens=stats.tokens + len(answers.tokens),
+    )

@@ -1,0 +1,142 @@
+"""A generation replica: hone's engine over weights that arrive as bytes, and answers that leave in columns.
+
+Knows nothing of Ray, of the run's data or of its rewards; `hone.cluster` puts one into each actor, and tests run
+several in one process.
+"""
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as TokenizerBackend
+
+from hone.core.errors import DivergedError
+from hone.core.fleet import AskAnswers, GenerationAsk, RunnerArithmetic, WeightLayout, pack_answers, weights_digest
+from hone.core.generation import Completion, GenerationStats, OnPublish
+from hone.engine.canary import WeightFingerprint
+from hone.engine.choose import RunnerKind
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.fleet.flat_weights import unpack_weights
+from hone.engine.native.build import build
+from hone.engine.open_engine import EngineGuarantees, EngineSize, open_engine
+from hone.engine.protocol import GenerationModel
+from hone.engine.stops import TokenizerRules
+from hone.native.build import is_disabled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """Settings of a replica's engine; they name no data, no rewards and no run."""
+
+    layout: WeightLayout
+    runner: RunnerKind
+    vocab: int
+    """Ids from there on are never sampled."""
+    eos: tuple[int, ...]
+    tokenizer_json: str = ""
+    """Text of `tokenizer.json`, for stop strings; empty: there are none."""
+    slots: int
+    sequence_tokens: int
+    """Most tokens of a prompt and its answer."""
+    seed: int
+    threads: int
+    batch_invariant: bool = False
+    on_publish: OnPublish = "recompute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenWeights:
+    """Receipt of a replica that has new weights."""
+
+    version: int
+    digest: str
+    fingerprint: WeightFingerprint
+
+
+class AskRefusedError(Exception):
+    """The replica has other weights than those that were asked for, or the ask was cancelled; it has no answer."""
+
+
+class GenerationReplica:
+    """An engine that answers asks. `answer` may be called by several threads, and `load` by another one meanwhile."""
+
+    def __init__(self, model: GenerationModel, settings: ReplicaSettings) -> None:
+        """`model`: its weights are written to."""
+        self.model, self.settings = model, settings
+        self.engine = _engine(model, settings)
+        self._asks: dict[int, frozenset[str]] = {}
+        self.passes = 0
+        """Number of completed waits for a pass; it grows while the replica works."""
+        self._stats_lock = threading.Lock()
+
+    def arithmetic(self) -> RunnerArithmetic:
+        """Identity of the replica's arithmetic. Raises ResourceError where the compiled runner cannot be built."""
+        name = self.engine.runner.name
+        kernels = "torch's kernels"
+        if name.startswith("native") and not is_disabled():
+            kernels = build().path.stem
+        versions = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+        return RunnerArithmetic(runner=name, device=self.model.device.type, build=f"{kernels}, {versions}")
+
+    def load(self, version: int, flat: NDArray[np.uint8], digest: str) -> TakenWeights:
+        """Take up weights. Raises DivergedError when the bytes are not those that were sent, or the runner does not
+        sample from them."""
+        found = weights_digest(flat)
+        if found != digest:
+            raise DivergedError(
+                f"the weights of version {version} arrived damaged: digest {found}, and {digest} was sent"
+            )
+        unpack_weights(flat, self.settings.layout, self.model.stored_tensors())
+        self.engine.publish(version)
+        return TakenWeights(version=version, digest=found, fingerprint=self.engine.fingerprints[version])
+
+    def answer(self, ask: GenerationAsk) -> AskAnswers:
+        """Answer an ask.
+
+        Raises AskRefusedError for another version than the replica's, DivergedError and DataError as the engine does.
+        """
+        if self.engine.version != ask.version:
+            raise AskRefusedError(f"version {ask.version} was asked for, and this replica has {self.engine.version}")
+        torch.set_num_threads(self.settings.threads)  # each thread of a process has a number of its own
+        ids = self._asks[ask.number] = frozenset(request.id for request in ask.requests)
+        self.engine.cancel(ids)  # an earlier holder of the same ask whose answer was lost on its way
+        scores = self.engine.score(ask.texts) if ask.texts else []
+        done: list[Completion] = []
+        self.engine.submit(ask.requests, round=ask.round)
+        while (completion := self.engine.next_completion(ids, wake=self._count_pass)) is not None:
+            done.append(completion)
+        self._asks.pop(ask.number, None)
+        if len(done) != sum(request.samples for request in ask.requests):
+            raise AskRefusedError(f"ask {ask.number} was cancelled")
+        return pack_answers(ask, done, stats=self._take_stats(), scores=scores)
+
+    def cancel(self, number: int) -> None:
+        """Drop an ask, whose `answer` then raises AskRefusedError."""
+        if (ids := self._asks.pop(number, None)) is not None:
+            self.engine.cancel(ids)
+
+    def _count_pass(self) -> bool:
+        self.passes += 1
+        return False
+
+    def _take_stats(self) -> GenerationStats:
+        with self._stats_lock:
+            stats = self.engine.stats
+            self.engine.reset_stats()
+        return stats
+
+
+def _engine(model: GenerationModel, settings: ReplicaSettings) -> EmbeddedEngine:
+    backend = TokenizerBackend.from_str(settings.tokenizer_json) if settings.tokenizer_json else None
+    decode = None if backend is None else lambda ids: backend.decode([int(one) for one in ids])
+    # The engine has weights of its own in any case: new ones are copied into the model while answers are drawn.
+    return open_engine(
+        model,
+        TokenizerRules(eos=settings.eos, vocab=settings.vocab, decode=decode),
+        size=EngineSize(slots=settings.slots, sequence_tokens=settings.sequence_tokens, threads=settings.threads),
+        seed=settings.seed,
+        runner=settings.runner,
+        guarantees=EngineGuarantees(batch_invariant=settings.batch_invariant, on_publish=settings.on_publish),
+    )
