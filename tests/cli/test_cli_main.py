@@ -271,6 +271,12 @@ LOG_OPTIONS = [
 ]  # fmt: skip
 
 
+SWEEP_OPTIONS = [
+    "--dry-run", "--fresh-seeds", "--jobs", "--metric", "--name", "--over", "--ray", "--resume", "--runs", "--seeds",
+    "--yes",
+]  # fmt: skip
+
+
 SHIP_OPTIONS = [
     "--back", "--dry-run", "--html", "--json", "--name", "--once", "--parent", "--reason", "--status", "--to",
 ]  # fmt: skip
@@ -292,6 +298,7 @@ def test_the_options_are_these() -> None:
             "--yes",
         ],
         "plan": ["--device", "--json", "--longest-text", "--memory", "--model", "--name", "--runs", "--solve", "--yes"],
+        "sweep": SWEEP_OPTIONS,
         "eval": EVAL_OPTIONS,
         "sample": [
             "--count",

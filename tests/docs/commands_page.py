@@ -21,6 +21,7 @@ MORE = {
     "export": "[Adapters](../language/adapters.md#peft-folders)",
     "dataset": "[Data](../howto/data.md#collected-answers)",
     "show": "[Runs](../howto/runs.md)",
+    "sweep": "[Sweeps](../howto/sweep.md)",
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",
     "estimate": "[Offline estimates](../production/offline_estimates.md)",

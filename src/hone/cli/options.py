@@ -11,6 +11,7 @@ from typing import NoReturn
 from hone.cli.command_spec import CommandOption, CommandSpec
 from hone.cli.plan_options import PLAN_OPTIONS
 from hone.cli.production_options import PRODUCTION_COMMANDS
+from hone.cli.sweep_options import SWEEP_COMMAND
 from hone.core.errors import ConfigError
 
 
@@ -131,6 +132,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         ),
         overrides=True,
     ),
+    SWEEP_COMMAND,
     CommandSpec(
         name="plan",
         summary="check a config and print its derived numbers, without training",

@@ -44,16 +44,17 @@ def render_comparison(comparison: Comparison) -> Html:
         title,
         head,
         styled("p", "about", text(about)),
-        _verdicts(comparison),
+        comparison_verdicts(comparison),
         _summary(comparison),
-        _curves(comparison),
+        comparison_curves(comparison),
         _profile(comparison),
         _runs(comparison),
         *([element("h2", text("Limits of this comparison")), *notes] if notes else []),
     )
 
 
-def _verdicts(comparison: Comparison) -> Html:
+def comparison_verdicts(comparison: Comparison) -> Html:
+    """Render the probabilities of improvement and the paired differences, a sentence each."""
     lines = [
         styled(
             "p",
@@ -149,7 +150,8 @@ def _interval(group: GroupSummary) -> IntervalRow:
     return IntervalRow(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
 
 
-def _curves(comparison: Comparison) -> Html:
+def comparison_curves(comparison: Comparison) -> Html:
+    """Render the learning curves of all groups, one picture for each task; nothing without curves."""
     parts: list[Html] = []
     for task in comparison.tasks:
         there = _series(comparison, {group.name: group.curves.get(task) for group in comparison.groups})

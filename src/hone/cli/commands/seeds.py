@@ -3,31 +3,24 @@
 Belongs here: the seeds, their order, the number of parallel runs, and the summary. `train.py` makes a run.
 """
 
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from hone.cli.commands.compare import show_comparison
 from hone.cli.stages import STAGE
 from hone.cli.terminal.screen import TerminalScreen
 from hone.config.overrides import COMMAND_LINE, ConfigDocument
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun
+from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun, ResourceError
 from hone.evaluate.comparison import compare
+from hone.process.commands import CommandEnd, HoneCommand, LocalCommands, run_commands
 from hone.report.comparison_page import write_comparison
 from hone.store.folder import open_run
 from hone.train.runner.resume import refuse_fewer_steps
 from hone.train.runner.signals import stop_on_signals
 
 MAX_SEEDS = 1000
-POLL_INTERVAL_S = 0.1
-OUTPUT_TAIL_LINES = 12
-"""Lines shown of a failed run's output."""
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -121,69 +114,29 @@ def run_in_parallel(
 
     Raises InterruptedRun after a signal, when every run has saved its state; otherwise DataError for failed runs.
     """
-    waiting = list(turns.pending().items())
-    running: list[_SeedProcess] = []
-    failed: dict[int, tuple[int, list[str]]] = {}
+    commands = [
+        HoneCommand(name=seed_folder(seed), arguments=tuple(command(seed, begun)))
+        for seed, begun in turns.pending().items()
+    ]
     with stop_on_signals(screen.line) as stop:
-        while (waiting and not stop.requested) or running:
-            while waiting and len(running) < jobs and not stop.requested:
-                seed, begun = waiting.pop(0)
-                running.append(_SeedProcess.start(seed, command(seed, begun)))
-                screen.line(f"{seed_folder(seed)} started")
-            ended = [one for one in running if one.process.poll() is not None]
-            running = [one for one in running if one not in ended]
-            for one in ended:
-                outcome = "finished" if one.process.returncode == 0 else "stopped" if stop.requested else "failed"
-                screen.line(f"{seed_folder(one.seed)} {outcome}")
-            failed |= {one.seed: (one.process.returncode, one.error_lines()) for one in ended if one.process.returncode}
-            for one in ended:
-                one.output.close()
-            if stop.requested:
-                _stop_all(running)
-            time.sleep(POLL_INTERVAL_S)
+
+        def ended(end: CommandEnd) -> None:
+            screen.line(f"{end.name} {'finished' if end.code == 0 else 'stopped' if stop.requested else 'failed'}")
+
+        ends = run_commands(
+            commands,
+            LocalCommands(jobs, clock=SystemClock()),
+            stopping=lambda: stop.requested,
+            started=lambda one: screen.line(f"{one.name} started"),
+            ended=ended,
+        )
         if stop.requested:
             raise InterruptedRun("stopped; --resume continues every seed", exit_code=stop.exit_code)
+    failed = [end for end in ends.values() if end.code]
     if failed:
-        fault = DataError(*(f"{seed_folder(seed)}: {line}" for seed, (_, lines) in failed.items() for line in lines))
-        fault.exit_code = next(code for code, _ in failed.values())
+        fault = DataError(*(f"{end.name}: {line}" for end in failed for line in end.lines))
+        fault.exit_code = failed[0].code if failed[0].code > 0 else ResourceError.exit_code
         raise fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SeedProcess:
-    """Child process of one run."""
-
-    seed: int
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    stop_sent: list[bool]
-    """Not empty after the request to stop."""
-
-    @staticmethod
-    def start(seed: int, words: Sequence[str]) -> "_SeedProcess":
-        """Start the process of one seed; its output goes to a temporary file."""
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        command = [sys.executable, "-m", "hone.cli.main", *words]
-        # Its own session, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        return _SeedProcess(seed=seed, process=process, output=output, stop_sent=[])
-
-    def error_lines(self) -> list[str]:
-        """Return the errors of a failed process, or the end of its output."""
-        self.output.seek(0)
-        lines = self.output.read().decode("utf-8", "replace").splitlines()
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return errors or lines[-OUTPUT_TAIL_LINES:] or [f"ended with code {self.process.returncode} without a message"]
-
-
-def _stop_all(running: Sequence[_SeedProcess]) -> None:
-    """Request each run once to save and stop: a second signal would end it at once."""
-    for one in running:
-        if not one.stop_sent:
-            one.stop_sent.append(True)
-            one.process.terminate()
 
 
 def show_seeds(screen: TerminalScreen, turns: SeedRuns) -> None:

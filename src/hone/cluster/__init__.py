@@ -1,0 +1,1 @@
+"""Runs on several processes and machines, over Ray: placement, and the processes of replicas."""

@@ -1,0 +1,150 @@
+"""The course of a sweep: batches of trials, judged and halved; then the best again on fresh seeds.
+
+Belongs here: which trials are trained, how far, and what is written down in between. Nothing depends on which run ends
+first: a batch is judged when all its runs have ended, and every judgement is written once and read back by a resume.
+So an interrupted sweep makes the trials of an uninterrupted one, and none twice.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hone.evaluate.sweep.judge import best
+from hone.evaluate.sweep.proposals import TrialOutcome, TrialProposer
+from hone.evaluate.sweep.space import trial_label
+from hone.evaluate.sweep.trial_runs import TrialTrainer
+from hone.store.comparison import Comparison
+from hone.store.sweep import FRESH_RUNS, SEARCH_RUNS, RungRecord, SweepJournal, SweepRecord, SweepTrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """What decides the trials and runs of a sweep."""
+
+    seeds: tuple[int, ...]
+    fresh_seeds: tuple[int, ...]
+    rungs: tuple[int, ...]
+    """Steps after which a batch is judged; the last is the end of a run."""
+    factor: int
+    """One trial of so many goes on after a rung."""
+    finalists: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepResult:
+    """A finished sweep, and the comparisons that it rests on."""
+
+    record: SweepRecord
+    searched: Comparison | None
+    """Trials that reached the last step, on the seeds that chose."""
+    fresh: Comparison | None
+    """Finalists on the fresh seeds."""
+
+
+def rung_steps(steps: int, *, first: int, factor: int) -> tuple[int, ...]:
+    """Steps of the rungs: `first`, `first * factor` ... below `steps`, then `steps`."""
+    found = [first]
+    while found[-1] * factor < steps:
+        found.append(found[-1] * factor)
+    return (*(one for one in found if one < steps), steps)
+
+
+def kept_count(trials: int, factor: int) -> int:
+    """Trials that go on after a rung: one of `factor`, rounded up."""
+    return -(-trials // factor)
+
+
+class SweepSearch:
+    """A sweep: `proposer` chooses trials, `runs` trains and scores them."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        journal: SweepJournal,
+        *,
+        proposer: TrialProposer,
+        runs: TrialTrainer,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._plan, self._journal = plan, journal
+        self._proposer, self._runs, self._note = proposer, runs, note
+
+    def run(self) -> SweepResult:
+        """Make every run that is missing. Raises InterruptedRun on request, when all runs have saved their state;
+        the error of the runs if all trials of a batch failed."""
+        history: list[TrialOutcome] = []
+        batch = 0
+        while trials := self._batch_trials(batch, history):
+            history += self._judge_batch(batch, trials)
+            batch += 1
+        searched = self._searched()
+        finals = self._judge_finalists()
+        return SweepResult(record=self._journal.record, searched=searched, fresh=finals)
+
+    def _batch_trials(self, batch: int, history: Sequence[TrialOutcome]) -> list[SweepTrialRecord]:
+        """The trials of a batch: those written down, else new ones."""
+        if known := [one for one in self._journal.record.trials if one.batch == batch]:
+            return known
+        first = len(self._journal.record.trials)
+        trials = [
+            SweepTrialRecord(number=number, batch=batch, settings=settings)
+            for number, settings in enumerate(self._proposer.propose(history), start=first)
+        ]
+        self._journal.write(replace(self._journal.record, trials=(*self._journal.record.trials, *trials)))
+        return trials
+
+    def _judge_batch(self, batch: int, trials: Sequence[SweepTrialRecord]) -> list[TrialOutcome]:
+        """Train a batch from rung to rung, the better trials further than the others."""
+        running = list(trials)
+        scores: dict[int, dict[int, float]] = {one.number: {} for one in trials}
+        for steps in self._plan.rungs:
+            rung = self._rung(batch, steps, running)
+            for one in rung.scores:
+                scores[one.trial][steps] = one.mean
+            running = [one for one in trials if one.number in rung.kept]
+        last = self._plan.rungs[-1]
+        return [
+            TrialOutcome(
+                settings=one.settings,
+                scores=scores[one.number],
+                complete=math.isfinite(scores[one.number].get(last, math.nan)),
+            )
+            for one in trials
+        ]
+
+    def _rung(self, batch: int, steps: int, trials: Sequence[SweepTrialRecord]) -> RungRecord:
+        """The judgement of these trials after `steps` steps, from the record or from their runs."""
+        known = next((one for one in self._journal.record.rungs if (one.batch, one.steps) == (batch, steps)), None)
+        if known is not None:
+            return known
+        found, comparison = self._runs.train_and_judge(trials, self._plan.seeds, SEARCH_RUNS, steps)
+        last = steps == self._plan.rungs[-1]
+        kept = best(found, len(found) if last else kept_count(len(trials), self._plan.factor))
+        scores = tuple(found[one.number] for one in trials)
+        rung = RungRecord(batch=batch, steps=steps, scores=scores, kept=kept)
+        self._journal.write(
+            replace(self._journal.record, rungs=(*self._journal.record.rungs, rung), metric=comparison.metric)
+        )
+        if not last:
+            self._note(f"step {steps}: {len(kept)} of {len(trials)} trials go on")
+        return rung
+
+    def _searched(self) -> Comparison | None:
+        """Comparison of the trials that reached the last step."""
+        last = self._plan.rungs[-1]
+        there = [trial for rung in self._journal.record.rungs if rung.steps == last for trial in rung.kept]
+        trials = [one for one in self._journal.record.trials if one.number in there]
+        return self._runs.judge(trials, self._plan.seeds, SEARCH_RUNS, {})[1]
+
+    def _judge_finalists(self) -> Comparison | None:
+        """Train the best trials again on seeds that chose nothing. The order of the finalists stays that of the
+        search."""
+        last = self._plan.rungs[-1]
+        scores = {one.trial: one for rung in self._journal.record.rungs if rung.steps == last for one in rung.scores}
+        chosen = best(scores, self._plan.finalists)
+        trials = [self._journal.record.trials[number] for number in chosen]
+        self._journal.write(replace(self._journal.record, finalists=chosen))
+        self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
+        found, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
+        self._journal.write(replace(self._journal.record, fresh=tuple(found[number] for number in chosen)))
+        return comparison
