@@ -54,6 +54,10 @@ class LostResourceError(ResourceError):
     """A run lost what it cannot go on without, such as its environments; a checkpoint saved now can be resumed."""
 
 
+class LostRankError(ResourceError):
+    """One of the processes that share a learner ended or did not answer; the run goes on from its last checkpoint."""
+
+
 class DivergedError(HoneError):
     """Training produced non-finite numbers; the update was skipped, and the data were saved for diagnosis."""
 

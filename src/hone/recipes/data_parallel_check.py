@@ -9,19 +9,16 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError, ResourceError
-from hone.core.reduction import Array
 from hone.core.state import State, array
 from hone.process.child import TICK_S, ChildLostError, ChildProcess, LineParser, pump_children
 from hone.process.parent import connect_to_parent
@@ -30,34 +27,13 @@ from hone.store.codec import read_state, write_state
 from hone.store.durable import Json
 from hone.train.config import RunConfig
 from hone.train.invariance.check import job_gradient_probes, rank_gradient
+from hone.train.parallel.group import GroupReduction
 from hone.train.runner.run import prepare_device
 
 RANK_TIMEOUT_S = 120.0
 ANSWER_FILE = "answer"
 DONE = b"{}"
 """Reply of a rank that succeeded."""
-
-
-@dataclass(frozen=True, slots=True)
-class GlooReduction:
-    """Reduction over the ranks of the process group."""
-
-    rank: int
-
-    def gather(self, column: Array) -> Sequence[Array]:
-        ranks = range(dist.get_world_size())
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-        dist.all_gather(counts, torch.tensor([len(column)]))
-        rows = [int(count) for count in counts]
-        padded = np.zeros((max(rows), *column.shape[1:]), column.dtype)
-        padded[: len(column)] = column
-        sent = torch.from_numpy(np.frombuffer(padded.tobytes(), np.uint8).copy())
-        parts = [torch.zeros_like(sent) for _ in ranks]
-        dist.all_gather(parts, sent)
-        return [
-            np.frombuffer(part.numpy().tobytes(), column.dtype).reshape(padded.shape)[:count]
-            for part, count in zip(parts, rows, strict=True)
-        ]
 
 
 def gradients_over_ranks(config: RunConfig, *, ranks: int = 2, seed: int = 0) -> Mapping[str, Tensor]:
@@ -117,7 +93,7 @@ def run_rank(task: Mapping[str, Json]) -> None:
     )
     sums: State = {}
     for probe in probes:
-        own = rank_gradient(probe, GlooReduction(rank), ranks=ranks)
+        own = rank_gradient(probe, GroupReduction(rank), ranks=ranks)
         dist.all_reduce(own, op=dist.ReduceOp.SUM)
         sums[probe.name] = own.numpy()
     dist.destroy_process_group()

@@ -5,6 +5,7 @@ so that names are unique; a key that starts with `$` is escaped by another `$`, 
 `{"$float": "nan"}` represent values that JSON lacks.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TypeAlias, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike of anything
+from safetensors.numpy import load, load_file, save, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 
 from hone.core.errors import DataError
 from hone.core.state import State, StateLeaf
@@ -33,11 +34,7 @@ def write_state(folder: Path, state: State) -> None:
 
     Raises TypeError naming every leaf that is not a `StateLeaf`, and ResourceError for the disk.
     """
-    arrays: StateArrays = {}
-    faults: list[str] = []
-    tree = _encode(state, "", arrays, faults)
-    if faults:
-        raise TypeError("a state contains arrays and JSON scalars only: " + "; ".join(faults))
+    tree, arrays = _encode_state(state)
     path = folder / ARRAYS
     size = sum(array.nbytes for array in arrays.values())
     with writing_tensors(path, size):
@@ -65,6 +62,32 @@ def read_state(folder: Path) -> State:
     if not isinstance(tree, dict):
         raise DataError(f"{folder / TREE} has no tree")
     return _decode_tree(tree, arrays, folder)
+
+
+def state_bytes(state: State) -> NDArray[np.uint8]:
+    """`state` as bytes `[n]`, for another process of the same version: the tree's length, the tree, the arrays.
+
+    Raises TypeError as `write_state` does.
+    """
+    tree, arrays = _encode_state(state)
+    text = json.dumps(tree).encode()
+    return np.frombuffer(bytearray(len(text).to_bytes(8, "little") + text + save(arrays)), np.uint8)
+
+
+def state_from_bytes(data: NDArray[np.uint8]) -> State:
+    """The state of `state_bytes`."""
+    length = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    arrays = cast("StateArrays", load(data[length:].tobytes()))
+    return _decode_tree(json.loads(data[8:length].tobytes()), arrays, Path())
+
+
+def _encode_state(state: State) -> tuple[dict[str, Json], StateArrays]:
+    arrays: StateArrays = {}
+    faults: list[str] = []
+    tree = _encode(state, "", arrays, faults)
+    if faults:
+        raise TypeError("a state contains arrays and JSON scalars only: " + "; ".join(faults))
+    return tree, arrays
 
 
 def _encode(tree: State, at: str, arrays: StateArrays, faults: list[str]) -> dict[str, Json]:

@@ -21,6 +21,7 @@ from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.share import BatchShare
 
 RANKS, COUNT = 2, 11
 
@@ -44,6 +45,17 @@ class ShardedParameters:
     @property
     def gradients(self) -> Sequence[Tensor]:
         return (self.flat.gradient[self.mine],)
+
+    @property
+    def step_multiple(self) -> int:
+        return 1
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        return self.flat.shapes
+
+    def reduce(self, share: BatchShare) -> None:
+        del share
 
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
@@ -155,7 +167,10 @@ def on_each_rank(reduction: Reduction, start: dict[str, Any] | None = None) -> t
 
 
 def moments(state: dict[str, Any]) -> dict[str, Any]:
-    return state["phases"]["toy"]
+    """Steps, and each moment by its own name and its parameter's."""
+    found = state["phases"]["toy"]
+    named = {f"{kind} {key}": value for kind in ("exp_avg", "exp_avg_sq") for key, value in found[kind].items()}
+    return {"step": found["step"], **named}
 
 
 def test_two_ranks_take_the_steps_of_one_process() -> None:

@@ -4,9 +4,9 @@ torch's own optimizer class does the same arithmetic, but imports the compiler a
 small network its wrapping costs more than the kernel.
 """
 
-import numpy as np
+from collections.abc import Mapping
+
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.errors import DataError
@@ -46,12 +46,11 @@ class Adam:
             torch.set_flush_denormal(False)
 
     def _kernel(self, rate: float) -> None:
+        tensors = (list(self.parameters.owned), list(self.parameters.gradients), self.means, self.squares)
+        padded = [[self._padded(one) for one in row] for row in tensors]
         nothing: list[Tensor] = []
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage] - the kernel of torch.optim.AdamW(fused=True)
-            list(self.parameters.owned),
-            list(self.parameters.gradients),
-            self.means,
-            self.squares,
+            *padded,
             nothing,
             [self.steps] * len(self.means),
             lr=rate,
@@ -62,6 +61,15 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
+        for row, stepped in zip(tensors, padded, strict=True):
+            for one, value in zip(row, stepped, strict=True):
+                if one is not value:
+                    one.copy_(value[: one.numel()].view_as(one))
+
+    def _padded(self, tensor: Tensor) -> Tensor:
+        """`tensor`, or a flat copy with zeros up to a multiple that the kernel steps without a tail."""
+        missing = -tensor.numel() % self.parameters.step_multiple
+        return torch.nn.functional.pad(tensor.flatten(), (0, missing)) if missing else tensor
 
     def reset(self) -> None:
         """Forget all steps: both moments and the count are 0 again."""
@@ -69,24 +77,49 @@ class Adam:
             moment.zero_()
 
     def state(self) -> State:
-        """Step count and both moments `[P]`, whole and in the order of the network, whatever the number of ranks."""
+        """Step count and both moments of each parameter by name, whole whatever the number of ranks."""
         moments = {"exp_avg": self.means, "exp_avg_sq": self.squares}
-        return {"step": float(self.steps), **{name: self._whole(moment) for name, moment in moments.items()}}
+        return {"step": float(self.steps), **{name: self._by_name(moment) for name, moment in moments.items()}}
 
     def restore(self, state: State) -> None:
-        """Restore the state. Raises DataError for another number of parameters."""
-        step = number(state, "step")
+        """Restore the state, also one whose moments are flat `[P]` in the order of the network.
+
+        Raises DataError for other parameters.
+        """
+        step, shapes = number(state, "step"), self.parameters.shapes
         for name, moment in (("exp_avg", self.means), ("exp_avg_sq", self.squares)):
-            saved = torch.from_numpy(array(state, name).copy())
-            sizes = {key: value.numel() for key, value in self.parameters.by_name(moment).items()}
-            if saved.numel() != sum(sizes.values()):
-                raise DataError(f"saved {name} has {saved.numel()} numbers, the policy has {sum(sizes.values())}")
-            pieces = dict(zip(sizes, saved.split(list(sizes.values())), strict=True))
-            for mine, value in zip(moment, self.parameters.shards(pieces), strict=True):
+            saved = state.get(name)
+            named = _saved_moments(saved, name, shapes) if isinstance(saved, dict) else _split(state, name, shapes)
+            for mine, value in zip(moment, self.parameters.shards(named), strict=True):
                 mine.copy_(value)
         self.steps.fill_(step)
 
-    def _whole(self, moment: list[Tensor]) -> NDArray[np.generic]:
-        """A copy in a type that numpy knows: bfloat16 is widened, which loses nothing."""
-        whole = torch.cat([value.flatten() for value in self.parameters.by_name(moment).values()])
-        return (whole.float() if whole.dtype == torch.bfloat16 else whole).cpu().numpy()
+    def _by_name(self, moment: list[Tensor]) -> State:
+        """Copies in a type that numpy knows: bfloat16 is widened, which loses nothing."""
+        return {
+            name: (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy().copy()
+            for name, value in self.parameters.by_name(moment).items()
+        }
+
+
+def _saved_moments(saved: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Moments that were saved by parameter. Raises DataError with the names that are missing or of another shape."""
+    found = {key: torch.from_numpy(array(saved, key).copy()) for key in shapes if key in saved}
+    wrong = [
+        f"{key} ({tuple(found[key].shape) if key in found else 'missing'} instead of {tuple(shape)})"
+        for key, shape in shapes.items()
+        if key not in found or found[key].shape != shape
+    ]
+    wrong += [f"{key} (not a parameter of the policy)" for key in saved if key not in shapes]
+    if wrong:
+        raise DataError(f"saved {name} does not fit the policy: {', '.join(wrong[:5])}; {len(wrong)} in all")
+    return found
+
+
+def _split(state: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Moments that were saved flat, by the names of the parameters."""
+    saved, sizes = torch.from_numpy(array(state, name).copy()), [shape.numel() for shape in shapes.values()]
+    if saved.numel() != sum(sizes):
+        raise DataError(f"saved {name} has {saved.numel()} numbers, the policy has {sum(sizes)}")
+    pieces = zip(shapes.items(), saved.split(sizes), strict=True)
+    return {key: piece.view(shape) for (key, shape), piece in pieces}

@@ -14,6 +14,7 @@ from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
 from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.ranked_build import sharded_store
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
@@ -129,7 +130,9 @@ def policy_phase(
 ) -> OptimizerPhase[P, B]:
     """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW. `name` begins the
     names of its metrics."""
-    parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
+    parameters = sharded_store(policy)
+    if parameters is None:
+        parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
     return OptimizerPhase(
         name=name,
         objective=objective,

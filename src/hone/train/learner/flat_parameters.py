@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.models.gradient_buffers import GradientBuffers, accumulating_gradients, receiving_gradients
+from hone.train.learner.share import BatchShare
 
 MIN_PARAMETERS_TO_RECEIVE: Final = 1 << 20
 """Number of parameters above which zeroing the buffer costs more than some Python for each tensor."""
@@ -56,6 +57,14 @@ class FlatParameters:
     def gradients(self) -> Sequence[Tensor]:
         return (self.gradient,)
 
+    @property
+    def step_multiple(self) -> int:
+        return 1
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        return {name: parameter.shape for name, parameter in zip(self.names, self.parameters, strict=True)}
+
     def zero_grad(self) -> None:
         self.gradient.zero_()
 
@@ -89,6 +98,9 @@ class FlatParameters:
                     view.zero_()
                 parameter.grad = view
             self._handed = received.written
+
+    def reduce(self, share: BatchShare) -> None:
+        share.add(self.gradient)
 
     def gradient_norm(self) -> Tensor:
         """L2 norm of the whole gradient, `[]`."""

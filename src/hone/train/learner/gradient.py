@@ -26,6 +26,7 @@ from hone.train.learner.adam import Adam
 from hone.train.learner.metrics import ComputeCost, MetricsAccumulator
 from hone.train.learner.micro_batches import split_by_token_budget
 from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.share import current_share
 
 P = TypeVar("P", bound=nn.Module)
 
@@ -152,10 +153,19 @@ class GradientLearner(Generic[P, B]):
             if self.after_step is not None:
                 self.after_step(self.policy)
             self.updates += 1
-        metrics = {**credits.metrics, **tally.means(self.reduction), "learner/lr": self.learning_rate(self.updates - 1)}
+        metrics = {
+            **credits.metrics,
+            **tally.means(self._everybody()),
+            "learner/lr": self.learning_rate(self.updates - 1),
+        }
         if self.on_metrics is not None:
             self.on_metrics(metrics)
         return metrics
+
+    def _everybody(self) -> Reduction:
+        """Reduction of what is counted on this rank's micro-batches."""
+        share = current_share()
+        return self.reduction if share is None else share.reduction
 
     def _split_into_minibatches(self, everything: TrainingRows[B]) -> Iterator[tuple[bool, TrainingRows[B]]]:
         """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
@@ -186,20 +196,9 @@ class GradientLearner(Generic[P, B]):
     ) -> None:
         if phase.prepare is not None:
             rows = phase.prepare(self.policy, rows, self.updates, self.reduction)
-        losses: list[Tensor] = []
-        with phase.parameters.collect_gradients():
-            for piece in micro_batches(rows, self.micro_batch_tokens):
-                batch = piece.tensors()
-                terms, loss = _backward(phase, self.policy, batch)
-                losses.append(loss)
-                if phase.on_micro_batch is not None:
-                    phase.on_micro_batch(batch, terms)
-                if self.compute_cost is not None:
-                    tally.add_cost(self.compute_cost(self.policy, batch))
-                if with_metrics:
-                    tally.add(terms)
+        losses = self._accumulate_gradients(phase, rows, tally, with_metrics=with_metrics)
         *totals, norm = torch.stack([*losses, phase.parameters.gradient_norm()]).tolist()
-        loss = total(sum(totals), self.reduction)
+        loss = total(sum(totals), self._everybody())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise DivergedError(
                 f"{phase.name}: loss {loss}, gradient norm {norm} at update {self.updates}: not a finite number. "
@@ -214,6 +213,28 @@ class GradientLearner(Generic[P, B]):
             tally.add_step_value(name, value)
         tally.add_step_value(f"{phase.name}/loss", loss)
         tally.add_step_value(f"{phase.name}/grad_norm", norm)
+
+    def _accumulate_gradients(
+        self, phase: OptimizerPhase[P, B], rows: TrainingRows[B], tally: MetricsAccumulator, *, with_metrics: bool
+    ) -> list[Tensor]:
+        """Backward passes of one optimizer step, on this process's micro-batches -> their losses `[]`."""
+        losses: list[Tensor] = []
+        with phase.parameters.collect_gradients():
+            for piece, counts in _own_micro_batches(rows, self.micro_batch_tokens):
+                batch = piece.tensors()
+                terms, loss = _backward(phase, self.policy, batch, counts=counts)
+                if not counts:
+                    continue
+                losses.append(loss)
+                if phase.on_micro_batch is not None:
+                    phase.on_micro_batch(batch, terms)
+                if self.compute_cost is not None:
+                    tally.add_cost(self.compute_cost(self.policy, batch))
+                if with_metrics:
+                    tally.add(terms)
+        if (share := current_share()) is not None:
+            phase.parameters.reduce(share)
+        return losses
 
     def state(self) -> State:
         return {
@@ -239,15 +260,27 @@ class GradientLearner(Generic[P, B]):
             part.restore(substate(substate(state, "kept"), name))
 
 
-def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B) -> tuple[LossTerms, Tensor]:
-    """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
+def _own_micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[tuple[TrainingRows[B], bool]]:
+    """Micro-batches of this process, and whether they count: with several ranks, a row may only fill a pass up."""
+    share = current_share()
+    if share is None:
+        for piece in micro_batches(rows, budget_tokens):
+            yield piece, True
+    elif len(rows):
+        for places, counts in share.micro_batches(rows.sizes(), budget_tokens):
+            yield rows.take(places), counts
+
+
+def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B, *, counts: bool = True) -> tuple[LossTerms, Tensor]:
+    """Adds the gradient of a micro-batch's loss, or of 0 times that loss -> its terms, and the loss `[]`."""
     if phase.objective_with_backward is not None:
         with torch.no_grad():
-            terms = phase.objective_with_backward(policy, batch)
+            weighed = phase.objective_with_backward if counts else phase.objective
+            terms = weighed(policy, batch)
             return terms, terms.weighted_sum(batch.weight)
     terms = phase.objective(policy, batch)
     loss = terms.weighted_sum(batch.weight)
-    loss.backward()
+    (loss if counts else loss * 0.0).backward()
     return terms, loss.detach()
 
 

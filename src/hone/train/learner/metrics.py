@@ -1,12 +1,14 @@
 """Sums of metrics over the minibatches of an optimizer step, and counts of the work done."""
 
+import json
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hone.core.credit import Metrics
-from hone.core.reduction import ONE_PROCESS, Reduction, largest, total
+from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.objectives.terms import LossTerms
 
 
@@ -64,22 +66,37 @@ class MetricsAccumulator:
     def means(self, reduction: Reduction = ONE_PROCESS) -> Metrics:
         """One figure a name over all ranks: loss terms by decision, values by optimizer step, cost in all."""
         noted = {name: sum(values) / len(values) for name, values in self.step_values.items()}
-        totals: dict[str, float] = {}
-        counts: dict[str, int] = {}
+        ranks = self._figures_of_ranks(reduction)
+        found: Metrics = {}
+        for name in dict.fromkeys(name for figures in ranks for name in figures):
+            rows = [figures[name] for figures in ranks if name in figures]
+            if name.endswith("_max"):
+                found[name] = max(row[0] for row in rows)
+                continue
+            first, *others = rows
+            sums = [sum(column, start=start) for start, *column in zip(first, *others, strict=True)]
+            if name.endswith("_ess"):
+                found[name] = effective_sample_share(sums[0], sums[1], sums[2])
+            else:
+                found[name] = sums[0] if len(sums) == 1 else sums[0] / max(sums[1], 1)
+        return noted | found
+
+    def _figures_of_ranks(self, reduction: Reduction) -> list[dict[str, list[float]]]:
+        """Sums and counts, maxima, moments of weights, and cost by name, of each rank: names may differ between them,
+        because a rank may be without rows."""
+        own: dict[str, list[float]] = {}
         for names, sums in self.sums.items():
             for name, value in zip(names, sums.tolist(), strict=True):
-                totals[name] = totals.get(name, 0.0) + value
-                counts[name] = counts.get(name, 0) + self.counts[names]
-        means = {
-            name: total(value, reduction) / max(total(counts[name], reduction), 1) for name, value in totals.items()
-        }
-        maxima = {name: largest(float(value), reduction) for name, value in self.maxima.items()}
-        moments = {
-            name: [total(value, reduction) for value in row.tolist()] for name, row in self.weight_moments.items()
-        }
-        shares = {name: effective_sample_share(*row) for name, row in moments.items()}
-        cost = {} if self.flops is None else {"learner/tokens": self.tokens, "learner/flops": float(self.flops)}
-        return noted | means | maxima | shares | {name: total(value, reduction) for name, value in cost.items()}
+                before, count = own.get(name, (0.0, 0))
+                own[name] = [before + value, count + self.counts[names]]
+        own |= {name: [float(value)] for name, value in self.maxima.items()}
+        own |= {name: row.tolist() for name, row in self.weight_moments.items()}
+        if self.flops is not None:
+            own |= {"learner/tokens": [self.tokens], "learner/flops": [float(self.flops)]}
+        if reduction is ONE_PROCESS:
+            return [own]
+        parts = reduction.gather(np.frombuffer(json.dumps(own).encode(), np.uint8))
+        return [json.loads(part.tobytes()) for part in parts]
 
 
 def effective_sample_share(count: float, total: float, squares: float) -> float:

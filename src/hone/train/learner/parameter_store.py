@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
+
+from hone.train.learner.share import BatchShare
 
 
 class ParameterStore(Protocol):
@@ -32,12 +35,27 @@ class ParameterStore(Protocol):
         """Context of the backward passes of one step; afterwards `gradients` is the sum of theirs, and no other."""
         ...
 
+    def reduce(self, share: BatchShare) -> None:
+        """Sum `gradients` over the ranks of `share`, unless the backward passes did."""
+        ...
+
     def gradient_norm(self) -> Tensor:
         """L2 norm `[]` of the whole gradient, the same on all ranks."""
         ...
 
+    @property
+    def step_multiple(self) -> int:
+        """Elements of a tensor, or more: an optimizer's kernel is given multiples of it."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of each whole parameter by name, in the order of the network."""
+        ...
+
     def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Values shaped like `owned` (moments) -> those of whole parameters by name, in the order of the network."""
+        """Values shaped like `owned` (moments) -> those of whole parameters by name, in the order of the network. All
+        ranks call it; those that save nothing get empty values."""
         ...
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:

@@ -14,6 +14,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.ranked_build import trained_policy
 from hone.train.loop import Recipe
 from hone.train.text.balance import ExpertBalance
 from hone.train.text.flops import token_compute_cost
@@ -65,6 +66,7 @@ def token_learner(
     prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None = None,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
+    policy = trained_policy(policy)
     if policy.decoder.config.experts is None:
         phase = _phase(config, policy, objective, prepare)
     else:

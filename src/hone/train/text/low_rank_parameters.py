@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from hone.core.reduction import Reduction
@@ -12,6 +13,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.learner.config import OptimizerConfig, adamw
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
+from hone.train.learner.share import BatchShare
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
@@ -43,6 +45,14 @@ class LowRankParameters:
     def gradients(self) -> Sequence[Tensor]:
         return self.factors.gradients
 
+    @property
+    def step_multiple(self) -> int:
+        return self.factors.step_multiple
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        return self.factors.shapes
+
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
         self.factors.zero_grad()
@@ -52,6 +62,9 @@ class LowRankParameters:
         places = dict(zip(self.factors.names, self.factors.views, strict=True))
         for name, gradient in self.adapter.factor_gradients(merged):
             places[name].copy_(gradient)
+
+    def reduce(self, share: BatchShare) -> None:
+        self.factors.reduce(share)
 
     def gradient_norm(self) -> Tensor:
         """L2 norm of the gradient of A, B and the whole parameters, `[]`."""

@@ -17,6 +17,7 @@ from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.ranked_build import trained_policy
 from hone.train.loop import Recipe, Source
 from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
@@ -189,7 +190,7 @@ def gradient_learner(
     config: TextGradientRunConfig, policies: TextPolicies, loss: TokenLossSpec
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The learner of every recipe that steps its loss by AdamW."""
-    policy = policies.policy
+    policy = trained_policy(policies.policy)
     layout = TokenLayout(
         scheme=loss.scheme,
         unit=loss.unit,

@@ -24,7 +24,7 @@ from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
-from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.learner.share import evaluated_pieces
 from hone.train.text.routing import replayed_routes, require_whole_routing
 from hone.train.text.shared_prefixes import shared_rows
 from hone.train.text.token_batch import ExpertLoad, PrecomputedColumns, TokenBatch
@@ -158,14 +158,20 @@ class TokenRows:
         if self.layout.skip_zero_advantage:
             contributing = np.diff(np.append(0, np.cumsum(self._contributing()))[sequences]) > 0
             rows = np.flatnonzero(contributing) if contributing.any() else rows[:1]
+        sizes = self.sizes()[rows]
+        edges = self.episodes.offsets[sequences]
+
+        def ask(piece: Ints) -> list[NDArray[np.generic]]:
+            return [tensor.cpu().numpy() for tensor in question(self.take(rows[piece]).tensors())]
+
+        def places(piece: Ints) -> Ints:
+            return ranges(edges[:-1][rows[piece]], np.diff(edges)[rows[piece]])
+
         answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
-            for piece in split_by_token_budget(self.sizes()[rows], budget_tokens):
-                said = [tensor.cpu().numpy() for tensor in question(self.take(rows[piece]).tensors())]
+            for where, said in evaluated_pieces(sizes, budget_tokens, ask, places):
                 if not answers:
                     answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in said]
-                edges = self.episodes.offsets[sequences]
-                where = ranges(edges[:-1][rows[piece]], np.diff(edges)[rows[piece]])
                 for answer, one in zip(answers, said, strict=True):
                     answer[where] = one
         return answers

@@ -1,0 +1,51 @@
+"""The build of a job whose learner is spread over ranks: which policy is stepped, and by which parameters.
+
+Without such a build every policy is its own, and one process holds all of it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from torch import nn
+
+from hone.models.language.token_policy import TokenPolicy
+from hone.train.learner.parameter_store import ParameterStore
+
+
+class RankedBuild(Protocol):
+    """Ranks that a job is being built for."""
+
+    def trained(self, policy: TokenPolicy) -> TokenPolicy:
+        """The policy that is stepped in place of `policy`: its twin with parameters cut over the ranks."""
+        ...
+
+    def parameter_store(self, policy: nn.Module) -> ParameterStore | None:
+        """The parameters of a policy of `trained`; None for any other network, which every rank holds whole."""
+        ...
+
+
+_BUILD: Final[ContextVar[RankedBuild | None]] = ContextVar("_BUILD", default=None)
+
+
+def trained_policy(policy: TokenPolicy) -> TokenPolicy:
+    """The policy that a learner steps: `policy` itself, or its sharded twin in a build for several ranks."""
+    build = _BUILD.get()
+    return policy if build is None else build.trained(policy)
+
+
+def sharded_store(policy: nn.Module) -> ParameterStore | None:
+    """The parameter store of a sharded policy; None for a network that this process holds whole."""
+    build = _BUILD.get()
+    return None if build is None else build.parameter_store(policy)
+
+
+@contextmanager
+def building_for(build: RankedBuild) -> Iterator[None]:
+    """Context in which a job is built for the ranks of `build`."""
+    token = _BUILD.set(build)
+    try:
+        yield
+    finally:
+        _BUILD.reset(token)

@@ -1,0 +1,176 @@
+"""A learner over several ranks: the driver, which is rank 0, and the others make the same calls on the same data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episode_state import pack_episodes, unpack_episodes
+from hone.core.episodes import Episodes
+from hone.core.errors import HoneError, LostRankError
+from hone.core.state import State, array, substate
+from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.share import sharing
+from hone.train.loop import Learner
+from hone.train.parallel.group import RankGroup
+from hone.train.parallel.sharded_parameters import ShardedTwin
+
+P = TypeVar("P")
+T = TypeVar("T")
+VALUES: Final = "values"
+UPDATE: Final = "update"
+STATE: Final = "state"
+RESTORE: Final = "restore"
+WEIGHTS: Final = "weights"
+
+
+class RankPeers(Protocol):
+    """The other ranks as the driver reaches them."""
+
+    def tell(self, order: str) -> None:
+        """Announce what all ranks do next. Raises LostRankError where one has ended."""
+        ...
+
+    def fault(self) -> str | None:
+        """The first rank that has ended or failed, and how; None: all of them live."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """What one rank does of an update. All ranks call the same methods in the same order."""
+
+    learner: Learner[Any]
+    group: RankGroup
+    twins: Sequence[ShardedTwin] = ()
+    """Sharded policies; without them every rank holds, and steps, whole networks."""
+
+    def values(self, episodes: Episodes) -> Values:
+        """Values of the learner's critic."""
+        with sharing(self.group.share()):
+            return self.learner.values(episodes)
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        """Update the policy; afterwards rank 0's whole policy has the new weights."""
+        with sharing(self.group.share()):
+            metrics = self.learner.update(episodes, credits)
+        for twin in self.twins:
+            twin.gather(self.group)
+        return metrics
+
+    def state(self) -> State:
+        """State of the learner, whole on rank 0."""
+        return self.learner.state()
+
+    def restore(self, state: State) -> None:
+        """Take up a whole state."""
+        self.learner.restore(state)
+        for twin in self.twins:
+            twin.gather(self.group)
+
+    def take_weights(self) -> None:
+        """Take up the weights of rank 0's policy."""
+        for twin in self.twins:
+            twin.scatter(self.group)
+        policy = self.learner.policy
+        if not self.twins and isinstance(policy, nn.Module):
+            with torch.no_grad():
+                self.group.copy_from_driver([*policy.parameters(), *policy.buffers()])
+
+
+@dataclass(kw_only=True)
+class RankedLearner(Generic[P]):
+    """The learner of a run over several ranks. Implements `Learner` in the driver."""
+
+    policy: P
+    """The whole policy: it acts, is evaluated and saved."""
+    work: RankWork
+    peers: RankPeers
+
+    def values(self, episodes: Episodes) -> Values:
+        inner = self.work.learner
+        if isinstance(inner, GradientLearner) and inner.predict_values is None:
+            return NO_VALUES
+        return self._together(VALUES, {"episodes": pack_episodes(episodes)}, lambda: self.work.values(episodes))
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        given: State = {"episodes": pack_episodes(episodes), "credits": pack_credits(credits)}
+        metrics = self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
+        return {**metrics, "learner/ranks": float(self.work.group.meeting.ranks)}
+
+    def state(self) -> State:
+        return self._together(STATE, {}, self.work.state)
+
+    def restore(self, state: State) -> None:
+        self.take_weights()
+        self._together(RESTORE, state, lambda: self.work.restore(state))
+
+    def take_weights(self) -> None:
+        """Give all ranks the weights of the whole policy."""
+        self._together(WEIGHTS, {}, self.work.take_weights)
+
+    def _together(self, order: str, given: State, act: Callable[[], T]) -> T:
+        """Carry out an order on all ranks. Raises LostRankError where another rank ended or did not answer."""
+        self.peers.tell(order)
+        try:
+            self.work.group.send(given)
+            return act()
+        except HoneError:
+            raise
+        except RuntimeError as error:  # what torch raises for a lost connection and for a collective that took too long
+            raise self._lost(order, error) from error
+
+    def _lost(self, order: str, error: RuntimeError) -> Exception:
+        reason, asked = self.peers.fault(), self.work.group.meeting
+        if reason is not None:
+            return LostRankError(f"{reason}, while all {asked.ranks} ranks carried out {order!r}")
+        if isinstance(error, torch.distributed.DistError) or "imed out" in str(error):
+            return LostRankError(
+                f"a rank did not answer within run.patience_s = {asked.patience_s:g} while all {asked.ranks} ranks "
+                f"carried out {order!r}: {error}"
+            )
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class RankServant:
+    """The side of a rank that is not the driver: it carries out one order after another."""
+
+    work: RankWork
+
+    def obey(self, order: str) -> None:
+        """Carry out an order with the data that rank 0 sends for it."""
+        given = self.work.group.send(None)
+        if order == VALUES:
+            self.work.values(unpack_episodes(substate(given, "episodes")))
+        elif order == UPDATE:
+            credits = unpack_credits(substate(given, "credits"))
+            self.work.update(unpack_episodes(substate(given, "episodes")), credits)
+        elif order == STATE:
+            self.work.state()
+        elif order == RESTORE:
+            self.work.restore(given)
+        else:
+            assert order == WEIGHTS, f"unknown order {order!r}"
+            self.work.take_weights()
+
+
+def pack_credits(credits: Credits) -> State:
+    """Credits as a state, without those columns that are not there."""
+    columns = {"advantage": credits.advantage, "target": credits.target, "discount": credits.discount}
+    found: State = {name: column for name, column in columns.items() if column is not None}
+    return {**found, "metrics": {name: float(value) for name, value in credits.metrics.items()}}
+
+
+def unpack_credits(state: State) -> Credits:
+    """Inverse of `pack_credits`."""
+    metrics = {name: float(value) for name, value in substate(state, "metrics").items() if isinstance(value, float)}
+    return Credits(
+        advantage=array(state, "advantage").astype("float32"),
+        target=array(state, "target").astype("float32") if "target" in state else None,
+        discount=array(state, "discount").astype("float32") if "discount" in state else None,
+        metrics=metrics,
+    )

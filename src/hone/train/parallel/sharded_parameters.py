@@ -1,0 +1,235 @@
+"""Parameters of a language model cut over ranks by FSDP2 (`torch.distributed.fsdp.fully_shard`).
+
+Each layer is gathered for its forward and backward pass and cut again; the embedding, the last norm and the head stay
+gathered from the forward to the backward pass. Gradients of the ranks are summed, not averaged: the weights of a loss
+are those of the whole batch.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
+
+from hone.core.errors import ConfigError
+from hone.models.language.token_policy import TokenPolicy
+from hone.train.learner.share import BatchShare
+from hone.train.parallel.group import GroupReduction, RankGroup
+from hone.train.parallel.tree_sums import ShareSum, TreeReduceScatter, tree_sum
+
+POLICY_ENTRIES = ("token_logprobs", "top_k_tokens")
+"""Methods of a policy, beside `forward`, that compute with its parameters."""
+LAYER_ENTRIES = ("forward_native",)
+"""The same of a layer."""
+KERNEL_ELEMENTS = 16
+"""Multiple of elements that Adam's kernel steps without a tail, whose bits differ from those of the rest."""
+
+
+class ShardedParameters:
+    """Parameter store of one rank: rows of each parameter's first dimension, as FSDP2 cuts them."""
+
+    def __init__(self, policy: nn.Module, *, rank: int, shares: Sequence[ShareSum] = ()) -> None:
+        """`shares`: sums over the virtual ranks of this rank, one for each sharded module; empty without them."""
+        self.policy, self.rank, self.shares = policy, rank, shares
+        self.names = [name for name, _ in policy.named_parameters()]
+        self.parameters = list(policy.parameters())
+        self.step_multiple = KERNEL_ELEMENTS if shares else 1
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        return {name: parameter.shape for name, parameter in zip(self.names, self.parameters, strict=True)}
+
+    @property
+    def owned(self) -> Sequence[Tensor]:
+        return [_local(parameter.detach()) for parameter in self.parameters]
+
+    @property
+    def gradients(self) -> Sequence[Tensor]:
+        return [
+            torch.zeros_like(_local(one.detach())) if one.grad is None else _local(one.grad) for one in self.parameters
+        ]
+
+    @contextmanager
+    def collect_gradients(self) -> Iterator[None]:
+        for parameter in self.parameters:
+            parameter.grad = None
+        for sums in self.shares:
+            sums.clear()
+        with warnings.catch_warnings():
+            # A layer's output may be a view. hone's layers never write into their inputs.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            yield
+        reshard(self.policy)
+
+    def reduce(self, share: BatchShare) -> None:
+        """Do nothing: the gradients of a backward pass were summed in it."""
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm `[]` of the whole gradient. With virtual ranks it has the same bits on any number of ranks: squares
+        are added within rows of the first dimension, and then over all rows, as binary trees."""
+        everybody, gradients = GroupReduction(self.rank), self.gradients
+        kind, device = gradients[0].dtype, gradients[0].device
+        if not self.shares:
+            own = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in gradients]).square().sum()
+            squares = [float(part[0]) for part in everybody.gather(own.cpu().numpy()[None])]
+            return torch.tensor(sum(squares[1:], start=squares[0]), dtype=torch.float64, device=device).sqrt().to(kind)
+        rows = [tree_sum(one.double().square().flatten(1).T) if one.dim() > 1 else one.double().square()
+                for one in gradients]  # fmt: skip
+        parts = [np.split(part, edges) for part, edges in zip(
+            everybody.gather(torch.cat(rows).cpu().numpy()), self._row_edges(), strict=True
+        )]  # fmt: skip
+        whole = np.concatenate([piece for pieces in zip(*parts, strict=True) for piece in pieces])
+        return tree_sum(torch.from_numpy(whole)).sqrt().to(dtype=kind, device=device)
+
+    def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Whole values on rank 0; empty ones on the others, which need not hold what only rank 0 saves."""
+        found: dict[str, Tensor] = {}
+        for name, parameter, value in zip(self.names, self.parameters, values, strict=True):
+            assert isinstance(parameter, DTensor)
+            placed = DTensor.from_local(
+                value,
+                parameter.device_mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            whole = placed.full_tensor()
+            found[name] = whole if self.rank == 0 else whole.new_empty(0)
+        return found
+
+    def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
+        return [rank_rows(named[name], self.rank, dist.get_world_size()) for name in self.names]
+
+    def _row_edges(self) -> list[list[int]]:
+        """For each rank, where the rows of the next parameter begin among those of all of them."""
+        ranks = dist.get_world_size()
+        counts = [
+            [len(rank_rows(torch.empty(shape[0], device="meta"), rank, ranks)) for shape in self.shapes.values()]
+            for rank in range(ranks)
+        ]
+        return [np.cumsum(row)[:-1].tolist() for row in counts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTwin:
+    """A policy, and its twin that is trained: parameters cut over the ranks."""
+
+    whole: TokenPolicy
+    sharded: TokenPolicy
+
+    def pairs(self) -> Iterator[tuple[Tensor, DTensor]]:
+        """Each whole parameter with the sharded one."""
+        reshard(self.sharded)
+        for whole, cut in zip(self.whole.parameters(), self.sharded.parameters(), strict=True):
+            assert isinstance(cut, DTensor)
+            yield whole.detach(), cut
+
+    def gather(self, group: RankGroup) -> None:
+        """Copy the twin's weights into the whole policy of rank 0, one parameter at a time."""
+        with torch.no_grad():
+            for whole, cut in self.pairs():
+                full = cut.full_tensor()
+                if group.is_driver:
+                    whole.copy_(full)
+
+    def scatter(self, group: RankGroup) -> None:
+        """Copy the weights of rank 0's whole policy into the twin, one parameter at a time."""
+        with torch.no_grad():
+            for whole, cut in self.pairs():
+                full = (
+                    whole.contiguous()
+                    if group.is_driver
+                    else torch.empty(cut.shape, dtype=cut.dtype, device=cut.device)
+                )
+                group.copy_from_driver([full])
+                _local(cut.detach()).copy_(rank_rows(full, group.rank, group.meeting.ranks))
+
+    def forget_whole(self) -> None:
+        """Free the whole policy's weights: only rank 0 acts."""
+        for parameter in self.whole.parameters():
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+
+
+@dataclass(slots=True)
+class ShardedBuild:
+    """Sharded twins that a build asked for. Implements `RankedBuild`."""
+
+    group: RankGroup
+    twins: list[ShardedTwin] = field(default_factory=list[ShardedTwin])
+    stores: dict[int, Sequence[ShareSum]] = field(default_factory=dict[int, Sequence[ShareSum]])
+    """Sums over virtual ranks of each twin, by the identity of its policy."""
+
+    def trained(self, policy: TokenPolicy) -> TokenPolicy:
+        for twin in self.twins:
+            if policy is twin.whole or policy is twin.sharded:
+                return twin.sharded
+        if policy.adapter is not None:
+            self._refuse_virtual("an adapter")
+            return policy
+        if policy.decoder.config.experts is not None:
+            raise ConfigError("run.ranks: a mixture of experts is trained by one process; leave run.ranks out")
+        sharded = TokenPolicy(
+            deepcopy(policy.decoder), policy.tokenizer, policy.temperature, expert_training=policy.expert_training
+        )
+        mesh = init_device_mesh(policy.decoder.device.type, (self.group.meeting.ranks,))
+        self.stores[id(sharded)] = shard(sharded, mesh, self.group.meeting.virtual)
+        self.twins.append(ShardedTwin(whole=policy, sharded=sharded))
+        return sharded
+
+    def parameter_store(self, policy: nn.Module) -> ShardedParameters | None:
+        if id(policy) not in self.stores:
+            self._refuse_virtual(type(policy).__name__)
+            return None
+        return ShardedParameters(policy, rank=self.group.rank, shares=self.stores[id(policy)])
+
+    def _refuse_virtual(self, what: str) -> None:
+        if self.group.meeting.virtual:
+            raise ConfigError(
+                f"run.virtual_ranks = {self.group.meeting.virtual}: this recipe trains {what}, which every rank holds "
+                "whole; virtual ranks are for the weights of a language model; leave run.virtual_ranks out"
+            )
+
+
+def shard(policy: TokenPolicy, mesh: DeviceMesh, virtual: int) -> Sequence[ShareSum]:
+    """Cut the parameters of `policy` over `mesh`, in place; returns the sums over virtual ranks, if there are any."""
+    modules: list[nn.Module] = [*policy.decoder.layers, policy]
+    sums: list[ShareSum] = []
+    for module in modules:
+        cut = fully_shard(module, mesh=mesh)
+        for entry in POLICY_ENTRIES if module is policy else LAYER_ENTRIES:
+            register_fsdp_forward_method(module, entry)
+        cut.set_gradient_divide_factor(1.0)
+        cut.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+        if virtual:
+            sums.append(ShareSum(virtual // mesh.size()))
+            cut.set_custom_reduce_scatter(TreeReduceScatter())
+            cut.set_all_reduce_hook(sums[-1])
+    return sums
+
+
+def reshard(policy: nn.Module) -> None:
+    """Free the gathered parameters outside of the layers, which may stay gathered after a pass without a gradient."""
+    assert isinstance(policy, FSDPModule)
+    policy.reshard()
+
+
+def rank_rows(whole: Tensor, rank: int, ranks: int) -> Tensor:
+    """Rows `[n, ...]` of the first dimension that FSDP2 gives to a rank."""
+    each = -(-len(whole) // ranks)
+    return whole[min(rank * each, len(whole)) : min((rank + 1) * each, len(whole))]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part, in the memory of `tensor`, which is data."""
+    assert isinstance(tensor, DTensor)
+    with torch.no_grad():
+        return tensor.to_local()

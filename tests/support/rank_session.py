@@ -1,0 +1,213 @@
+"""One rank of a test session: `python rank_session.py RANK RANKS PORT CASE...`.
+
+A case is a function of this module that takes the group and returns arrays by name; those of rank 0 are kept.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hone.core.clock import SystemClock
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.state import State
+from hone.models.language.config import ModelConfig
+from hone.models.language.init import new_model
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import character_tokenizer
+from hone.objectives.weights import token_mean
+from hone.process.child import ChildProcess, LineParser
+from hone.process.parent import connect_to_parent
+from hone.recipes.text.sft import token_nll
+from hone.train.invariance.probe import AnswerShape, synthetic_credits, synthetic_token_episodes
+from hone.train.learner.config import LearnerConfig
+from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.ranked_build import building_for
+from hone.train.parallel.group import RankGroup, RankMeeting, joined, open_meeting
+from hone.train.parallel.ranked_learner import RankWork
+from hone.train.parallel.sharded_parameters import ShardedBuild
+from hone.train.text.learners import token_learner
+from hone.train.text.rows import TokenLayout
+
+Results = dict[str, NDArray[np.generic]]
+PATIENCE_S = 60.0
+CONFIG = ModelConfig(
+    family="qwen3", vocab_size=19, hidden_size=18, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=20,
+    tie_embeddings=False,
+)  # fmt: skip
+LEARNER = LearnerConfig(lr=1e-2, micro_batch_tokens=40, minibatches=2, epochs=2, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def tiny_policy(dtype: str) -> TokenPolicy:
+    """A policy of two layers whose first dimensions do not divide evenly; equal on all ranks."""
+    decoder = new_model(CONFIG, seed=3, dtype=dtype)
+    decoder.set_compute_dtype(dtype)
+    return TokenPolicy(decoder, character_tokenizer("0123456789+="))
+
+
+def batch(policy: TokenPolicy) -> tuple[Episodes, Credits]:
+    """Answers of different lengths in groups, with advantages."""
+    episodes = synthetic_token_episodes(policy, AnswerShape(group_size=3, max_tokens=7), seed=1)
+    return episodes, synthetic_credits(episodes, seed=1)
+
+
+def make_learner(policy: TokenPolicy, config: LearnerConfig = LEARNER) -> GradientLearner[TokenPolicy, object]:
+    """A learner of weighted log-likelihoods in several micro-batches."""
+    return token_learner(
+        config, policy, layout=TokenLayout(scheme=token_mean), objective=token_nll, seed=5, steps=3
+    )  # fmt: skip
+
+
+def ranked(group: RankGroup, dtype: str, config: LearnerConfig = LEARNER) -> tuple[TokenPolicy, RankWork]:
+    """The whole policy and the work of this rank, with rank 0's weights."""
+    policy, build = tiny_policy(dtype), ShardedBuild(group)
+    with building_for(build):
+        learner = make_learner(policy, config)
+    work = RankWork(learner=learner, group=group, twins=build.twins)
+    work.take_weights()
+    return policy, work
+
+
+def weights(policy: TokenPolicy) -> NDArray[np.generic]:
+    """All weights `[P]`."""
+    return torch.cat([one.detach().flatten() for one in policy.parameters()]).double().numpy()
+
+
+def set_weights(policy: TokenPolicy, values: NDArray[np.generic]) -> None:
+    """Inverse of `weights`."""
+    parameters = list(policy.parameters())
+    for one, part in zip(parameters, torch.from_numpy(values).split([p.numel() for p in parameters]), strict=True):
+        one.data.copy_(part.view_as(one))
+
+
+def set_moments(state: State, name: str, values: NDArray[np.generic]) -> float:
+    """Put moments `[P]` into a state; returns how far they were from its own, as a share of the largest."""
+    before, start = flat_moments(state, name), 0
+    moments = state["phases"]["policy"][name]
+    for key, value in moments.items():
+        moments[key] = values[start : start + value.size].reshape(value.shape)
+        start += value.size
+    return float(np.abs(before - values).max() / np.abs(before).max())
+
+
+def flat_moments(state: State, name: str = "exp_avg_sq") -> NDArray[np.generic]:
+    """Moments `[P]` of a learner's state."""
+    phases = state["phases"]
+    assert isinstance(phases, dict)
+    policy = phases["policy"]
+    assert isinstance(policy, dict)
+    moments = policy[name]
+    assert isinstance(moments, dict)
+    return np.concatenate([value.ravel() for value in moments.values() if isinstance(value, np.ndarray)])
+
+
+ONE_STEP = LEARNER.model_copy(update={"minibatches": 1, "epochs": 1, "max_grad_norm": 0.0})
+
+
+def first_gradient(group: RankGroup, dtype: str) -> Results:
+    """Gradient of the first step, as Adam's first moment tells it."""
+    policy, work = ranked(group, dtype, ONE_STEP)
+    work.update(*batch(policy))
+    return {"gradient": flat_moments(work.state(), "exp_avg"), "weights": weights(policy)}
+
+
+def gradient32(group: RankGroup) -> Results:
+    """`first_gradient` in float32."""
+    return first_gradient(group, "float32")
+
+
+def gradient64(group: RankGroup) -> Results:
+    """`first_gradient` in float64."""
+    return first_gradient(group, "float64")
+
+
+def training(group: RankGroup, dtype: str) -> Results:
+    """Weights, moments and a metric after three updates of two epochs of two minibatches."""
+    policy, work = ranked(group, dtype)
+    episodes, credits = batch(policy)
+    metrics = [work.update(episodes, credits) for _ in range(3)]
+    figures = np.array([[row["policy/grad_norm"], row["policy/loss"], row["learner/tokens"]] for row in metrics])
+    return {"weights": weights(policy), "squares": flat_moments(work.state()), "figures": figures}
+
+
+def train32(group: RankGroup) -> Results:
+    """`training` in float32."""
+    return training(group, "float32")
+
+
+def train64(group: RankGroup) -> Results:
+    """`training` in float64."""
+    return training(group, "float64")
+
+
+def resume(group: RankGroup) -> Results:
+    """One update, then a second one by learners that took over the first one's weights and state."""
+    policy, work = ranked(group, "float32")
+    episodes, credits = batch(policy)
+    work.update(episodes, credits)
+    own = work.state()
+    state = group.send(own if group.is_driver else None)
+    first = weights(policy)
+    other, again = ranked(group, "float32")
+    other.load_state_dict(policy.state_dict())
+    again.take_weights()
+    again.restore(state)
+    work.update(episodes, credits)
+    again.update(episodes, credits)
+    moments = {name: flat_moments(state, name) for name in ("exp_avg", "exp_avg_sq")} if group.is_driver else {}
+    return {"first": first, "on": weights(policy), "resumed": weights(other), **moments}
+
+
+def fewer_rows(group: RankGroup) -> Results:
+    """An update on a single row, which one rank has and the others fill up."""
+    policy, work = ranked(group, "float64", LEARNER.model_copy(update={"minibatches": 1}))
+    episodes, credits = batch(policy)
+    one = episodes.take(np.array([0]))
+    work.update(one, Credits(advantage=credits.advantage[: one.decisions]))
+    return {"weights": weights(policy)}
+
+
+CASES: dict[str, Callable[[RankGroup], Results]] = {
+    case.__name__: case for case in (gradient32, gradient64, train32, train64, resume, fewer_rows)
+}
+
+
+def run_cases(names: Sequence[str], *, ranks: int, virtual: int = 0) -> dict[str, Results]:
+    """Results of the cases, run by `ranks` processes that live for all of them."""
+    meeting = RankMeeting(rank=0, ranks=ranks, virtual=virtual, patience_s=PATIENCE_S, device="cpu")
+    place, port = open_meeting(meeting)
+    children: list[ChildProcess[bytes]] = []
+    try:
+        for rank in range(1, ranks):
+            arguments = (*map(str, (rank, ranks, virtual, port)), *names)
+            child = ChildProcess(__spec__.name, LineParser(), clock=SystemClock(), arguments=arguments)
+            child.start()
+            children.append(child)
+        with joined(meeting, place) as group:
+            found = {name: CASES[name](group) for name in names}
+        for child in children:
+            child.receive(PATIENCE_S)
+    finally:
+        for child in children:
+            child.kill()
+    return found
+
+
+def main() -> None:
+    """Run one rank as a child process."""
+    channel = connect_to_parent()
+    rank, ranks, virtual, port = map(int, channel.arguments[:4])
+    torch.set_num_threads(1)
+    meeting = RankMeeting(
+        rank=rank, ranks=ranks, virtual=virtual, port=port, patience_s=PATIENCE_S, device="cpu"
+    )  # fmt: skip
+    with joined(meeting) as group:
+        for name in channel.arguments[4:]:
+            CASES[name](group)
+    channel.reply(b"done\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A learner over two processes against one process: gradient, weights, optimizer state, figures, resume; bits of
+virtual ranks."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from tests.support import rank_session as session
+
+from hone.core.credit import Credits
+
+
+@pytest.fixture(scope="module")
+def two() -> Mapping[str, session.Results]:
+    """Results of all cases on two ranks, one session of processes."""
+    return session.run_cases([*session.CASES], ranks=2)
+
+
+def alone(dtype: str, config=session.LEARNER, updates: int = 3) -> session.Results:
+    policy = session.tiny_policy(dtype)
+    learner = session.make_learner(policy, config)
+    episodes, credits = session.batch(policy)
+    metrics = [learner.update(episodes, credits) for _ in range(updates)]
+    figures = np.array([[row["policy/grad_norm"], row["policy/loss"], row["learner/tokens"]] for row in metrics])
+    state = learner.state()
+    return {
+        "weights": session.weights(policy),
+        "squares": session.flat_moments(state),
+        "gradient": session.flat_moments(state, "exp_avg"),
+        "figures": figures,
+    }
+
+
+def assert_close(found, expected, within):
+    assert np.abs(found - expected).max() <= within * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "within"), [("gradient32", "float32", 1e-6), ("gradient64", "float64", 1e-12)]
+)
+def test_gradient_of_two_ranks_is_that_of_one_process(two, case, dtype, within):
+    expected = alone(dtype, session.ONE_STEP, updates=1)
+    assert np.abs(expected["gradient"]).max() > 1e-6
+    for name, value in two[case].items():
+        assert_close(value, expected[name], within)
+
+
+@pytest.mark.parametrize(("case", "dtype", "within"), [("train32", "float32", 1e-5), ("train64", "float64", 1e-12)])
+def test_three_updates_of_two_ranks_are_those_of_one_process(two, case, dtype, within):
+    expected = alone(dtype)
+    for name, value in two[case].items():
+        assert_close(value, expected[name], within)
+
+
+def test_resume_on_two_ranks_has_the_bits_of_the_run_that_went_on(two):
+    assert np.array_equal(two["resume"]["on"], two["resume"]["resumed"])
+    assert not np.array_equal(two["resume"]["on"], two["resume"]["first"])
+
+
+def test_state_of_two_ranks_is_taken_up_by_one_process(two):
+    saved, policy = two["resume"], session.tiny_policy("float32")
+    learner = session.make_learner(policy)
+    episodes, credits = session.batch(policy)
+    learner.update(episodes, credits)
+    state = learner.state()
+    session.set_weights(policy, saved["first"])
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert session.set_moments(state, name, saved[name]) < 1e-5
+    learner.restore(state)
+    learner.update(episodes, credits)
+    assert_close(session.weights(policy), saved["on"], 1e-6)
+
+
+def test_one_row_is_learnt_by_one_rank_and_filled_up_by_the_other(two):
+    policy = session.tiny_policy("float64")
+    learner = session.make_learner(policy, session.LEARNER.model_copy(update={"minibatches": 1}))
+    episodes, credits = session.batch(policy)
+    one = episodes.take(np.array([0]))
+    learner.update(one, Credits(advantage=credits.advantage[: one.decisions]))
+    assert_close(two["fewer_rows"]["weights"], session.weights(policy), 1e-12)
+
+
+def test_virtual_ranks_give_equal_bits_on_one_and_two_ranks():
+    found = [session.run_cases(["train32"], ranks=ranks, virtual=4)["train32"] for ranks in (1, 2)]
+    for name in ("weights", "squares"):
+        assert np.array_equal(found[0][name], found[1][name]), name
+    assert_close(found[0]["weights"], alone("float32")["weights"], 1e-5)
+
+
+@pytest.mark.slow  # 8 processes
+def test_four_ranks_are_one_process_and_virtual_ranks_give_their_bits():
+    four = session.run_cases(["gradient32", "gradient64", "fewer_rows"], ranks=4)
+    for case, dtype, within in (("gradient32", "float32", 1e-6), ("gradient64", "float64", 1e-12)):
+        expected = alone(dtype, session.ONE_STEP, updates=1)
+        assert_close(four[case]["gradient"], expected["gradient"], within)
+    found = [session.run_cases(["train32"], ranks=ranks, virtual=4)["train32"] for ranks in (1, 4)]
+    assert np.array_equal(found[0]["weights"], found[1]["weights"])
