@@ -3,7 +3,7 @@
 Belongs here: wiring of the service file (`serve.gateway`) with rollouts (`serve.rollout`). Does not: what is printed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,19 @@ import numpy as np
 
 import hone
 from hone.core.clock import Clock
-from hone.core.decisions import DecisionRecord
+from hone.core.decisions import DecisionPolicy, DecisionRecord
 from hone.core.errors import ConfigError
 from hone.evaluate.policies import decision_policy_folder, open_decision_policy
+from hone.serve.gateway.assembly import make_wrapper
 from hone.serve.gateway.opening import log_address, read_service_file, service_folder
+from hone.serve.gateway.rollout_listener import process_name
 from hone.serve.gateway.service_config import ServiceFileConfig
 from hone.serve.rollout.config import GuardrailConfig
 from hone.serve.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
 from hone.serve.rollout.exposures import end_position
 from hone.serve.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan
 from hone.serve.rollout.router import BUCKETS
+from hone.serve.rollout.watcher import RolloutWatcher
 from hone.store.decisions.opening import open_decision_log
 from hone.store.decisions.protocol import DecisionLog
 from hone.store.joins.join import build_view
@@ -50,8 +53,20 @@ class ServiceRollouts:
         """Tools of the drivers."""
         return RolloutTools(
             registry=self.registry, log=self.log, clock=self.clock, join=self.config.join,
-            slack_s=self.config.rollout.slack_s,
+            slack_s=self.config.rollout.slack_s, open_policy=self._policy,
         )  # fmt: skip
+
+    def watcher(self, tell: Callable[[str, str], None]) -> RolloutWatcher:
+        """Watcher of the service's rollouts, for this process."""
+        return RolloutWatcher(
+            tools=self.tools(), service=self.service, holder=process_name(), every_s=self.config.rollout.look_every_s,
+            tell=tell,
+        )  # fmt: skip
+
+    def _policy(self, version: str) -> DecisionPolicy:
+        """The policy of a version, as the service serves it."""
+        wrap = make_wrapper(self.file.parent, self.config, self.clock)
+        return wrap(open_decision_policy(self.registry.policy_folder(version)))
 
     def origin(self, parent: str) -> VersionOrigin:
         """Origin of a policy that is added now."""

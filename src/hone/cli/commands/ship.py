@@ -5,6 +5,7 @@ Belongs here: options and the layout on the screen. `hone.serve.shipping` and `h
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -13,12 +14,13 @@ from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, InterruptedRun
-from hone.serve.rollout.controller import RolloutState, format_e_value
+from hone.serve.rollout.controller import format_e_value
 from hone.serve.rollout.driver import RolloutDriver
 from hone.serve.rollout.evidence import EffectReport
 from hone.serve.rollout.history import RolloutHistory, history_json, read_history
 from hone.serve.rollout.page import write_rollout_page
 from hone.serve.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
+from hone.serve.rollout.watcher import RolloutWatcher
 from hone.serve.shipping import ServiceRollouts, open_rollouts
 from hone.store.durable import Json, to_json
 
@@ -77,24 +79,38 @@ def _ship(screen: TerminalScreen, rollouts: ServiceRollouts, call: CommandCall) 
 def _follow(screen: TerminalScreen, rollouts: ServiceRollouts, driver: RolloutDriver, call: CommandCall) -> int:
     """Look until the rollout ends, or once; then show it."""
     name = driver.plan.name
+    watcher = rollouts.watcher(partial(_tell, screen, call))
     try:
-        while not _look(screen, driver, call).finished and not call.switch("once"):
+        driver = _look(screen, rollouts, watcher, driver, call)
+        while not driver.state.finished and not call.switch("once"):
             time.sleep(rollouts.config.rollout.look_every_s)
-            if driver.behind():
-                driver = rollouts.resume(name)
+            driver = _look(screen, rollouts, watcher, driver, call)
     except KeyboardInterrupt:
         raise InterruptedRun(
             f"rollout {name} stays at {driver.state.stage}; `hone ship {rollouts.file}` goes on, --back takes it back"
         ) from None
+    finally:
+        watcher.stop()
     return _show(screen, rollouts, name, call)
 
 
-def _look(screen: TerminalScreen, driver: RolloutDriver, call: CommandCall) -> RolloutState:
-    """Look once, and print the transitions -> the state after it."""
-    for transition in driver.step():
+def _tell(screen: TerminalScreen, call: CommandCall, code: str, words: str) -> None:
+    """Say that another process watches, such as the service."""
+    if code == "rollout_watch" and not words.endswith("this process") and not call.switch("json"):
+        screen.line(words)
+
+
+def _look(
+    screen: TerminalScreen, rollouts: ServiceRollouts, watcher: RolloutWatcher, driver: RolloutDriver, call: CommandCall
+) -> RolloutDriver:
+    """Look once if no other process watches the rollouts, and print the transitions -> the rollout as it is then."""
+    leads = watcher.lead()
+    if not leads or driver.behind():
+        driver = rollouts.resume(driver.plan.name)
+    for transition in driver.step() if leads else ():
         if not call.switch("json"):
             screen.line(f"{transition.before} -> {transition.after}: {transition.words}")
-    return driver.state
+    return driver
 
 
 def _status(screen: TerminalScreen, rollouts: ServiceRollouts, call: CommandCall) -> int:

@@ -32,6 +32,7 @@ from hone.serve.gateway.service_config import ClientConfig, ServiceFileConfig, S
 from hone.serve.gateway.shield_name import shield_name
 from hone.serve.gateway.shipped_versions import ShippedVersions
 from hone.serve.gateway.version_shelf import VersionShelf, folder_version
+from hone.shield.guard import GuardedShield
 from hone.shield.service import open_shield
 
 NO_ACTIONS = ActionSet(names=())
@@ -70,9 +71,7 @@ def make_policies(
     """The policies of every tenant; `beside` is the folder that relative paths start from."""
     service = config.service
     declared = make_catalogue(service).declared
-    shield = (
-        None if config.shield is None else open_shield(config.shield, beside, service.features, clock, actions=declared)
-    )
+    shield = _open_shield(beside, config, clock)
     wrap = partial(_wrapped, declared, shield)
     shelf = VersionShelf(folder / "versions", shield_name(config.shield, shield))
     default = default_version(service.safe_action, partial(_wrapped, None, shield), shelf)
@@ -87,6 +86,19 @@ def make_policies(
         tenants={tenant: make() for tenant in service.tenants}, default=default, wrap=wrap, clock=clock, shelf=shelf,
         tell=tell, shipped=shipped,
     )  # fmt: skip
+
+
+def make_wrapper(beside: Path, config: ServiceFileConfig, clock: Clock) -> PolicyWrapper:
+    """Wrapper of every version of a service: names of actions, shield. Raises as `open_shield`."""
+    return partial(_wrapped, make_catalogue(config.service).declared, _open_shield(beside, config, clock))
+
+
+def _open_shield(beside: Path, config: ServiceFileConfig, clock: Clock) -> GuardedShield | None:
+    service = config.service
+    declared = make_catalogue(service).declared
+    if config.shield is None:
+        return None
+    return open_shield(config.shield, beside, service.features, clock, actions=declared)
 
 
 def _server_of(

@@ -30,9 +30,11 @@ from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter
 from hone.serve.gateway.online_policies import OnlinePolicies
 from hone.serve.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
 from hone.serve.gateway.requests import ActionInput, ContextInput, Decided, Rewarded
+from hone.serve.gateway.rollout_listener import RolloutListener
 from hone.serve.gateway.schemas import FeatureSchema
 from hone.serve.gateway.service import (
     DecisionService,
+    RecordListener,
     ServiceParts,
     ServiceRules,
     decided_answer,
@@ -67,6 +69,8 @@ class OpenedService:
     held: ExitStack
     """Log, lock and threads."""
     monitor: ServiceMonitor | None = None
+    rollouts: RolloutListener | None = None
+    """Watcher of the service's rollouts; None: `hone ship` watches them."""
 
     @property
     def config(self) -> ServiceFileConfig:
@@ -136,12 +140,16 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         policies = make_policies(path.parent, folder, config, clock, lines)
         watch = _watch(config, folder, policies, lines)
         monitor = None if watch is None else watch.monitor
-        service = DecisionService(_parts(config, folder, log, policies, watch, lines))
+        rollouts = _rollouts(config, folder, policies, lines)
+        if rollouts is not None:
+            opened.callback(rollouts.close)
+        listeners = [one for one in (policies, watch, rollouts) if one is not None]
+        service = DecisionService(_parts(config, folder, log, policies, listeners, lines))
         opened.callback(service.close)
         read_log_again(log, service.parts, policies, monitor)
         return OpenedService(
             service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
-            monitor=monitor, held=opened.pop_all(),
+            monitor=monitor, rollouts=rollouts, held=opened.pop_all(),
         )  # fmt: skip
 
 
@@ -155,7 +163,7 @@ def _parts(
     folder: Path,
     log: DecisionLog,
     policies: OnlinePolicies,
-    watch: DriftWatch | None,
+    listeners: Sequence[RecordListener],
     lines: FaultLines,
 ) -> ServiceParts:
     service, after = config.service, config.log.durable == "after"
@@ -174,7 +182,7 @@ def _parts(
         ),
         schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
         numbers=numbers, recent=RecentRequests(service.remember), clock=policies.clock, lines=lines,
-        listeners=(policies,) if watch is None else (policies, watch),
+        listeners=tuple(listeners),
     )  # fmt: skip
 
 
@@ -199,6 +207,18 @@ def _watch(config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, li
     return DriftWatch(
         monitor=monitor, responder=responder, registry=registry, service=folder.name, jobs=folder / "jobs.db",
         tell=partial(_told, lines),
+    )  # fmt: skip
+
+
+def _rollouts(
+    config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, lines: FaultLines
+) -> RolloutListener | None:
+    if not config.rollout.watch:
+        return None
+    return RolloutListener(
+        config=config, service=folder.name, registry=folder / config.rollout.registry, clock=policies.clock,
+        log_address=log_address(folder, config.log), tell=partial(_told, lines),
+        open_policy=lambda path: policies.wrap(open_decision_policy(path)),
     )  # fmt: skip
 
 

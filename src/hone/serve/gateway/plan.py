@@ -95,6 +95,8 @@ def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:
     )  # fmt: skip
     names = ", ".join(stage_name(share) for share in plan.stages)
     yield f"rollout    {names}, {rollout.requests} requests each; alpha {rollout.alpha:g} over all stages"
+    if not rollout.watch:
+        yield "missing    [rollout] watch: a rollout moves, or goes back, only while a `hone ship` follows it"
     for one in rollout.guardrails:
         if one.mean is None or one.sd is None or one.mean == 0:
             yield f"missing    mean and sd of guardrail {one.kind!r}: `hone ship --dry-run` reads them from the log"

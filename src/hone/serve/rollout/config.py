@@ -62,6 +62,8 @@ class StagedRolloutConfig(Config):
     """Outcomes that must not become worse; they share alpha."""
     look_every_s: float = Field(default=60.0, gt=0)
     """Seconds between two looks at the decision log."""
+    watch: bool = False
+    """Let the service itself look, so that a rollout goes on, or back, when no `hone ship` follows it."""
     slack_s: float = Field(default=0.0, ge=0)
     """Seconds that a look stays behind, for gateways that write late or whose clocks differ."""
 

@@ -18,7 +18,9 @@ from hone.serve.rollout.router import RolloutSlice
 ROLLED_BACK: Final = "rolled_back"
 BOTH_ARMS_SHARE: Final = 0.01
 """Share of units seen in both arms above which assignment is broken and the rollout stops."""
-TransitionCause = Literal["start", "evidence", "guardrail", "sample_ratio", "both_arms", "control_changed", "person"]
+TransitionCause = Literal[
+    "start", "evidence", "guardrail", "sample_ratio", "both_arms", "control_changed", "shadow", "person"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

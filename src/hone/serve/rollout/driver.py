@@ -4,11 +4,11 @@ Every transition is one transaction of the registry: the entry with its evidence
 the journal (`watch`), so a transition acts when it is written, and a driver that is killed has written it or has not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hone.core.clock import Clock
-from hone.core.decisions import Evidence
+from hone.core.decisions import DecisionPolicy, Evidence
 from hone.core.errors import ConfigError, DataError
 from hone.serve.rollout.controller import (
     RolloutState,
@@ -24,6 +24,7 @@ from hone.serve.rollout.controller import (
 from hone.serve.rollout.exposures import ExposureFeed, end_position
 from hone.serve.rollout.plan import RolloutPlan
 from hone.serve.rollout.records import plan_from_json, plan_to_json, state_entry, state_from_json
+from hone.serve.rollout.shadow import KIND, shadow_evidence, shadow_records
 from hone.store.decisions.protocol import DecisionLog
 from hone.store.joins.config import JoinConfig
 from hone.store.registry.moves import StageMove, missing_evidence
@@ -40,6 +41,8 @@ class RolloutTools:
     join: JoinConfig
     slack_s: float = 0.0
     made_by: str = "hone ship"
+    open_policy: Callable[[str], DecisionPolicy] | None = None
+    """The policy of a version as the service would serve it, which scores shadows; None: they are counted alone."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,8 @@ class RolloutDriver:
     feed: ExposureFeed
     seq: int
     """Number of the journal's next entry."""
+    score: Evidence | None = None
+    """Estimate of the version from its shadow, once it is known."""
 
     def step(self) -> list[StageTransition]:
         """Look at the log once, and make the transitions that the evidence asks for.
@@ -63,6 +68,7 @@ class RolloutDriver:
             return []
         before = self.state
         self._look()
+        self._score()
         done: list[StageTransition] = []
         while (transition := self._next()) is not None:
             self._write(transition)
@@ -93,6 +99,23 @@ class RolloutDriver:
         batch = self.feed.due(self.state.stage, until_s)
         self.state = look(self.plan, self.state, batch, until_s, self.feed.position)
 
+    def _score(self) -> None:
+        """Score the version by its shadow, once the windows of the shadow's decisions have closed."""
+        tools, plan = self.tools, self.plan
+        if self.score is not None or tools.open_policy is None or self.feed.scored_at_s > self.state.until_s:
+            return
+        made_by = f"rollout {plan.name}"
+        rows = [one for one in tools.registry.evidence(plan.version) if (one.kind, one.made_by) == (KIND, made_by)]
+        if rows:
+            self.score = rows[-1]
+            return
+        records = shadow_records(tools.log, plan, read_rollout(tools.registry, plan.service, plan.name).position)
+        self.score = shadow_evidence(
+            records, tools.open_policy(plan.version), until_s=self.feed.scored_at_s, join=tools.join, made_by=made_by,
+            at_s=tools.clock.now_s(),
+        )  # fmt: skip
+        tools.registry.add_evidence(plan.version, self.score)
+
     def _next(self) -> StageTransition | None:
         now_s = self.tools.clock.now_s()
         if self.state.finished:
@@ -103,6 +126,8 @@ class RolloutDriver:
                 f"the live version is {live or 'none'} now, not {self.plan.control}: the comparison lost its control"
             )
             return back(self.state, now_s, "control_changed", words)
+        if self.score is not None and self.score.verdict == "refuse":
+            return back(self.state, now_s, "shadow", self.score.words)
         return next_transition(self.plan, self.state, now_s)
 
     def _write(self, transition: StageTransition | None) -> None:
@@ -139,7 +164,8 @@ def start_rollout(tools: RolloutTools, plan: RolloutPlan) -> RolloutDriver:
     registry = tools.registry
     running = [name for name in registry.rollouts(plan.service) if name != plan.name]
     others = [one for name in running if not (one := read_rollout(registry, plan.service, name)).state.finished]
-    missing = missing_evidence(registry.evidence(plan.version), plan.needs)
+    before = [kind for kind in plan.needs if kind != KIND or not plan.shadow_requests]  # the shadow makes its own
+    missing = missing_evidence(registry.evidence(plan.version), before)
     faults = [f"evidence {one}" for one in missing]
     if missing:
         faults.append(

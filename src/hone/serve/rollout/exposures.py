@@ -49,6 +49,10 @@ class ExposureFeed:
     _moved: set[_RecordKey] = field(default_factory=set)
     _both_arms: int = 0
     _shadow: int = 0
+    scored_at_s: float = math.inf
+    """Time of the last decision that the shadow's score needs; infinite: it is still to come."""
+    _scored: int = 0
+    _latest_s: float = -math.inf
 
     def read(self, log: DecisionLog) -> None:
         """Take every record that the log has beyond the position. Raises what the log raises."""
@@ -75,6 +79,7 @@ class ExposureFeed:
             return
         if stage == "shadow":
             self._shadow += 1
+            self._score(decision.at_s)
         if not 0 < self.plan.share(stage) < 1:
             return
         unit, is_new = (decision.tenant, decision.unit), arm == "canary"
@@ -88,6 +93,14 @@ class ExposureFeed:
         self._open[key] = _OpenExposure(decision.at_s, is_new, stage)
         for outcome in self._early.pop(key, ()):
             self._learnt(outcome)
+
+    def _score(self, at_s: float) -> None:
+        """Note a decision of the shadow's score: the first ones, as many as the shadow needs."""
+        if self._scored < self.plan.shadow_requests:
+            self._scored += 1
+            self._latest_s = max(self._latest_s, at_s)
+            if self._scored == self.plan.shadow_requests:
+                self.scored_at_s = self._latest_s
 
     def _learnt(self, outcome: Outcome) -> None:
         key = (outcome.tenant, outcome.decision_id)
