@@ -113,6 +113,8 @@ class Completion:
     that does not say."""
     likeliest: LikeliestTokens | None = None
     """`[n, k]` with `sampling.top_logprobs = k`."""
+    reread_at: tuple[int, ...] = ()
+    """Tokens before which its text was read again by newer weights (with `keep` only where memory was short)."""
 
     def text(self, decode: Callable[[NDArray[np.int32]], str]) -> str:
         """The answer as a person reads it, up to the end of its stop string."""

@@ -20,6 +20,7 @@ from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.checks import check_requests, check_score_requests
 from hone.engine.choose import RunnerChoice
+from hone.engine.held import RecordedVersions
 from hone.engine.limits import PassOutcome, SchedulerLimits
 from hone.engine.observe import TokenObserver, drawn_tokens
 from hone.engine.passes import PassPlan
@@ -53,7 +54,8 @@ class EmbeddedEngine(EngineSession):
         `on_publish = "finish"` needs a runner with weights of its own, or a `drain()` before they change.
         """
         self.runner, self.own_weights, self.note = chosen.runner, chosen.own_weights, chosen.note
-        self.seed, self.on_publish = seed, on_publish
+        self.seed = seed
+        self.on_publish: OnPublish = on_publish
         self._streams = SampleStreams(seed)
         self.fingerprints: dict[int, WeightFingerprint] = {}
         """Fingerprints of the latest versions."""
@@ -64,6 +66,7 @@ class EmbeddedEngine(EngineSession):
         self._ends = StopRules(text)
         self._scheduler = Scheduler(limits)
         self._scored: dict[int, PrefillGroup] = {}
+        self._replay: RecordedVersions | None = None
         self._order = 0
         self._opened = False
         self._refused = ""
@@ -162,6 +165,12 @@ class EmbeddedEngine(EngineSession):
             self._scheduler.publish(version, keep=self.on_publish == "keep")
             self._load()
 
+    def replay(self, recorded: RecordedVersions) -> None:
+        """Draw every token of the requests from now on by its recorded version. `publish` is then not called: weights
+        are fetched as they are needed."""
+        self._replay = recorded
+        self._scheduler.replay, self._scheduler.version = self.on_publish, -1
+
     def drain(self) -> None:
         """Start nothing new, and finish running requests, whose completions wait to be fetched. For weights that are
         about to change in place; after `publish` the rest starts.
@@ -197,14 +206,17 @@ class EmbeddedEngine(EngineSession):
         samples = [range(request.first_sample, request.first_sample + request.samples) for request in requests]
         known = iter(self._streams.prefetch(list(zip(keys, samples, strict=True)), count=most))
         for request, ids, places in zip(requests, keys, samples, strict=True):
-            order = self._take_order(1 + request.samples)
+            order = self._take_order(1 + 2 * request.samples)
             members = [
                 SampleState(
                     order + 1 + place, request, sample, CachedUniforms(self._streams.stream_of(*ids, sample), row)
                 )
                 for place, (sample, row) in enumerate(zip(places, islice(known, request.samples), strict=True))
             ]
-            self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
+            groups = [members] if self._replay is None else self._replay.split(members)
+            for number, group in enumerate(groups):
+                first = order if not number else order + request.samples + number
+                self._scheduler.add(PrefillGroup(first, np.ascontiguousarray(request.prompt, np.int32), group))
 
     def step(self) -> None:
         """Run a pass, if there is work and the engine is not paused; `poll` and `poll_scores` find what it finished.
@@ -230,6 +242,9 @@ class EmbeddedEngine(EngineSession):
         if not self._opened:
             self._load()
         plan = self._scheduler.plan(began)
+        while plan is None and self._replay is not None and self._scheduler.held:
+            self._fetch_weights(self._replay)
+            plan = self._scheduler.plan(began)
         if plan is None:
             raise RuntimeError("nothing can run; after drain(), publish() lets the rest begin")
         if len(plan.copy_sources):
@@ -245,6 +260,15 @@ class EmbeddedEngine(EngineSession):
         self._hand_out(outcome)
         self._count(plan.rows, len(plan.batch.tokens), spent)
         self._stats.total_s += self.clock.monotonic_s() - began
+
+    def _fetch_weights(self, replay: RecordedVersions) -> None:
+        """Go on with the version that the answers of a replay wait for: nothing is left for the present one."""
+        if self._scheduler.has_waiting:
+            raise RuntimeError("held answers leave no pages for others; replay with more pages")
+        version = self._scheduler.held.next_version
+        replay.load(version)
+        self._scheduler.publish(version, keep=self.on_publish == "keep")
+        self._load()
 
     def _hand_out(self, outcome: PassOutcome) -> None:
         for sample, finish in outcome.finished:

@@ -44,7 +44,7 @@ class PromptChunk:
         sampling = self.drawing_samples[0].request.sampling
         bits = drawn.sampling_mask_bits if sampling.truncates else None
         for at, sample in enumerate(self.drawing_samples):
-            sample.stale = False
+            sample.mark_reread(version)
             kept = None if bits is None else mask_token_ids(bits[place + at])
             sample.append_token(tokens[at : at + 1], logp[:, at : at + 1], kept, version)
             if sampling.top_logprobs:

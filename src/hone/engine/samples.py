@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.generation import Completion, FinishReason, LikeliestTokens, Request, ScoreRequest, ScoreResult
+from hone.core.interleaving import AnswerVersions
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.routing import Routing
 
@@ -111,6 +112,10 @@ class SampleState:
     """Likeliest tokens at each draw, where they are asked for."""
     routing: Routing | None = None
     """`[m, L, k]` experts of its first m tokens, prompt included, as far as they were taken from pages."""
+    reread_at: list[int] = field(default_factory=list[int])
+    """Tokens before which its text was read again by newer weights."""
+    recorded: AnswerVersions | None = None
+    """Versions that are to sample its tokens, in a replay; None: whatever weights are there."""
 
     def apply_event(self, event: SampleEvent) -> None:
         """Move to the next phase. Raises KeyError for an event that is impossible in this one."""
@@ -120,6 +125,13 @@ class SampleState:
         """Record that tokens from `drawn` on are sampled by `version`."""
         if not self.versions or self.versions[-1][1] != version:
             self.versions.append((drawn, version))
+
+    def mark_reread(self, version: int) -> None:
+        """Record that its text was read by `version`, where another one had read a part of it before."""
+        drawn, is_new = len(self.tokens), self.versions and self.versions[-1][1] != version
+        if (self.stale or is_new) and drawn not in self.reread_at[-1:]:
+            self.reread_at.append(drawn)
+        self.stale = False
 
     def append_token(
         self, token: NDArray[np.int32], logp: NDArray[np.float32], kept: NDArray[np.int32] | None, version: int
@@ -138,6 +150,10 @@ class SampleState:
             return
         known = 0 if self.routing is None else len(self.routing)
         self.routing = routing if self.routing is None else np.concatenate([self.routing, routing[known:]])
+
+    def wanted_version(self, drawn: int, current: int) -> int:
+        """Version that samples its token number `drawn`: the recorded one, or the `current` one without a record."""
+        return current if self.recorded is None else self.recorded.version_at(drawn)
 
     def drop_last_token(self) -> None:
         """Give the last token back; counter-based draws will draw it again."""
@@ -168,6 +184,7 @@ class SampleState:
             turn=self.request.turn,
             routing=self.routing,
             likeliest=likeliest_tokens(self.likeliest),
+            reread_at=tuple(self.reread_at),
         )
 
 

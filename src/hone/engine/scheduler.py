@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.generation import OnPublish
+from hone.engine.held import HeldSamples, rows_to_hold
 from hone.engine.limits import FinishRules, PassOutcome, SchedulerCounts, SchedulerLimits
 from hone.engine.passes import PassPlan, PromptChunk, mixed_batch, no_copies
 from hone.engine.routes import RoutePages
@@ -37,6 +39,8 @@ class Scheduler:
     admitting: bool = True
     """True if waiting requests may start."""
     counts: SchedulerCounts = field(default_factory=SchedulerCounts)
+    replay: OnPublish | None = None
+    """Treatment of answers in progress in the run that is replayed, if one is."""
 
     def __post_init__(self) -> None:
         if self.limits.pages < self.limits.least_pages:
@@ -54,11 +58,12 @@ class Scheduler:
         self._waiting: list[tuple[int, int, int, PrefillGroup]] = []
         self._fills: list[PrefillGroup] = []
         self._ready: deque[PrefillGroup] = deque()
+        self.held = HeldSamples()
 
     @property
     def busy(self) -> bool:
         """True if requests are left."""
-        return bool(len(self.table) or self._fills or self._ready or self._waiting)
+        return bool(len(self.table) or self._fills or self._ready or self._waiting or self.held)
 
     @property
     def has_active(self) -> bool:
@@ -71,7 +76,11 @@ class Scheduler:
         return bool(self._waiting or self._fills or self._ready)
 
     def add(self, fill: PrefillGroup) -> None:
-        """Queue a text with its samples."""
+        """Queue a text with its samples; in a replay, once the weights of its next token are there."""
+        first = fill.members[0]
+        if (wanted := first.wanted_version(len(first.tokens), self.version)) != self.version:
+            self.held.add_text(wanted, fill)
+            return
         request = fill.members[0].request
         expected = (request.expected_tokens or request.sampling.max_tokens) if self.limits.longest_first else 0
         # A waiting score takes no row; started requests are not overtaken by new ones.
@@ -85,6 +94,8 @@ class Scheduler:
         self._sources: list[int] = []
         self._targets: list[int] = []
         if self._ready:
+            self._seat()
+        while self.replay and self._hold_rows() and self._ready:
             self._seat()
         self._find_pages()
         if self._waiting and self.admitting:
@@ -133,6 +144,7 @@ class Scheduler:
             else:
                 self._drop_row(row, known=False)
         self.counts.preempted = preempted
+        self.held.release(version, self.table, self.add)
 
     def cancel(self, wanted: Callable[[SampleState], bool]) -> None:
         """End the samples that are `wanted`, wherever they are; they are never handed out. The others go on."""
@@ -141,6 +153,8 @@ class Scheduler:
                 sample.apply_event(SampleEvent.CANCEL)
                 self.pool.release(pages)
         self.texts.kept.drop(wanted)
+        for pages in self.held.cancel(wanted):
+            self.pool.release(pages)
         for fill in (*self._holders(), *(entry[3] for entry in self._waiting)):
             fill.cancel(wanted)
             if not (fill.members or fill.ready):
@@ -169,6 +183,17 @@ class Scheduler:
             for sample in samples:
                 sample.apply_event(SampleEvent.SEAT)
             self.table.insert(samples, pages, len(fill.text))
+
+    def _hold_rows(self) -> bool:
+        """In a replay, take samples out of their rows that wait for other weights, or are to be read again; whether
+        there were any. Only rows that keep their old keys hold pages meanwhile."""
+        found = rows_to_hold(self.table, self.version, keep=self.replay == "keep")
+        for row, version in found:
+            if version is None:
+                self._drop_row(row, known=False)
+            else:
+                self.held.add_row(version, *self.table.remove([row])[0])
+        return bool(found)
 
     def _pages_of(self, fill: PrefillGroup, most: int) -> list[list[int]]:
         """Pages for up to `most` ready samples. They share the whole pages of their prompt, and each gets a copy of the
@@ -367,6 +392,7 @@ class Scheduler:
             np.add.at(result, self.table.pages[row, : self.table.page_count[row]], 1)
         for fill in self._holders():
             np.add.at(result, np.array(fill.pages, np.int64), 1)
+        np.add.at(result, np.array(self.held.pages(), np.int64), 1)
         if cached:
             np.add.at(result, np.array([*self.texts.cache.cached_pages(), *self.texts.kept.pages()], np.int64), 1)
         return result

@@ -28,7 +28,7 @@ def close_nothing() -> None:
 
 
 def protect_nothing(folder: Path) -> None:
-    """Do nothing: the default of `write_protect`."""
+    """Do nothing: the default of `write_protect` and `open_folder`."""
 
 
 def warn_nobody(line: str) -> None:
@@ -87,6 +87,8 @@ class TrainingJob(Generic[P]):
     """Returns notices for the user since the last call; called after every step."""
     write_protect: Callable[[Path], None] = protect_nothing
     """Keeps a user's code from writing into the run's folder; called before the first step."""
+    open_folder: Callable[[Path], None] = protect_nothing
+    """Names the run's folder to parts that write records of their own; called before anything is restored."""
     close: Callable[[], None] = close_nothing
     """Ends worker processes."""
 

@@ -13,7 +13,7 @@ from tiny_runs import hone, lay_out, lines_of
 
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes, Transcript
-from hone.core.errors import UserCodeError
+from hone.core.errors import DivergedError, UserCodeError
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.state import State, integer
 from hone.train.sources.asynchronous import AsyncSource
@@ -122,6 +122,30 @@ def test_batches_that_are_wholly_too_old_are_passed_over():
         source.publish(None)
     assert source.collect().version.tolist()[0] == 5
     assert source.metrics()["async/dropped"] > 0
+
+
+AGES = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=8)
+
+
+@given(ages=AGES, rows=st.lists(st.booleans(), min_size=8, max_size=8), most=st.integers(0, 4))
+def test_no_decision_beyond_the_bound_is_handed_out_and_a_dialogue_stays_whole(ages, rows, most):
+    """Episodes of decisions of any age, some of which are rows of one dialogue, against a loop over them."""
+    source = ahead_of(most)
+    source.version = 6
+    lengths = [len(own) for own in ages]
+    plain = episodes_of(lengths)
+    number = np.cumsum([0, *(not row for row in rows[1 : len(ages)])])  # a row goes on with the dialogue before it
+    part = np.array([int(np.sum(number[:place] == one)) for place, one in enumerate(number)], np.int64)
+    version = np.array([6 - age for own in ages for age in own], np.int32)
+    episodes = type(plain)(**{**columns(plain), "version": version, "group": number, "id": number, "part": part})
+    old = {one for one, own in zip(number.tolist(), ages, strict=True) if max(own) > most}
+    expected = [place for place, one in enumerate(number.tolist()) if one not in old]
+    assert np.flatnonzero(source._is_fresh(episodes)).tolist() == expected
+    if old:
+        with pytest.raises(DivergedError, match=f"{len(ages) - len(expected)} of {len(ages)} episodes are up to"):
+            source.require_fresh(episodes)
+    if expected:
+        source.require_fresh(episodes.take(np.array(expected)))
 
 
 def test_overlap_collects_in_one_thread_of_its_own_and_raises_what_happens_there():

@@ -113,6 +113,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             memory_errors(settings),
         ):
             job.write_protect(folder.path)
+            job.open_folder(folder.path)
             _certify(request, job, folder, progress)
             folder.log(_train(request, job, facts, folder, progress, stop, clock))
             use = memory.used(request.memory)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hone.core.credit import Metrics
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError
+from hone.core.errors import DataError, DivergedError
 from hone.core.state import State, integer, substate
 from hone.train.loop import Source
 
@@ -50,6 +50,8 @@ class AsyncSource(Generic[P]):
     max_staleness: int
     in_background: bool = False
     partial_rollouts: bool = False
+    on_demand: bool = False
+    """Begin a batch when it is asked for, not ahead: in a replay, where its later versions are there only then."""
     version: int = -1
     """Version of the policy that learns."""
     _ready: deque[_CollectedBatch] = field(default_factory=deque[_CollectedBatch])
@@ -89,6 +91,17 @@ class AsyncSource(Generic[P]):
             self._executor = self._executor or ThreadPoolExecutor(1, thread_name_prefix="ahead")
             self._futures.extend(self._executor.submit(self._collect_batch) for _ in range(self._reserve_batches()))
 
+    def require_fresh(self, episodes: Episodes) -> None:
+        """Check the bound where episodes are learnt from. Raises DivergedError with the age of those beyond it: dropped
+        episodes reached the learner, or the weights changed between the two."""
+        fresh = self._is_fresh(episodes)
+        if not fresh.all():
+            age = self.version - episodes.version
+            raise DivergedError(
+                f"{int((~fresh).sum())} of {len(episodes)} episodes are up to {int(age.max())} versions old, and "
+                f"{self.max_staleness} are allowed at most: nothing was learnt from this batch"
+            )
+
     def metrics(self) -> Metrics:
         """Metrics of the last returned batch, and its age."""
         told, self._last_metrics = self._last_metrics, {}
@@ -126,7 +139,7 @@ class AsyncSource(Generic[P]):
 
     def _reserve_batches(self, *, minimum: int = 0) -> int:
         """Reserve the batches to start now, and return their number."""
-        count = max(minimum, self.max_staleness + 1 - self._outstanding)
+        count = max(minimum, 0 if self.on_demand else self.max_staleness + 1 - self._outstanding)
         self._outstanding += count
         return count
 
@@ -140,9 +153,11 @@ class AsyncSource(Generic[P]):
             self._futures.popleft().result()
 
     def _is_fresh(self, episodes: Episodes) -> NDArray[np.bool_]:
-        """`[E]` whether no decision of the episode is too old."""
+        """`[E]` whether no decision of the episode is too old, nor any of another row of the same dialogue."""
         old = episodes.version < self.version - self.max_staleness
-        return np.bincount(episodes.owner[old], minlength=len(episodes)) == 0
+        dialogue = np.append(0, np.cumsum(episodes.last_rows)[:-1])
+        stale = np.bincount(dialogue[episodes.owner[old]], minlength=len(episodes)) > 0
+        return ~stale[dialogue]
 
     def _staleness_metrics(self, episodes: Episodes, dropped: NDArray[np.int64]) -> Metrics:
         age = self.version - episodes.version

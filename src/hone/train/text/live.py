@@ -26,6 +26,7 @@ from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.train.job import OpenedRun, TrainingJob
 from hone.train.sources.live import LiveSource
+from hone.train.text.interleaving import RecordingActor, ReplayingActor
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.planned_memory import TextLengths
@@ -214,18 +215,22 @@ def open_live_text(
 
 def engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:
     """The engine of a run, or the client of its server, for prompts of at most `longest` tokens."""
+    asynchrony = rollout.asynchrony
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
-    return EngineActor(
-        make_engine(
-            policy,
-            slots=rollout.max_concurrent,
-            longest_prompt=longest,
-            max_tokens=rollout.max_tokens,
-            seed=seed,
-            runner=rollout.runner,
-            guarantees=EngineGuarantees(
-                batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
-            ),
-        )
+    engine = make_engine(
+        policy,
+        slots=rollout.max_concurrent,
+        longest_prompt=longest,
+        max_tokens=rollout.max_tokens,
+        seed=seed,
+        runner=rollout.runner,
+        guarantees=EngineGuarantees(
+            batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
+        ),
     )
+    if asynchrony.replay_interleaving is not None:
+        actor = ReplayingActor(engine)
+        actor.start(policy.decoder, versions=asynchrony.steps + 1)
+        return actor
+    return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)

@@ -51,8 +51,10 @@ def generation_copies(
     table, whose `kl` and `kl_in_reward` need the initial policy."""
     penalty: Mapping[str, Any] = algorithm.get("kl_in_reward") or {"weight": 0.0}
     reads_reference = algorithm.get("kl", 0.0) > 0 or penalty.get("weight", 1.0) > 0
+    replayed = 0 if rollout.asynchrony.replay_interleaving is None else rollout.asynchrony.steps + 1
     return {
         ENGINE_COPY: engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0),
+        "versions of a replay": WEIGHT_BYTES[model.weights] * replayed,
         "reference policy": WEIGHT_BYTES[model.weights] if reads_reference and reads_loaded_reference(model) else 0,
     }
 

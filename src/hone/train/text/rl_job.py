@@ -26,6 +26,15 @@ from hone.train.sources.mixed import of_live_groups
 from hone.train.sources.wrapper import WithState
 from hone.train.text.balance import missing_routes
 from hone.train.text.captured import CapturedText, captured_inputs, open_captured_text
+from hone.train.text.interleaving import (
+    RecordedSource,
+    RecordingActor,
+    ReplayedSource,
+    ReplayingActor,
+    check_replay,
+    replayed_record,
+    require_engine,
+)
 from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.live import LiveText, open_live_text, prompt_inputs
@@ -53,11 +62,16 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     chosen = config.method(text_policies(config, policy, micro_batch_tokens=config.micro_batch_tokens()))
     live = _open_live(config, inputs, policy, chosen)
     actor = live.actor
-    ahead, source = _wrapped_source(live.source(), actor, chosen, config.rollout)
+    recorded = _recorded_source(live.source(), actor, config.rollout)
+    ahead, source = _wrapped_source(recorded, actor, chosen, config.rollout)
+    source_is_ahead = config.rollout.asynchrony.steps > 0
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = dialogues_as_one(episodes, values, credit=chosen.credit)
-        own = of_live_groups(episodes).join_rows()
+        own = of_live_groups(episodes)
+        if source_is_ahead:
+            ahead.require_fresh(own)
+        own = own.join_rows()
         metrics = {**answer_metrics(own), **reward_metrics(config.rewards.names, own)}
         return replace(credits, metrics={**credits.metrics, **metrics})
 
@@ -68,7 +82,9 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     recipe = Recipe(source=source, credit=judged, learner=chosen.learner)
     warnings = [*config.rollout.warnings(), *missing_routes(policy, config.rollout), *actor.notes()]
     job = language_job(inputs, policy, recipe, warnings=warnings)
-    return replace(job, pop_notices=lambda: [*live.notes(), *chosen.pop_notes()], close=close)
+    open_folder = recorded.open_folder if isinstance(recorded, RecordedSource) else job.open_folder
+    notices = lambda: [*live.notes(), *chosen.pop_notes()]  # noqa: E731
+    return replace(job, pop_notices=notices, open_folder=open_folder, close=close)
 
 
 def _open_live(
@@ -82,8 +98,18 @@ def _open_live(
     return open_live_text(inputs, policy, config.rollout, greedy_baseline=greedy, keeps_last_words=last_words)
 
 
+def _recorded_source(live: LiveSource[TokenPolicy], actor: EngineActor, rollout: RolloutConfig) -> Source[TokenPolicy]:
+    """Return the live source, which writes or repeats a record of the versions where the config asks for it."""
+    record = replayed_record(rollout.asynchrony)
+    if record is not None:
+        assert isinstance(actor, ReplayingActor)
+        require_engine(record, actor)
+        return ReplayedSource(live, actor=actor, record=record)
+    return RecordedSource(live, actor=actor) if isinstance(actor, RecordingActor) else live
+
+
 def _wrapped_source(
-    live: LiveSource[TokenPolicy], actor: EngineActor, chosen: TextMethod, rollout: RolloutConfig
+    live: Source[TokenPolicy], actor: EngineActor, chosen: TextMethod, rollout: RolloutConfig
 ) -> tuple[AsyncSource[TokenPolicy], Source[TokenPolicy]]:
     """Return the asynchronous source and the source of the loop: the same, or the live source without staleness."""
     steps = rollout.asynchrony.steps
@@ -91,7 +117,8 @@ def _wrapped_source(
     ahead = AsyncSource[TokenPolicy](
         source,
         max_staleness=steps,
-        in_background=actor.engine.own_weights,
+        in_background=actor.engine.own_weights and not isinstance(actor, ReplayingActor),
+        on_demand=isinstance(actor, ReplayingActor),
         partial_rollouts=rollout.mid_rollout_publish is not None,
     )
     if steps:
@@ -145,7 +172,11 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
         other_policies=config.other_policies(),
         second_answer=config.second_answer(),
         check_folders=config.check_folders,
-        more_checks={**config.more_checks(), **_server_checks(config)},
+        more_checks={
+            **config.more_checks(),
+            **_server_checks(config),
+            "interleaving": lambda: check_replay(config, config.rollout.asynchrony),
+        },
     )
     return opened_text_run(inputs, text_job)
 

@@ -24,12 +24,35 @@ class AsyncRolloutConfig(Config):
     answers, and the run is reproducible bit for bit. `finish`: the step waits for answers in progress. `recompute`:
     answers continue with the new weights, and the KV cache is recomputed. `keep`: answers continue with the new
     weights and the old KV cache."""
+    record_interleaving: bool = False
+    """Write the policy version of every token to the run's `interleaving.jsonl`, so that the run can be replayed."""
+    replay_interleaving: str | None = Field(default=None, min_length=1)
+    """Folder of a recorded run, to be replayed bit for bit under the same settings."""
+
+    @model_validator(mode="after")
+    def _depends_on_time(self) -> "AsyncRolloutConfig":
+        if self.record_interleaving and self.replay_interleaving is not None:
+            raise ValueError(
+                "record_interleaving and replay_interleaving: a replay has its record already; leave one out"
+            )
+        if (self.record_interleaving or self.replay_interleaving) and not (self.steps and self.on_publish != "wait"):
+            key = "record_interleaving" if self.record_interleaving else "replay_interleaving"
+            raise ValueError(
+                f'{key} with steps = {self.steps} and on_publish = "{self.on_publish}": such a run is the same '
+                "whenever it is repeated, and has nothing to record; leave it out"
+            )
+        return self
 
     def derive(self) -> dict[str, str]:
         """Derived numbers, for `hone plan`."""
         if self.steps == 0:
             return {}
-        return {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
+        told = {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
+        if self.replay_interleaving is not None:
+            told["interleaving"] = f"replayed from {self.replay_interleaving}, in one thread"
+        elif self.record_interleaving:
+            told["interleaving"] = "recorded"
+        return told
 
 
 class RolloutConfig(Config):
@@ -83,11 +106,16 @@ class RolloutConfig(Config):
 
     def warnings(self) -> list[str]:
         """Warnings before a run."""
-        if self.mid_rollout_publish is None:
+        if self.mid_rollout_publish is None or self.asynchrony.replay_interleaving is not None:
             return []
+        again = (
+            "rollout.max_staleness.replay_interleaving = its folder repeats it to the bit"
+            if self.asynchrony.record_interleaving
+            else 'this run cannot be repeated to the bit (with "wait" it can, and with record_interleaving = true)'
+        )
         return [
             f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}": which weights drew which token '
-            'depends on time, so this run cannot be repeated to the bit (with "wait" it can)'
+            f"depends on time, so {again}"
         ]
 
     @model_validator(mode="after")
