@@ -28,7 +28,7 @@ SOURCE = ROOT / "src" / "hone"
 FILE_LINES = 400
 FUNCTION_LINES = 50
 CONFIG_FIELDS = 12
-RUN_FIELDS = 13  # a run's own table: what every run has, its data, its preset, and one table for each part
+RUN_FIELDS = 14  # a run's own table: what every run has, its data, its preset, its cluster, and one table for each part
 TORCH_FREE = (
     "bandits",
     "config",

@@ -45,6 +45,10 @@ class EngineSession(ABC):
         """Metrics of the engine's own since `reset_stats`."""
         return {}
 
+    def summary(self) -> str:
+        """A sentence on the whole run; empty if there is nothing to say."""
+        return ""
+
     def close(self) -> None:
         """Drop all requests, and end what the engine has open elsewhere."""
         self.cancel()

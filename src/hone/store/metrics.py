@@ -21,7 +21,20 @@ from hone.core.errors import DataError
 from hone.store.durable import Json, from_json, raise_write_error, replace_file, sync_path, write_all, writing
 
 CLOCK_PREFIX = "time/"
-CLOCK_NAMES = frozenset({"world/wait_s", "world/p95_s", "world/late", "rollout/idle_world"})
+CLOCK_NAMES = frozenset(
+    {
+        "world/wait_s",
+        "world/p95_s",
+        "world/late",
+        "rollout/idle_world",
+        "fleet/replicas",
+        "fleet/lost",
+        "fleet/asked_again",
+        "fleet/largest_share",
+        "fleet/wait_s",
+        "fleet/publish_s",
+    }
+)
 """Further metrics that depend on time; those of an evaluation have `eval/` before them."""
 STEP = "step"
 NON_FINITE = "non_finite"

@@ -85,6 +85,8 @@ class TrainingJob(Generic[P]):
     warnings: Sequence[str] = ()
     pop_notices: Callable[[], Sequence[str]] = no_notices
     """Returns notices for the user since the last call; called after every step."""
+    closing_lines: Callable[[], Sequence[str]] = no_notices
+    """Returns lines on the whole run, for its end."""
     write_protect: Callable[[Path], None] = protect_nothing
     """Keeps a user's code from writing into the run's folder; called before the first step."""
     open_folder: Callable[[Path], None] = protect_nothing

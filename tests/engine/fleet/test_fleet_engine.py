@@ -220,5 +220,5 @@ def test_metrics_name_shares_losses_and_waits(model) -> None:
     assert metrics["fleet/lost"] == len(fleet.report.losses) > 0
     assert fleet.metrics()["fleet/lost"] == 0
     assert 0 < metrics["fleet/largest_share"] <= 1
-    assert metrics["time/fleet_wait_s"] > 0
+    assert metrics["fleet/wait_s"] > 0
     assert "replicas were lost" in fleet.report.summary()

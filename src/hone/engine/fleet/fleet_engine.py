@@ -95,7 +95,12 @@ class FleetEngine(EngineSession):
         """Metrics of the fleet since `reset_stats`."""
         with self._lock:
             ready = sum(one.phase is ReplicaPhase.READY for one in self.book.replicas.values())
-            return self.report.metrics(replicas=ready)
+            asked, self.book.asked_again = self.book.asked_again, 0
+            return self.report.metrics(replicas=ready, asked_again=asked)
+
+    def summary(self) -> str:
+        """Shares of the replicas in the run's answers, and losses."""
+        return self.report.summary()
 
     def reset_stats(self) -> None:
         """Begin the statistics anew."""

@@ -61,15 +61,17 @@ class FleetReport:
         node = self._places.get(replica)
         return replica if node is None else f"{replica} on {node}"
 
-    def metrics(self, *, replicas: int) -> Metrics:
-        """Metrics of this rollout; `replicas` have the current weights. Losses are counted since the last call."""
+    def metrics(self, *, replicas: int, asked_again: int) -> Metrics:
+        """Metrics of this rollout; `replicas` have the current weights. Losses, and requests
+        that were `asked_again`, are counted since the last call."""
         total, lost, self._lost = sum(self._tokens.values()), self._lost, 0
         return {
             "fleet/replicas": float(replicas),
             "fleet/lost": float(lost),
+            "fleet/asked_again": float(asked_again),
             "fleet/largest_share": max(self._tokens.values(), default=0) / total if total else 0.0,
-            "time/fleet_wait_s": self.wait_s,
-            "time/fleet_publish_s": self.publish_s,
+            "fleet/wait_s": self.wait_s,
+            "fleet/publish_s": self.publish_s,
         }
 
     def summary(self) -> str:

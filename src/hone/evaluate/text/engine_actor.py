@@ -45,6 +45,10 @@ class PolicyEngine(GenerationEngine, Protocol):
         """Metrics of its own since the last `reset_stats`."""
         ...
 
+    def summary(self) -> str:
+        """A sentence on the whole run; empty if there is nothing to say."""
+        ...
+
     def close(self) -> None:
         """End what it has open elsewhere."""
         ...
@@ -91,6 +95,11 @@ class EngineActor:
         fresh = set(self.engine.note.splitlines()) - self.reported_notes
         self.reported_notes |= fresh
         return sorted(fresh)
+
+    def closing_lines(self) -> list[str]:
+        """Lines on the whole run, for its end."""
+        summary = self.engine.summary()
+        return [summary] if summary else []
 
     def publish(self, policy: TokenPolicy, version: int) -> None:
         """Publish the trainer's current weights to the engine, and drop the KV cache of older weights."""

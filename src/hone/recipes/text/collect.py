@@ -100,7 +100,9 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
     _ = inputs.prepared, inputs.evaluation
     policy, options = inputs.policy(temperature=config.rollout.temperature), config.collect
     inputs.scorer.check(inputs.examples.column_names())
-    live = open_live_text(inputs, policy, config.rollout, keeps_last_words=True, one_seed=options.branch > 0)
+    live = open_live_text(
+        inputs, policy, config.rollout, keeps_last_words=True, one_seed=options.branch > 0, cluster=config.cluster
+    )
     source, labelled = live.source(), options.continue_from == "steps"
     if options.branch:
         source = branching_source(live, inputs.examples, policy.tokenizer, options.expert, options.branch)

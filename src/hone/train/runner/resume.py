@@ -21,6 +21,8 @@ ALLOWED = AllowedChanges(
         "steps",
         "evaluation",
         "evaluation.",
+        "cluster",
+        "cluster.",
         "run.log_every",
         "run.samples_every",
         "run.checkpoint_every",

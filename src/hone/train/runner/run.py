@@ -119,7 +119,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             use = memory.used(request.memory)
             write_memory_use(folder.path, use)
             speed = closing_lines(folder, job.measure_matmuls, clock)
-            for line in [*evaluation_lines(folder), *speed, f"{memory_line(use)}."]:
+            for line in [*evaluation_lines(folder), *speed, *job.closing_lines(), f"{memory_line(use)}."]:
                 folder.log(line)
                 progress.note(line)
             write_report(folder.path)

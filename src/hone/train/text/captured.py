@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from hone.cluster.config import ClusterConfig
+from hone.cluster.open_fleet import check_cluster
 from hone.core.clock import SystemClock
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, ResourceError
@@ -87,12 +90,21 @@ def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> 
         lay_out=lay_out,
         rewards=config.rewards,
         other_policies=[*other_policies, *config.rewards.local_judges],
-        more_checks={**config.more_checks(), "agents": check_staleness},
+        more_checks={
+            **config.more_checks(),
+            "agents": check_staleness,
+            "cluster": partial(check_cluster, config.cluster),
+        },
     )
 
 
 def open_captured_text(
-    inputs: TextInputs[Sequence[Prompt]], policy: TokenPolicy, rollout: RolloutConfig, *, greedy_baseline: bool
+    inputs: TextInputs[Sequence[Prompt]],
+    policy: TokenPolicy,
+    rollout: RolloutConfig,
+    *,
+    greedy_baseline: bool,
+    cluster: ClusterConfig | None = None,
 ) -> CapturedText:
     """Take the address, and serve it. Raises ResourceError if something else has it or the extra `serve` is missing,
     ConfigError for credit that needs greedy answers."""
@@ -133,7 +145,7 @@ def open_captured_text(
         plan=None if driver is None else _plan(inputs, rollout),
         driver=driver,
     )
-    actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed)
+    actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed, cluster=cluster)
     return CapturedText(world=world, actor=actor, scorer=inputs.scorer, close_address=server.close)
 
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import model_validator
 
+from hone.cluster.config import ClusterConfig
+from hone.cluster.open_fleet import check_cluster
 from hone.core.credit import Metrics
 from hone.engine.clients.config import ServerEngine
 from hone.engine.open_engine import EngineGuarantees
@@ -26,6 +29,7 @@ from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.train.job import OpenedRun, TrainingJob
 from hone.train.sources.live import LiveSource
+from hone.train.text.fleet import fleet_actor, require_own_engine
 from hone.train.text.interleaving import RecordingActor, ReplayingActor
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
@@ -44,6 +48,9 @@ class AnsweringRunConfig(LanguageRunConfig):
     rollout: RolloutConfig
     """Generation of the answers."""
 
+    cluster: ClusterConfig | None = None
+    """Replicas on several processes or machines that generate the answers; absent: the embedded engine."""
+
     optimizer_moments: ClassVar[int] = 0
 
     @model_validator(mode="before")
@@ -59,11 +66,13 @@ class AnsweringRunConfig(LanguageRunConfig):
                 "are gathered, so that there is nothing to wait for; leave it out"
             )
         require_dialogues_fit(self.task, self.rewards, self.rollout)
+        require_own_engine(self.rollout, self.cluster)
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
         return self
 
     def weight_copies(self) -> dict[str, int]:
-        return {**generation_copies(self.model, self.rollout, self.run.device, {}), **super().weight_copies()}
+        copies = generation_copies(self.model, self.rollout, self.run.device, {}, in_replicas=self.cluster is not None)
+        return {**copies, **super().weight_copies()}
 
 
 def prompt_inputs(
@@ -115,7 +124,7 @@ def prompt_inputs(
         measure=lambda laid: TextLengths(prompt=max(len(one.tokens) for one in laid), whole=whole_tokens(laid)),
         second_answer=second_answer,
         other_policies=[*other_policies, *rewards.local_judges],
-        more_checks=more_checks or {},
+        more_checks={**(more_checks or {}), "cluster": partial(check_cluster, config.cluster)},
     )
     return inputs
 
@@ -170,9 +179,10 @@ def open_live_text(
     greedy_baseline: bool = False,
     keeps_last_words: bool = False,
     one_seed: bool = False,
+    cluster: ClusterConfig | None = None,
 ) -> LiveText:
-    """World and engine of a run. With `greedy_baseline` every prompt is answered greedily as well; the rest is for
-    dialogues, as in `DialogueRules`."""
+    """World and engine of a run, the engine in replicas with `cluster`. With `greedy_baseline` every prompt is answered
+    greedily as well; the rest is for dialogues, as in `DialogueRules`."""
     (prompts, _), seed, twice = inputs.prepared, inputs.config.seed, inputs.second_answer
     assert inputs.rewards is not None
     most = policy.decoder.config.max_positions
@@ -207,14 +217,18 @@ def open_live_text(
         longest = most - rollout.max_tokens
     return LiveText(
         world=world,
-        actor=engine_actor(policy, rollout, longest, seed=seed),
+        actor=engine_actor(policy, rollout, longest, seed=seed, cluster=cluster),
         scorer=inputs.scorer,
         dialogues=environment if isinstance(environment, DialogueEnvironment) else None,
     )
 
 
-def engine_actor(policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int) -> EngineActor:
-    """The engine of a run, or the client of its server, for prompts of at most `longest` tokens."""
+def engine_actor(
+    policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int, cluster: ClusterConfig | None = None
+) -> EngineActor:
+    """The engine of a run, the client of its server, or its replicas, for prompts of at most `longest` tokens."""
+    if cluster is not None:
+        return fleet_actor(policy, rollout, cluster, longest, seed=seed)
     asynchrony = rollout.asynchrony
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))

@@ -45,15 +45,23 @@ def engine_copy_bytes(
 
 
 def generation_copies(
-    model: ModelSource, rollout: RolloutConfig, device: str, algorithm: Mapping[str, Any]
+    model: ModelSource,
+    rollout: RolloutConfig,
+    device: str,
+    algorithm: Mapping[str, Any],
+    *,
+    in_replicas: bool = False,
 ) -> dict[str, int]:
     """Copies of the weights that a run with rollouts holds: name -> bytes per parameter. `algorithm` is the recipe's
-    table, whose `kl` and `kl_in_reward` need the initial policy."""
+    table, whose `kl` and `kl_in_reward` need the initial policy. `in_replicas`: the engine is in other processes, and
+    the weights that are sent to it are here."""
     penalty: Mapping[str, Any] = algorithm.get("kl_in_reward") or {"weight": 0.0}
     reads_reference = algorithm.get("kl", 0.0) > 0 or penalty.get("weight", 1.0) > 0
     replayed = 0 if rollout.asynchrony.replay_interleaving is None else rollout.asynchrony.steps + 1
+    engine = engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0)
     return {
-        ENGINE_COPY: engine_copy_bytes(model, device, rollout.runner, is_stale=rollout.asynchrony.steps > 0),
+        ENGINE_COPY: 0 if in_replicas else engine,
+        "weights to publish": WEIGHT_BYTES[model.weights] if in_replicas else 0,
         "versions of a replay": WEIGHT_BYTES[model.weights] * replayed,
         "reference policy": WEIGHT_BYTES[model.weights] if reads_reference and reads_loaded_reference(model) else 0,
     }

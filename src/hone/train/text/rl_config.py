@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from hone.cluster.config import ClusterConfig
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import Stateful
@@ -24,6 +25,7 @@ from hone.rewards.config import RewardsConfig
 from hone.train.job import no_notices
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.loop import Learner, Source
+from hone.train.text.fleet import require_own_engine
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig
 from hone.train.text.planned_memory import BatchDimensions, TextLengths
@@ -55,6 +57,8 @@ class TextRunConfig(LanguageRunConfig):
     """Reward functions and the processes that run them; a world's own rewards count without being named."""
     rollout: RolloutConfig
     """Generation of the answers."""
+    cluster: ClusterConfig | None = None
+    """Replicas on several processes or machines that generate the answers; absent: the embedded engine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -68,6 +72,7 @@ class TextRunConfig(LanguageRunConfig):
         for requirement in self.requires:
             requirement(self)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
+        require_own_engine(self.rollout, self.cluster)
         if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:
             raise ValueError(
                 f"task.source = {self.task.source!r}: this recipe answers prompts twice, and has no dialogues"
@@ -82,7 +87,9 @@ class TextRunConfig(LanguageRunConfig):
 
     def weight_copies(self) -> dict[str, int]:
         algorithm = self.model_dump().get("algorithm", {})
-        return {**generation_copies(self.model, self.rollout, self.run.device, algorithm), **super().weight_copies()}
+        apart = self.cluster is not None
+        copies = generation_copies(self.model, self.rollout, self.run.device, algorithm, in_replicas=apart)
+        return {**copies, **super().weight_copies()}
 
     def other_policies(self) -> Sequence[str]:
         """Folders of further policies that the run reads, for the check."""
@@ -149,7 +156,7 @@ class TextGradientRunConfig(TextRunConfig):
         return BatchDimensions(
             micro_batch_tokens=self.micro_batch_tokens(), rows=rows, longest_tokens=lengths.whole,
             longest_prompt=lengths.prompt, entropy=penalties.get("entropy", 0.0) > 0,
-            rollout=self.rollout,
+            rollout=self.rollout if self.cluster is None else None,
         )  # fmt: skip
 
     def derive_updates(self) -> dict[str, str]:

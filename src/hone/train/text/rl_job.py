@@ -83,8 +83,13 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     warnings = [*config.rollout.warnings(), *missing_routes(policy, config.rollout), *actor.notes()]
     job = language_job(inputs, policy, recipe, warnings=warnings)
     open_folder = recorded.open_folder if isinstance(recorded, RecordedSource) else job.open_folder
-    notices = lambda: [*live.notes(), *chosen.pop_notes()]  # noqa: E731
-    return replace(job, pop_notices=notices, open_folder=open_folder, close=close)
+    return replace(
+        job,
+        pop_notices=lambda: [*live.notes(), *chosen.pop_notes()],
+        closing_lines=actor.closing_lines,
+        open_folder=open_folder,
+        close=close,
+    )
 
 
 def _open_live(
@@ -93,9 +98,15 @@ def _open_live(
     """The task and its engine: prompts or worlds of hone, or agents that call an address."""
     greedy = chosen.greedy_baseline
     if config.task.is_captured:
-        return open_captured_text(inputs, policy, config.rollout, greedy_baseline=greedy)
-    last_words = config.keeps_last_words
-    return open_live_text(inputs, policy, config.rollout, greedy_baseline=greedy, keeps_last_words=last_words)
+        return open_captured_text(inputs, policy, config.rollout, greedy_baseline=greedy, cluster=config.cluster)
+    return open_live_text(
+        inputs,
+        policy,
+        config.rollout,
+        greedy_baseline=greedy,
+        keeps_last_words=config.keeps_last_words,
+        cluster=config.cluster,
+    )
 
 
 def _recorded_source(live: LiveSource[TokenPolicy], actor: EngineActor, rollout: RolloutConfig) -> Source[TokenPolicy]:
@@ -201,6 +212,7 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         f"= {sequences}",
         **config.derive_updates(),
         **rollout.asynchrony.derive(),
+        **({} if config.cluster is None else config.cluster.derive()),
         **_answer_counts(config, sequences),
         "slots": str(rollout.max_concurrent),
         **judge_questions(config, config.rewards, answers=config.steps * sequences),

@@ -101,7 +101,7 @@ def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]
     _ = inputs.prepared, inputs.evaluation
     policy = inputs.policy(temperature=config.rollout.temperature)
     inputs.scorer.check(inputs.examples.column_names())
-    live = open_live_text(inputs, policy, config.rollout)
+    live = open_live_text(inputs, policy, config.rollout, cluster=config.cluster)
     source = RoundSource[TokenPolicy](
         live.source(),
         schedule=config.schedule,

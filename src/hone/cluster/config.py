@@ -1,0 +1,80 @@
+"""Config of a run on several processes or machines: the table `[cluster]`."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+
+
+class FleetRolloutConfig(Config):
+    """Replicas that generate the answers of a run."""
+
+    replicas: int = Field(default=1, ge=1, le=4096)
+    """Replicas that generate at the same time. Their number changes speed, never the result."""
+    spares: int = Field(default=0, ge=0)
+    """Replicas that have started and hold the weights, and are given work in the place of a lost one."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that each replica is placed by."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of each replica; 0: it generates on CPUs."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of each replica; unset: as many as `cpus`, at least 1."""
+    transport: Literal["auto", "store", "folder"] = "auto"
+    """Way of the weights to the replicas: `store`, Ray's object store; `folder`, a file in `weights_folder`. `auto` is
+    the folder where there is one, else the store."""
+    weights_folder: str | None = None
+    """Folder that every machine sees under this path."""
+    store_mib: int | None = Field(default=None, ge=75)
+    """Size of the object store of a local cluster, MiB; unset: room for the weights and a rollout."""
+    mixed: bool = False
+    """Let replicas compute with different kernels or instruction sets; such a run cannot be repeated to the bit."""
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> "FleetRolloutConfig":
+        if self.transport == "folder" and self.weights_folder is None:
+            raise ValueError('transport = "folder" needs weights_folder, which every machine sees under the same path')
+        if self.transport == "store" and self.weights_folder is not None:
+            raise ValueError('weights_folder is for transport = "folder"; leave out one of them')
+        return self
+
+    @property
+    def replica_threads(self) -> int:
+        """Threads of each replica."""
+        return self.threads or max(1, int(self.cpus))
+
+    @property
+    def device(self) -> str:
+        """Device of each replica."""
+        return "cuda" if self.gpus else "cpu"
+
+
+class ClusterConfig(Config):
+    """A run on several processes or machines, by Ray (docs/howto/cluster.md)."""
+
+    address: str = Field(default="local", min_length=1)
+    """`local` starts Ray on this machine; `auto` joins the cluster that this program runs in; or `HOST:PORT`."""
+    patience_s: float = Field(default=120.0, gt=0)
+    """Longest silence of a replica, seconds: its work is then asked of another, and after twice as long it is ended. A
+    replica that generates a long answer is not silent."""
+    losses_allowed: int = Field(default=20, ge=0)
+    """Replicas that may be lost per 100 steps before the run stops."""
+    rollout: FleetRolloutConfig = FleetRolloutConfig()
+    """Generation of the answers."""
+
+    def derive(self) -> dict[str, str]:
+        """Places of the processes, for `hone plan`."""
+        rollout = self.rollout
+        each = f"{rollout.cpus:g} CPUs" + (f" and {rollout.gpus:g} GPUs" if rollout.gpus else "")
+        threads = f"{rollout.replica_threads} threads"
+        spares = f" and {rollout.spares} spares" if rollout.spares else ""
+        where = {"local": "on this machine", "auto": "in the Ray cluster of this job"}
+        count = rollout.replicas + rollout.spares
+        way = "a folder" if rollout.weights_folder else "Ray's object store"
+        return {
+            "driver": "this process: learner, rewards, evaluation, checkpoints",
+            "replicas": f"{rollout.replicas}{spares} {where.get(self.address, f'in the Ray cluster {self.address}')}, "
+            f"each {each}, {threads} = {count * rollout.cpus:g} CPUs"
+            + (f", {count * rollout.gpus:g} GPUs" if rollout.gpus else ""),
+            "weights": f"to the replicas through {way}",
+        }

@@ -1,0 +1,56 @@
+"""Replicas that generate a run's answers, wired: the engine of a run with `[cluster]`."""
+
+from typing import Final
+
+from hone.cluster.config import ClusterConfig
+from hone.cluster.open_fleet import open_fleet
+from hone.core.errors import ConfigError
+from hone.engine.clients.config import ServerEngine
+from hone.engine.fleet.flat_weights import layout_of
+from hone.engine.fleet.replica import ReplicaSettings
+from hone.evaluate.text.engine_actor import EngineActor, tokenizer_rules
+from hone.models.language.token_policy import TokenPolicy
+from hone.train.text.rollout_config import RolloutConfig
+
+_TWO_ENGINES: Final = (
+    "[cluster] starts replicas of hone's own engine, and rollout.runner names a server, which spreads its answers "
+    "itself; leave out one of them"
+)
+
+
+def fleet_actor(
+    policy: TokenPolicy, rollout: RolloutConfig, cluster: ClusterConfig, longest: int, *, seed: int
+) -> EngineActor:
+    """The fleet of a run for prompts of at most `longest` tokens. Raises ConfigError for a server as `rollout.runner`,
+    ResourceError where Ray is not installed."""
+    if isinstance(rollout.runner, ServerEngine):
+        raise ConfigError(_TWO_ENGINES)
+    decoder, text = policy.decoder, tokenizer_rules(policy)
+    settings = ReplicaSettings(
+        layout=layout_of(decoder.stored_tensors()),
+        runner=rollout.runner,
+        vocab=text.vocab,
+        eos=tuple(text.eos),
+        tokenizer_json=policy.tokenizer.backend.to_str(),
+        slots=rollout.max_concurrent,
+        sequence_tokens=min(longest + rollout.max_tokens, decoder.config.max_positions),
+        seed=seed,
+        threads=cluster.rollout.replica_threads,
+        batch_invariant=rollout.deterministic == "batch",
+        on_publish=rollout.mid_rollout_publish or "recompute",
+    )
+    return EngineActor(open_fleet(cluster, decoder, settings))
+
+
+def require_own_engine(rollout: RolloutConfig, cluster: ClusterConfig | None) -> None:
+    """Raise ValueError for a config with replicas and a server, or with a record of one engine's tokens."""
+    if cluster is None:
+        return
+    if isinstance(rollout.runner, ServerEngine):
+        raise ValueError(_TWO_ENGINES)
+    asynchrony = rollout.asynchrony
+    if asynchrony.record_interleaving or asynchrony.replay_interleaving is not None:
+        raise ValueError(
+            "rollout.max_staleness records and replays the interleaving of the embedded engine, and [cluster] answers "
+            'by replicas; leave out one of them (with on_publish = "wait" a run of replicas repeats by itself)'
+        )

@@ -1,0 +1,90 @@
+"""Training with a fleet: the embedded engine's run, file by file and bit by bit, whatever happens to replicas."""
+
+import pytest
+from inline_fleet import FaultRates, inline_engine
+from tiny_runs import differences, files_of, hone, lay_out, lines_of
+
+from hone.cluster import open_fleet as opening
+from hone.cluster.config import ClusterConfig
+from hone.core.errors import ResourceError
+from hone.train.text import fleet as wiring
+
+STEPS = ("steps=4", "run.certify=false")
+CHAOS = FaultRates(lost=0.1, hung=0.1, twice=0.2, flutter=0.1)
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Fleets of training runs stand in this process; returns them as they are made."""
+    made = []
+
+    def open_inline(config: ClusterConfig, decoder, settings):
+        replicas, spares = config.rollout.replicas, config.rollout.spares
+        engine, transport = inline_engine(decoder, settings, replicas=replicas, spares=spares, faults=CHAOS)
+        made.append((engine, transport))
+        return engine
+
+    monkeypatch.setattr(wiring, "open_fleet", open_inline)
+    return made
+
+
+@pytest.mark.parametrize(("ahead", "replicas"), [(0, 3), (1, 1)])
+def test_a_run_with_replicas_is_the_run_without(tmp_path, monkeypatch, capsys, inline, ahead, replicas) -> None:
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    given = (*STEPS, f"rollout.max_staleness={ahead}")
+    assert hone("train", "grpo.toml", *given, "name=embedded") == 0
+    table = ("cluster.rollout.cpus=0", f"cluster.rollout.replicas={replicas}", "cluster.rollout.spares=1")
+    assert hone("train", "grpo.toml", *given, "name=fleet", *table) == 0
+    # A batch that was collected ahead is saved with its metrics, and some of these are times.
+    but = ("state/state.json",) if ahead else ()
+    assert differences(tmp_path / "runs/embedded", tmp_path / "runs/fleet", step=4, but=but) == []
+    ((engine, transport),) = inline
+    assert engine.report.losses
+    assert not transport.is_open
+    printed = capsys.readouterr().out
+    assert "fleet: replica" in printed
+    assert "replicas were lost" in printed
+
+
+def test_a_resume_may_leave_the_cluster_and_join_another(tmp_path, monkeypatch, inline) -> None:
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    assert hone("train", "grpo.toml", *STEPS, "name=whole") == 0
+    assert hone("train", "grpo.toml", "steps=2", STEPS[1], "name=moved", "cluster.rollout.cpus=0") == 0
+    assert hone("train", "grpo.toml", *STEPS, "name=moved", "--resume") == 0
+    whole, moved = tmp_path / "runs/whole", tmp_path / "runs/moved"
+    assert lines_of(whole) == lines_of(moved)
+    assert files_of(whole, 4) == files_of(moved, 4)
+
+
+def test_the_plan_says_who_stands_where(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    monkeypatch.setattr(opening, "machine_cpus", lambda: 4)
+    assert hone("train", "grpo.toml", "--dry-run", "cluster.rollout.replicas=2", "cluster.rollout.spares=1") == 0
+    printed = capsys.readouterr().out
+    assert "2 and 1 spares on this machine, each 1 CPUs, 1 threads = 3 CPUs" in printed
+    assert "this process: learner, rewards, evaluation, checkpoints" in printed
+
+
+def test_impossible_placements_and_a_missing_ray_are_told_before_the_run(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    monkeypatch.setattr(opening, "machine_cpus", lambda: 2)
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    assert hone("train", "grpo.toml", "cluster.rollout.replicas=4", "cluster.rollout.gpus=1") == 5
+    told = capsys.readouterr().err
+    assert "pip install 'hone-rl[ray]'" in told
+    assert "4 replicas of 1 CPUs and 1 GPUs each have no room; there is room for 0 (this machine: 2 CPUs" in told
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ResourceError, match=r"hone-rl\[ray\]"):
+        opening.require_ray()
+
+
+def test_a_server_and_replicas_exclude_each_other(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    runner = 'rollout.runner={ kind = "vllm", url = "http://localhost:8000" }'
+    assert hone("train", "grpo.toml", runner, "cluster.rollout.cpus=0") == 2
+    assert "leave out one of them" in capsys.readouterr().err
