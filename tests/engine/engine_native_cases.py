@@ -19,13 +19,12 @@ SMALL = {"vocab_size": 33, "hidden_size": 40, "intermediate_size": 50, "layers":
 """Nothing here is a multiple of a register."""
 
 
-def sets(*, bfloat16: bool) -> list[str]:
-    """The instruction sets that have something of their own, on this CPU; skips where nothing can be built."""
+def sets(kind: library.NumberKind = "float32") -> list[str]:
+    """The instruction sets that have something of their own for `kind`; skips where nothing can be built."""
     reason = library.unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
-    runs = library.load_library().instruction_sets()
-    return [name for name in runs if bfloat16 or name not in ("avx512_bf16", "amx")]
+    return list(library.load_library().useful_sets(kind))
 
 
 def model_of(family: str = "qwen3", *, dtype: str = "float32", seed: int = 1, **numbers) -> Decoder:
@@ -39,9 +38,18 @@ def model_of(family: str = "qwen3", *, dtype: str = "float32", seed: int = 1, **
     return model
 
 
-def runner_of(model: Decoder, *, isa: str | None = None, threads: int = 2, vocab: int | None = None) -> NativeRunner:
-    sets(bfloat16=False)
-    runner = NativeRunner(model, vocab_used=vocab or model.config.vocab_size, threads=threads, isa=isa)
+def runner_of(
+    model: Decoder,
+    *,
+    isa: str | None = None,
+    threads: int = 2,
+    vocab: int | None = None,
+    dtype: library.NumberKind | None = None,
+    cache: library.CacheKind | None = None,
+) -> NativeRunner:
+    sets()
+    used = vocab or model.config.vocab_size
+    runner = NativeRunner(model, vocab_used=used, threads=threads, isa=isa, dtype=dtype, cache=cache)
     runner.publish()
     return runner
 

@@ -1,6 +1,7 @@
 """Run as a program under the sanitizers: random models and passes against the checked build, without torch."""
 
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,40 @@ def tensor(rng: np.random.Generator, held: list[np.ndarray], *, size: int, half:
     return NativeTensor(array.ctypes.data, size, int(half))
 
 
+@dataclass(frozen=True)
+class ModelPart:
+    """Which tensors a model has, and in what."""
+
+    half: bool
+    bias: bool
+    norms: bool
+    tied: bool
+
+
+def tensors_of(
+    rng: np.random.Generator, shape: NativeShape, held: list[np.ndarray], part: ModelPart
+) -> list[NativeTensor]:
+    """Random weights in the order of abi.h; `held` keeps them in memory."""
+    none = NativeTensor(None, 0, 0)
+
+    def new(size: int, *, there: bool = True) -> NativeTensor:
+        return tensor(rng, held, size=size, half=part.half) if there else none
+
+    d, qkv = shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    copies = max(1, shape.experts)
+    tensors = [new(shape.vocab * d), new(d), new(shape.vocab * d, there=not part.tied)]
+    tensors.append(tensor(rng, held, size=shape.head_dim // 2, half=False))
+    for _ in range(shape.layers):
+        tensors += [new(d), new(qkv * d), new(qkv, there=part.bias)]
+        tensors += [new(shape.head_dim, there=part.norms), new(shape.head_dim, there=part.norms)]
+        tensors += [new(d * shape.heads * shape.head_dim), new(d, there=part.bias), new(d)]
+        bias = part.bias and not shape.experts
+        tensors += [new(copies * 2 * shape.intermediate * d), new(2 * shape.intermediate, there=bias)]
+        tensors += [new(copies * d * shape.intermediate), new(d, there=bias)]
+        tensors += [new(shape.experts * d, there=shape.experts > 0), none]
+    return tensors
+
+
 def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[NativeEngine, NativeShape]:
     heads_of_key, kv_heads = int(rng.integers(1, 8)), int(rng.integers(1, 4))
     shape = NativeShape(
@@ -27,26 +62,15 @@ def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[
         head_dim=2 * int(rng.integers(1, 65)),
         vocab=int(rng.integers(4, 150)),
         bfloat16=int(rng.random() < 0.5 or isa in ("avx512_bf16", "amx")),
+        int8=int(rng.random() < 0.4 or isa in ("avx_vnni", "avx512_vnni")),
+        cache=int(rng.integers(1, 3)),
         norm_eps=1e-6,
         rotary_scale=1.0,
     )
     shape.vocab_used = int(rng.integers(3, shape.vocab + 1))
-    half, bias, norms, tied = (bool(coin) for coin in rng.random(4) < 0.5)
+    part = ModelPart(*(bool(coin) for coin in rng.random(4) < 0.5))
     held: list[np.ndarray] = []
-    none = NativeTensor(None, 0, 0)
-
-    def new(size: int, *, there: bool = True) -> NativeTensor:
-        return tensor(rng, held, size=size, half=half) if there else none
-
-    d, qkv = shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    tensors = [new(shape.vocab * d), new(d), new(shape.vocab * d, there=not tied)]
-    tensors.append(tensor(rng, held, size=shape.head_dim // 2, half=False))
-    for _ in range(shape.layers):
-        tensors += [new(d), new(qkv * d), new(qkv, there=bias)]
-        tensors += [new(shape.head_dim, there=norms), new(shape.head_dim, there=norms)]
-        tensors += [new(d * shape.heads * shape.head_dim), new(d, there=bias), new(d)]
-        tensors += [new(2 * shape.intermediate * d), new(2 * shape.intermediate, there=bias)]
-        tensors += [new(d * shape.intermediate), new(d, there=bias)]
+    tensors = tensors_of(rng, shape, held, part)
     native = library.open(shape, isa=isa, threads=int(rng.integers(1, 4)))
     native.publish(tensors)
     return native, shape
@@ -82,7 +106,7 @@ def work_of(rng: np.random.Generator, shape: NativeShape, *, most: int, pages: i
 def main() -> None:
     assert "torch" not in sys.modules
     library = load_library(build(checked=True).path)
-    for number in range(40):
+    for number in range(60):
         rng = np.random.default_rng(number)
         isa = ISA_NAMES[number % len(ISA_NAMES)]
         if isa not in library.instruction_sets():

@@ -19,9 +19,9 @@ def test_the_switch(monkeypatch):
 
 
 def test_names_and_refusals():
-    sets = cases.sets(bfloat16=True)
+    sets = cases.sets("bfloat16")
     runner = cases.runner_of(cases.model_of())
-    assert runner.name == f"native float32 ({cases.sets(bfloat16=False)[-1]})"
+    assert runner.name == f"native float32 ({cases.sets()[-1]})"
     assert runner.exact
     assert runner.page_tokens == 16
     assert runner.page_bytes == 16 * 2 * 2 * 2 * 32 * 4  # tokens, layers, key heads, k and v, features (10, padded)
@@ -36,5 +36,5 @@ def test_names_and_refusals():
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded by ld.so")
 def test_sanitizers_and_bounds_checks_find_nothing():
     """Random shapes, passes and threads, in a build with the address and undefined-behaviour sanitizers."""
-    cases.sets(bfloat16=False)
+    cases.sets()
     check_with_sanitizers(Path(__file__).with_name("engine_native_checked.py"))

@@ -21,6 +21,8 @@ MODELS = {
     "no groups": {"family": "qwen2", "kv_heads": 4, "head_dim": 64},
 }
 
+KINDS = [("float32", None), ("float32", "bfloat16"), ("bfloat16", None), ("int8", None), ("int8", "int8")]
+
 
 def in_pieces(runner: NativeRunner, sequences, order, rng) -> dict[int, list[float]]:
     """Log-probabilities of each sequence, from passes of pieces of several sequences in any order."""
@@ -49,29 +51,29 @@ def in_pieces(runner: NativeRunner, sequences, order, rng) -> dict[int, list[flo
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "cache"), KINDS)
 @pytest.mark.parametrize("kind", sorted(MODELS))
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32), threads=st.sampled_from([1, 2, 3]))
-def test_any_batch_order_cut_page_and_thread(dtype, kind, seed, threads):
-    model = cases.model_of(dtype=dtype, **MODELS[kind])
+def test_any_batch_order_cut_page_and_thread(dtype, cache, kind, seed, threads):
+    model = cases.model_of(**MODELS[kind])
     rng = np.random.default_rng(seed)
     sequences = cases.texts(model.config.vocab_size, rng.integers(2, 60, 4), seed)
-    for isa in cases.sets(bfloat16=dtype == "bfloat16"):
-        alone = cases.runner_of(model, isa=isa, threads=1)
+    for isa in cases.sets(dtype):
+        alone = cases.runner_of(model, isa=isa, threads=1, dtype=dtype, cache=cache)
         expected = [cases.scored(alone, [tokens]).logp.tolist() for tokens in sequences]
-        runner = cases.runner_of(model, isa=isa, threads=threads)
+        runner = cases.runner_of(model, isa=isa, threads=threads, dtype=dtype, cache=cache)
         found = in_pieces(runner, sequences, rng.permutation(40), rng)
         assert [found[b] for b in range(len(sequences))] == expected, isa
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_was_recorded_is_what_scoring_says(dtype):
+@pytest.mark.parametrize(("dtype", "cache"), KINDS)
+def test_what_was_recorded_is_what_scoring_says(dtype, cache):
     """Drawn one token at a time, 40 sequences together; scored in one pass, each alone."""
-    model = cases.model_of(dtype=dtype)
+    model = cases.model_of()
     rng = np.random.default_rng(3)
-    for isa in cases.sets(bfloat16=dtype == "bfloat16"):
-        runner = cases.runner_of(model, isa=isa)
+    for isa in cases.sets(dtype):
+        runner = cases.runner_of(model, isa=isa, dtype=dtype, cache=cache)
         rows, steps = 40, 20
         pages = cases.pages_for([steps + 1] * rows, runner.page_tokens, rng.permutation(rows * 2))
         runner.reserve(pages.size)

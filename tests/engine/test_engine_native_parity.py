@@ -25,7 +25,7 @@ def test_log_probabilities_are_the_trainers(family, numbers):
     model = cases.model_of(family, **numbers)
     sequences = cases.texts(model.config.vocab_size, [3, 40, 17, 70])
     expected = cases.by_the_trainer(model, sequences, temperature=0.7)
-    for isa in cases.sets(bfloat16=False):
+    for isa in cases.sets():
         found = cases.scored(cases.runner_of(model, isa=isa), sequences, temperature=0.7).logp
         difference = np.abs(found - expected)
         assert difference.max() <= 1e-4, isa
@@ -39,7 +39,7 @@ def test_bfloat16_is_as_near_as_bfloat16_is(family, numbers):
     sequences = cases.texts(model.config.vocab_size, [3, 40, 17, 70])
     expected = cases.by_the_trainer(cases.model_of(family, **numbers).bfloat16().float(), sequences)
     trainers = np.abs(cases.by_the_trainer(model, sequences) - expected).mean()
-    for isa in cases.sets(bfloat16=True):
+    for isa in cases.sets("bfloat16"):
         runner = cases.runner_of(model, isa=isa)
         assert runner.name == f"native bfloat16 ({isa})"
         assert np.abs(cases.scored(runner, sequences).logp - expected).mean() <= trainers, isa
@@ -48,7 +48,7 @@ def test_bfloat16_is_as_near_as_bfloat16_is(family, numbers):
 def test_a_float32_model_may_be_run_in_bfloat16():
     model = cases.model_of()
     sequences = cases.texts(33, [40])
-    cases.sets(bfloat16=True)
+    cases.sets("bfloat16")
     runner = NativeRunner(model, vocab_used=33, threads=1, dtype="bfloat16")
     runner.publish()
     difference = np.abs(cases.scored(runner, sequences).logp - cases.by_the_trainer(model, sequences))
@@ -91,14 +91,14 @@ def test_weights_that_are_not_numbers_are_told(dtype):
     model = cases.model_of(dtype=dtype)
     with torch.no_grad():
         model.layers[1].down.weight[3, 7] = torch.nan
-    for isa in cases.sets(bfloat16=dtype == "bfloat16"):
+    for isa in cases.sets(dtype):
         found = cases.scored(cases.runner_of(model, isa=isa), cases.texts(33, [9, 40]))
         assert np.isnan(found.logp).all(), isa
 
 
 def test_weights_that_cannot_be_read_in_place_are_refused():
     model = cases.model_of(dtype="float64")
-    cases.sets(bfloat16=False)
+    cases.sets()
     with pytest.raises(ConfigError, match="float64"):
         NativeRunner(model, vocab_used=33, threads=1).publish()
     with pytest.raises(ConfigError, match="mmx"):

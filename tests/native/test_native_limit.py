@@ -42,7 +42,7 @@ def test_the_runner_and_small_networks_keep_the_limit(level: str, monkeypatch: p
     allowed = LEVELS[: LEVELS.index(level) + 1]
     runner = engine_library.load_library()
     assert set(runner.instruction_sets()) <= set(allowed)
-    assert {runner.choose(None, bfloat16=bfloat16) for bfloat16 in (False, True)} <= set(allowed)
+    assert {runner.choose(None, kind=kind) for kind in ("float32", "bfloat16", "int8")} <= set(allowed)
     path = perceptron.build().path
     for isa in perceptron.ISA_NAMES:
         if isa not in allowed:

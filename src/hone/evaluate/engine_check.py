@@ -124,13 +124,15 @@ def _runner() -> KernelReport:
         found = build()
         loaded = library.load_library(found.path)
         runs = loaded.instruction_sets()
-        best = loaded.choose(None, bfloat16=False), loaded.choose(None, bfloat16=True)
+        kinds: tuple[library.NumberKind, ...] = ("float32", "bfloat16", "int8")
+        best = {kind: loaded.choose(None, kind=kind) for kind in kinds}
     except ResourceError as error:
         return KernelReport(
             usable=False, compiler="failed", build_note=str(error), runner_note="torch: compiled code is unavailable"
         )
     left = [name for name in library.ISA_NAMES if name not in runs]
-    sets = f"{best[0]} in float32" if best[0] == best[1] else f"{best[0]} in float32, {best[1]} in bfloat16"
+    told = kinds[:1] if len(set(best.values())) == 1 else kinds
+    sets = ", ".join(f"{best[kind]} in {kind}" for kind in told)
     why = f"the most capable compiled variant that runs here ({', '.join(runs)})"
     why += f"; {_limit_note()} {', '.join(left)}" if left else ""
     took = f"in {found.seconds_s:.1f} s" if found.seconds_s else "earlier, taken from the cache"

@@ -26,7 +26,7 @@ SWITCH: Final = "HONE_NATIVE"
 """Environment variable: `0` disables compiled code."""
 LIMIT: Final = "HONE_NATIVE_ISA"
 """Environment variable: the most capable instruction set that compiled code may use, one of `LEVELS`."""
-LEVELS: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+LEVELS: Final = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 AVX2: Final = ("-mavx2", "-mfma")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *AVX2)
 

@@ -21,9 +21,11 @@ _PARTS: Final = ("pool.cpp", "sample.cpp", "engine.cpp", "publish.cpp")
 _PORTABLE: Final = InstructionSet(name="portable", file="isa.cpp", flags=("-DHONE_ISA=portable",))
 _X86: Final = (
     InstructionSet(name="avx2", file="isa.cpp", flags=("-DHONE_ISA=avx2", *AVX2)),
+    InstructionSet(name="avx_vnni", file="code_isa.cpp", flags=("-DHONE_ISA=avx_vnni", *AVX2, "-mavxvnni")),
     InstructionSet(name="avx512", file="isa.cpp", flags=("-DHONE_ISA=avx512", *AVX512)),
+    InstructionSet(name="avx512_vnni", file="code_isa.cpp", flags=("-DHONE_ISA=avx512_vnni", *AVX512, "-mavx512vnni")),
     InstructionSet(name="avx512_bf16", file="tile_bf16.cpp", flags=(*AVX512, "-mavx512bf16")),
-    InstructionSet(name="amx", file="tile_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16")),
+    InstructionSet(name="amx", file="tile_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
 )
 
 

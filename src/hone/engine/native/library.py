@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,20 @@ from hone.engine.native.build import SWITCH, WHAT, build, is_disabled, within_li
 from hone.engine.work import ForwardBatch, SamplerOutput
 from hone.native.open import LibraryFunctions, load_functions
 
-ISA_NAMES: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+ISA_NAMES: Final = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 """Each more capable than the one before; a CPU runs a selection of them."""
-_BFLOAT16_ONLY: Final = ("avx512_bf16", "amx")
+NumberKind = Literal["float32", "bfloat16", "int8"]
+"""What the compiled runner multiplies; `int8`: weights and activations in codes of 8 bits."""
+CacheKind = Literal["float32", "bfloat16", "int8"]
+"""What keys and values are kept in."""
+CACHES: Final[tuple[CacheKind, ...]] = ("float32", "bfloat16", "int8")
+_OF_KIND: Final[dict[str, frozenset[str]]] = {
+    "avx_vnni": frozenset({"int8"}),
+    "avx512_vnni": frozenset({"int8"}),
+    "avx512_bf16": frozenset({"bfloat16"}),
+    "amx": frozenset({"bfloat16", "int8"}),
+}
+"""Instruction sets with something to offer to some kinds alone."""
 _Int = ctypes.c_int32
 _At = ctypes.c_void_p
 
@@ -31,7 +42,7 @@ class NativeShape(ctypes.Structure):
 
     _fields_ = [
         *((name, _Int) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
-        *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16")),
+        *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16", "int8", "cache")),
         *((name, ctypes.c_float) for name in ("norm_eps", "rotary_scale")),
         *((name, _Int) for name in ("norm_whole", "experts", "per_token", "normalise_gates")),
     ]
@@ -115,13 +126,16 @@ class RunnerLibrary:
         bits = int(self.functions["hone_instruction_sets"]())
         return within_limit(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
 
-    def choose(self, isa: str | None, *, bfloat16: bool) -> str:
+    def useful_sets(self, kind: NumberKind) -> tuple[str, ...]:
+        """Instruction sets that run here and have something to offer to products of `kind`, least capable first."""
+        return tuple(name for name in self.instruction_sets() if kind in _OF_KIND.get(name, (kind,)))
+
+    def choose(self, isa: str | None, *, kind: NumberKind) -> str:
         """`isa`, or the most capable that has something to offer. Raises ConfigError for one that cannot run here."""
         runs = self.instruction_sets()
         if isa is not None and isa not in runs:
             raise ConfigError(f"instruction set {isa!r} does not run here; what does: {', '.join(runs)}")
-        useful = runs if bfloat16 else [name for name in runs if name not in _BFLOAT16_ONLY]
-        return isa or useful[-1]
+        return isa or self.useful_sets(kind)[-1]
 
     def open(self, shape: NativeShape, *, isa: str, threads: int) -> "NativeEngine":
         """Raises ResourceError without enough memory, or unless `threads` is within 1 .. 256."""

@@ -1,7 +1,7 @@
 """Which of a decoder's tensors the compiled runner reads, and how they are handed over."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,8 +9,6 @@ from torch import Tensor
 from hone.core.errors import ConfigError
 from hone.engine.native import library
 from hone.engine.protocol import ModelShape
-
-WeightDtype: TypeAlias = Literal["float32", "bfloat16"]
 
 
 class DecoderSizes(ModelShape, Protocol):
@@ -73,8 +71,10 @@ class DecoderWeights(Protocol):
     def layers(self) -> Sequence[LayerWeights]: ...
 
 
-def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) -> library.NativeShape:
-    """Sizes of a model as the library's struct."""
+def native_shape(
+    config: DecoderSizes, *, vocab_used: int, kind: library.NumberKind, cache: library.CacheKind, half_embedding: bool
+) -> library.NativeShape:
+    """Sizes of a model as the library's struct. `half_embedding`: with `int8`, the embedding is kept in bfloat16."""
     experts = config.experts
     return library.NativeShape(
         layers=config.layers,
@@ -85,7 +85,9 @@ def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) ->
         head_dim=config.head_dim,
         vocab=config.vocab_size,
         vocab_used=vocab_used,
-        bfloat16=int(kind == "bfloat16"),
+        bfloat16=int(kind == "bfloat16" or (kind == "int8" and half_embedding)),
+        int8=int(kind == "int8"),
+        cache=library.CACHES.index(cache),
         norm_eps=config.norm_eps,
         rotary_scale=config.rotary_scale,
         norm_whole=int(config.qk_norm_whole),

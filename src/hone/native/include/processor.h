@@ -20,10 +20,20 @@ static inline bool runs_avx512() {
 }
 
 static inline bool runs_avx512_bf16() { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+static inline bool runs_avx512_vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+static inline bool runs_avx_vnni() {
+  constexpr unsigned AVX_VNNI = 1u << 4;
+  unsigned a, b, c, d;
+  return runs_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
+}
 #else
 static inline bool runs_avx2() { return false; }
 static inline bool runs_avx512() { return false; }
 static inline bool runs_avx512_bf16() { return false; }
+static inline bool runs_avx512_vnni() { return false; }
+static inline bool runs_avx_vnni() { return false; }
 #endif
 
 // Tiles of bfloat16 and of bytes beside AVX-512; the system is asked to let this process use them.

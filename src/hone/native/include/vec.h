@@ -139,6 +139,18 @@ HONE_INLINE float sum(vf x) {
   return part[0];
 #endif
 }
+
+// Sixteen running sums in as many registers as they take, so that every set adds up in one order.
+constexpr int PARTS = 16 / LANES;
+struct Sixteen {
+  vf part[PARTS] = {};
+};
+HONE_INLINE float sum(Sixteen x) {
+  for (int half = PARTS / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) x.part[i] = x.part[i] + x.part[i + half];
+  return sum(x.part[0]);
+}
+
 HONE_INLINE float maximum(vf x) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));

@@ -8,7 +8,9 @@ struct HoneShape {
   int32_t layers, hidden, intermediate, heads, kv_heads, head_dim;
   int32_t vocab;       // rows of the embedding
   int32_t vocab_used;  // ids from there on have probability 0
-  int32_t bfloat16;    // 0: float32 weights, activations and keys; 1: bfloat16, with a float32 residual stream
+  int32_t bfloat16;    // 0: float32 weights and activations; 1: bfloat16, with a float32 residual stream
+  int32_t int8;        // 1: linear layers multiply codes of 8 bits, the head codes of 16; `bfloat16` is the embedding's
+  int32_t cache;       // keys and values: CACHE_FLOAT32 ...
   float norm_eps;
   float rotary_scale;  // factor on queries and keys besides their rotation: 1 but for YaRN
   int32_t norm_whole;  // 1: queries and keys are normalised over all heads at once
@@ -16,6 +18,8 @@ struct HoneShape {
   int32_t per_token;   // experts that a token goes to
   int32_t normalise_gates;  // 1: the weights of a token's experts are divided by their sum
 };
+
+enum { CACHE_FLOAT32, CACHE_BFLOAT16, CACHE_INT8 };
 
 // A contiguous tensor of the trainer's; `data` is null where the model has none.
 struct HoneTensor {

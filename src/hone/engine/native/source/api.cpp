@@ -8,14 +8,20 @@
 namespace hone {
 
 // The order is ISA_NAMES of library.py: each one more capable than the one before.
-enum InstructionSet { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX };
+enum InstructionSet { PORTABLE, AVX2, AVX_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, AMX };
 
 extern const Kernels kernels_portable;
 #ifdef HONE_HAS_AVX2
 extern const Kernels kernels_avx2;
 #endif
+#ifdef HONE_HAS_AVX_VNNI
+extern const CodeKernels codes_avx_vnni;
+#endif
 #ifdef HONE_HAS_AVX512
 extern const Kernels kernels_avx512;
+#endif
+#ifdef HONE_HAS_AVX512_VNNI
+extern const CodeKernels codes_avx512_vnni;
 #endif
 #ifdef HONE_HAS_AVX512_BF16
 extern const int tile_avx512_bf16_rows;
@@ -24,6 +30,8 @@ void tile_avx512_bf16(const bf16* a, int64_t stride, int rows, const bf16* panel
 #ifdef HONE_HAS_AMX
 void enter_amx();
 void leave_amx();
+void tile_amx_codes(const uint8_t* a, int64_t stride, int rows, const int8_t* panel, int k, int32_t* c,
+                    const Ahead& ahead);
 void tile_amx(const bf16* a, int64_t stride, int rows, const bf16* panel, int k, float* c, const Ahead& ahead);
 #endif
 
@@ -34,8 +42,14 @@ uint32_t instruction_sets() {
 #ifdef HONE_HAS_AVX2
   if (runs_avx2()) found |= 1u << AVX2;
 #endif
+#ifdef HONE_HAS_AVX_VNNI
+  if (runs_avx_vnni()) found |= 1u << AVX_VNNI;
+#endif
 #ifdef HONE_HAS_AVX512
   if (runs_avx512()) found |= 1u << AVX512;
+#endif
+#ifdef HONE_HAS_AVX512_VNNI
+  if (runs_avx512_vnni()) found |= 1u << AVX512_VNNI;
 #endif
 #ifdef HONE_HAS_AVX512_BF16
   if (runs_avx512_bf16()) found |= 1u << AVX512_BF16;
@@ -46,12 +60,24 @@ uint32_t instruction_sets() {
   return found;
 }
 
+Kernels with_codes(Kernels kernels, const CodeKernels& codes, const char* name) {
+  kernels.codes = codes;
+  kernels.name = name;
+  return kernels;
+}
+
 Kernels kernels_of(int set) {
 #ifdef HONE_HAS_AVX2
   if (set == AVX2) return kernels_avx2;
+#ifdef HONE_HAS_AVX_VNNI
+  if (set == AVX_VNNI) return with_codes(kernels_avx2, codes_avx_vnni, "avx_vnni");
+#endif
 #endif
 #ifdef HONE_HAS_AVX512
   Kernels kernels = kernels_avx512;
+#ifdef HONE_HAS_AVX512_VNNI
+  if (set >= AVX512_VNNI && runs_avx512_vnni()) kernels = with_codes(kernels, codes_avx512_vnni, "avx512_vnni");
+#endif
 #ifdef HONE_HAS_AVX512_BF16
   if (set == AVX512_BF16) {
     kernels.name = "avx512_bf16";
@@ -64,6 +90,8 @@ Kernels kernels_of(int set) {
     kernels.name = "amx";
     kernels.tile_bf16 = tile_amx;
     kernels.tile_bf16_rows = 32;
+    kernels.codes.tile = tile_amx_codes;
+    kernels.codes.tile_rows = 32;
     kernels.enter = enter_amx;
     kernels.leave = leave_amx;
   }
@@ -135,6 +163,6 @@ __attribute__((visibility("default"))) int32_t hone_copy(HoneEngine* e, const in
 }
 __attribute__((visibility("default"))) const char* hone_error(const HoneEngine* e) { return e->engine.error.c_str(); }
 __attribute__((visibility("default"))) int64_t hone_page_bytes(const HoneEngine* e) {
-  return int64_t(e->engine.dims.page) * (e->engine.dims.shape.bfloat16 ? 2 : 4);
+  return int64_t(e->engine.dims.page);
 }
 }

@@ -125,20 +125,28 @@ HONE_INLINE float soften_scores(float* scores, int count) {
   for (int i = 0; i < whole; i += LANES) top = larger(load(scores + i), top);
   float most = maximum(top);
   for (int i = whole; i < count; ++i) most = scores[i] > most ? scores[i] : most;
-  vf total = {};
-  for (int i = 0; i < end; i += LANES) {
-    vf p = exp(load(scores + i) - spread(most));
-    if (i >= whole) p = lanes < count - i ? p : vf{};
-    store(scores + i, p);
-    total = total + p;
-  }
+  Sixteen total;
+  for (int first = 0; first < end; first += 16)
+    for (int u = 0; u < PARTS; ++u) {
+      const int i = first + u * LANES;
+      vf p = exp(load(scores + i) - spread(most));
+      if (i >= whole) p = lanes < count - i ? p : vf{};
+      store(scores + i, p);
+      total.part[u] = total.part[u] + p;
+    }
   return sum(total);
+}
+
+// Sums of even and odd positions apart, to hide the latency where few heads do not: on every instruction set the same.
+template <int HEADS>
+constexpr int chains() {
+  return HEADS <= 2 ? 2 : 1;
 }
 
 // VECTORS registers of the values' features from `feature` on, for HEADS heads; divided by the sum of the weights.
 template <class KV, class A, int HEADS, int VECTORS>
 HONE_INLINE void mix(const Past<KV>& past, int feature, const float* p, int64_t stride, const float* share, A* out) {
-  constexpr int CHAINS = HEADS * VECTORS * 2 <= SUMS ? 2 : 1;  // even and odd positions apart, to hide the latency
+  constexpr int CHAINS = chains<HEADS>();
   const int head = past.engine->dims.head;
   vf sums[CHAINS][HEADS][VECTORS] = {};
   const int block = head * PAGE_TOKENS;
@@ -180,8 +188,9 @@ static void attend_heads(const Past<KV>& past, const float* q, float scale, floa
   for (int h = 0; h < HEADS; ++h) share[h] = 1.0f / soften_scores(scores + h * stride, past.count);
   const int head = past.engine->dims.head;
   int feature = 0;
-  for (; feature + 4 * LANES <= head; feature += 4 * LANES)
-    mix<KV, A, HEADS, 4>(past, feature, scores, stride, share, out);
+  if constexpr (4 * HEADS * chains<HEADS>() <= SUMS)
+    for (; feature + 4 * LANES <= head; feature += 4 * LANES)
+      mix<KV, A, HEADS, 4>(past, feature, scores, stride, share, out);
   for (; feature + 2 * LANES <= head; feature += 2 * LANES)
     mix<KV, A, HEADS, 2>(past, feature, scores, stride, share, out);
 }

@@ -43,7 +43,12 @@ Dims dims_of(const HoneShape& shape) {
   d.mixed = round_up(shape.heads * d.head, PANEL);
   d.inner = round_up(shape.intermediate, PANEL);
   d.logits = round_up(shape.vocab_used, PANEL);
-  d.block = size_t(2) * d.head * PAGE_TOKENS;
+  const int widest = d.hidden > d.mixed ? d.hidden : d.mixed;
+  d.codes = round_up(widest > d.inner ? widest : d.inner, CODE_DEEP);
+  d.number = shape.bfloat16 && !shape.int8 ? 2 : 4;
+  const size_t numbers = size_t(2) * d.head * PAGE_TOKENS;
+  const size_t scales = size_t(2) * PAGE_TOKENS * sizeof(float);
+  d.block = shape.cache == CACHE_INT8 ? numbers + scales : numbers * (shape.cache == CACHE_BFLOAT16 ? 2 : 4);
   d.page = d.block * shape.layers * shape.kv_heads;
   return d;
 }
@@ -73,6 +78,8 @@ std::string fault_in_tokens(const Engine& e, const HonePass& pass) {
       return where + "sequence " + number(sequence) + ", but pages has " + number(pass.sequences) + " rows";
     if (position < 0 || position / PAGE_TOKENS >= pass.most_pages)
       return where + "position " + number(position) + " lies outside its " + number(pass.most_pages) + " pages";
+    if (s.cache == CACHE_INT8 && position >= MOST_CODED_POSITIONS)
+      return where + "position " + number(position) + ": keys and values in INT8 have " + number(MOST_CODED_POSITIONS);
     if (position > longest[sequence]) longest[sequence] = position;
   }
   for (int b = 0; b < pass.sequences; ++b)
@@ -149,13 +156,17 @@ bool know_turns(Engine& e, int positions) {
   return true;
 }
 
+bool make_room_for_codes(Engine& e, size_t rows) {
+  return !e.dims.shape.int8 || (e.codes.ensure(2 * rows * e.dims.codes) && e.code_scale.ensure(rows * sizeof(float)));
+}
+
 bool make_room_for_experts(Engine& e, int tokens) {
   const Dims& d = e.dims;
   if (!d.shape.experts) return true;
-  const size_t act = d.shape.bfloat16 ? 2 : 4, pairs = size_t(tokens) * d.shape.per_token;
+  const size_t act = d.number, pairs = size_t(tokens) * d.shape.per_token;
   const size_t rows = round_up(int(pairs), MOST_TILE_ROWS) + MOST_TILE_ROWS;
   bool enough = e.gathered.ensure(rows * d.hidden * act) && e.inner.ensure(rows * d.inner * act) &&
-                e.expert_out.ensure(rows * d.hidden * 4);
+                e.expert_out.ensure(rows * d.hidden * 4) && make_room_for_codes(e, rows);
   for (Scratch& scratch : e.scratch)
     enough = enough && scratch.route.ensure(size_t(2) * round_up(d.shape.experts, PANEL) * sizeof(float));
   e.work.chosen.assign(pairs, 0);
@@ -167,7 +178,7 @@ bool make_room_for_experts(Engine& e, int tokens) {
 
 bool make_room(Engine& e, const HonePass& pass) {
   const Dims& d = e.dims;
-  const size_t act = d.shape.bfloat16 ? 2 : 4,
+  const size_t act = d.number,
                rows = size_t(round_up(pass.tokens_count, MOST_TILE_ROWS) + MOST_TILE_ROWS);
   int longest = 0, wanted = 1;
   for (int t = 0; t < pass.tokens_count; ++t) longest = pass.positions[t] > longest ? pass.positions[t] : longest;
@@ -177,9 +188,11 @@ bool make_room(Engine& e, const HonePass& pass) {
                 e.normed.ensure(rows * d.hidden * act) && e.qkv.ensure(rows * d.qkv * 4) &&
                 e.mixed.ensure(rows * d.mixed * act) &&
                 (d.shape.experts || e.inner.ensure(rows * d.inner * act)) &&
-                e.logits.ensure(size_t(wanted) * d.logits * 4) && make_room_for_experts(e, pass.tokens_count);
+                e.logits.ensure(size_t(wanted) * d.logits * 4) && make_room_for_codes(e, rows) &&
+                make_room_for_experts(e, pass.tokens_count);
   for (Scratch& scratch : e.scratch) {
     enough = enough && scratch.scores.ensure(size_t(4) * round_up(longest + 1, 256) * sizeof(float)) &&
+             scratch.shares.ensure(size_t(8) * round_up(longest + 1, 256)) &&
              scratch.draw.scaled.ensure(size_t(d.logits) * 4) && scratch.draw.weight.ensure(size_t(d.logits + 64) * 4);
   }
   return enough;
@@ -187,7 +200,7 @@ bool make_room(Engine& e, const HonePass& pass) {
 
 void pass_on_thread(void* context, int thread) {
   Engine& e = *static_cast<Engine*>(context);
-  const bool tiles = e.dims.shape.bfloat16 && e.kernels->enter;
+  const bool tiles = (e.dims.shape.bfloat16 || e.dims.shape.int8) && e.kernels->enter;
   if (tiles) e.kernels->enter();
   e.kernels->forward(e, thread);
   if (tiles) e.kernels->leave();
@@ -226,7 +239,7 @@ std::string run(Engine& e, const HonePass& pass) {
 }
 
 std::string reserve(Engine& e, int64_t pages) {
-  const size_t bytes = size_t(pages) * e.dims.page * (e.dims.shape.bfloat16 ? 2 : 4);
+  const size_t bytes = size_t(pages) * e.dims.page;
   e.pages = 0;
   if (pages < 0 || !e.kv.ensure(bytes))
     return "out of memory: " + number(pages) + " pages take " + gibibytes(bytes);
@@ -235,7 +248,7 @@ std::string reserve(Engine& e, int64_t pages) {
 }
 
 std::string copy(Engine& e, const int32_t* source, const int32_t* target, int count) {
-  const size_t bytes = e.dims.page * (e.dims.shape.bfloat16 ? 2 : 4);
+  const size_t bytes = e.dims.page;
   for (int i = 0; i < count; ++i)
     for (int page : {source[i], target[i]})
       if (page < 0 || page >= e.pages) return "copy of page " + number(page) + ": " + number(e.pages) + " are reserved";

@@ -18,6 +18,10 @@ constexpr int PAGE_TOKENS = 16;  // one AVX-512 register of float32 keys
 constexpr int PANEL = 32;        // output features that a packed panel holds
 constexpr int MOST_TILE_ROWS = 32;
 constexpr int MOST_THREADS = 256;
+constexpr int CODE_DEEP = 64;        // codes of a row that one AMX tile holds: rows of codes are padded to it
+constexpr int MOST_CODED = 1 << 17;  // inputs of a product of codes, and below positions and features of a head whose
+constexpr int MOST_CODED_POSITIONS = 1 << 16;  // keys and values are codes: sums of 32 bits hold no more
+constexpr int MOST_CODED_HEAD = 512;
 
 // 64-byte aligned memory that only grows, and starts as zeros.
 struct Buffer {
@@ -48,10 +52,14 @@ struct Source {
   bool gated;                    // panels of 16 gate and 16 up features
 };
 
-// A weight in panels of 32 output features: [panel][k][32] float32, or [panel][k / 2][32][2] bfloat16.
+// A weight in panels of 32 output features: [panel][k][32] float32, [panel][k / 2][32][2] bfloat16, or codes
+// [plane][panel][k / 4][32][4]: of 8 bits in one plane, or the upper and the lower 8 bits of 16 in two (codes.h).
 struct Linear {
   int panels = 0, k = 0;
+  int planes = 0;       // of codes; 0: numbers
   Buffer weight, bias;  // bias: [panels * 32] float32, empty where there is none
+  Buffer scale;         // [panels * 32] float32: what a code of a feature counts
+  Buffer offset;        // [planes][panels * 32] int32: what the 128 of each activation adds to a feature's sum
 };
 
 struct Layer {
@@ -71,8 +79,10 @@ struct Dims {
   int mixed;     // row stride of the attention's result
   int inner;     // intermediate, padded to 32
   int logits;    // row stride of logits
-  size_t block;  // elements of one (page, layer, key head): keys, then values; see attention.h
-  size_t page;   // elements of a page
+  int codes;     // row stride of coded activations
+  int number;    // bytes of an activation
+  size_t block;  // bytes of one (page, layer, key head): keys, then values; see attention.h and code_attention.h
+  size_t page;   // bytes of a page
 };
 
 // What sampling needs beside the logits, for each thread.
@@ -84,6 +94,7 @@ struct DrawScratch {
 
 struct Scratch {
   Buffer scores;  // [group, positions] of the attention
+  Buffer shares;  // [group, 2, positions] codes of the attention's weights
   Buffer route;   // [2, experts] float32: probabilities, and what is left to choose from
   DrawScratch draw;
 };
@@ -93,7 +104,7 @@ struct HiddenRows {           // a chunk of hidden states whose logits are in me
   int first_draw, last_draw;  // of `draws`
 };
 
-struct Kernels;
+struct Engine;
 
 // One pass, as all threads see it.
 struct Work {
@@ -123,14 +134,27 @@ struct Ahead {
 using TileBf16 = void (*)(const bf16* a, int64_t stride, int rows, const bf16* panel, int k, float* c,
                           const Ahead& ahead);
 
+// As TileBf16, of codes: unsigned activations times signed weights, to whole sums c [rows, 32]. `k`: a multiple of 64.
+using TileCodes = void (*)(const uint8_t* a, int64_t stride, int rows, const int8_t* panel, int k, int32_t* c,
+                           const Ahead& ahead);
+
+struct CodeKernels {
+  TileCodes tile;
+  int tile_rows;
+  // Attention over a cache of codes, with a result in float32 or bfloat16.
+  void (*attend)(Engine& engine, int layer, int token, int kv_head, int thread);
+  void (*attend_bf16)(Engine& engine, int layer, int token, int kv_head, int thread);
+};
+
 struct Kernels {
   const char* name;
-  void (*forward)(struct Engine& engine, int thread);
-  void (*pack)(struct Engine& engine, Linear& linear, const Source& source, int panel);
+  void (*forward)(Engine& engine, int thread);
+  void (*pack)(Engine& engine, Linear& linear, const Source& source, int panel);
   // Fills scaled and weight [round_up(vocab, 32)], zeros past vocab; false where a logit is not finite.
   bool (*soften)(const float* logits, int vocab, float temperature, float* scaled, float* weight, float* top);
   TileBf16 tile_bf16;
   int tile_bf16_rows;
+  CodeKernels codes;
   void (*enter)();  // around a thread's part of a pass; null: nothing to do
   void (*leave)();
 };
@@ -155,6 +179,7 @@ struct Engine {
 
   Work work;
   Buffer x, normed, qkv, mixed, inner, logits;
+  Buffer codes, code_scale;     // activations of the next product [2][rows][dims.codes], and what a row's codes count
   Buffer gathered, expert_out;  // rows sorted by expert: inputs, and outputs in float32
   std::vector<Scratch> scratch;
 };
@@ -163,7 +188,8 @@ template <class T>
 static inline T* block_of(const Engine& e, int page, int layer, int kv_head) {
   const HoneShape& s = e.dims.shape;
   HONE_CHECK(page >= 0 && page < e.pages && layer >= 0 && layer < s.layers && kv_head >= 0 && kv_head < s.kv_heads);
-  return e.kv.as<T>() + size_t(page) * e.dims.page + (size_t(layer) * s.kv_heads + kv_head) * e.dims.block;
+  char* kv = e.kv.as<char>() + size_t(page) * e.dims.page + (size_t(layer) * s.kv_heads + kv_head) * e.dims.block;
+  return reinterpret_cast<T*>(kv);
 }
 
 // Draw number `draw` of the pass, from its logits.

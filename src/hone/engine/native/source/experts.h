@@ -15,17 +15,21 @@ HONE_INLINE void router_probabilities(const Dims& d, const A* x, const float* ro
   const vi lanes = lane_numbers();
   float most = -__builtin_inff();
   for (int i = 0; i < experts; ++i, router += d.hidden) {
-    vf total = {};
-    for (int f = 0; f < d.hidden; f += LANES) total = fma(load(x + f), load(router + f), total);
+    Sixteen total;
+    for (int f = 0; f < d.hidden; f += 16)
+      for (int u = 0; u < PARTS; ++u)
+        total.part[u] = fma(load(x + f + u * LANES), load(router + f + u * LANES), total.part[u]);
     p[i] = sum(total);
     most = p[i] > most ? p[i] : most;
   }
-  vf total = {};
-  for (int i = 0; i < end; i += LANES) {
-    const vf weight = lanes < experts - i ? exp(load(p + i) - spread(most)) : vf{};
-    store(p + i, weight);
-    total = total + weight;
-  }
+  Sixteen total;
+  for (int first = 0; first < end; first += 16)
+    for (int u = 0; u < PARTS; ++u) {
+      const int i = first + u * LANES;
+      const vf weight = lanes < experts - i ? exp(load(p + i) - spread(most)) : vf{};
+      store(p + i, weight);
+      total.part[u] = total.part[u] + weight;
+    }
   const vf all = spread(sum(total));
   for (int i = 0; i < end; i += LANES) store(p + i, load(p + i) / all);
 }
@@ -74,8 +78,8 @@ static void sort_by_expert(Work& work, int experts) {
 }
 
 // The rows of each expert times its own weight; `finish_of(first)` takes the sums of rows from `first` on.
-template <class A, class FinishOf>
-static void multiply_experts(Engine& e, const std::vector<Linear>& linears, const A* a, int64_t stride,
+template <class Left, class FinishOf>
+static void multiply_experts(Engine& e, const std::vector<Linear>& linears, const Left& left,
                              const FinishOf& finish_of) {
   const std::vector<int32_t>& first = e.work.first;
   const int experts = int(linears.size());
@@ -84,13 +88,13 @@ static void multiply_experts(Engine& e, const std::vector<Linear>& linears, cons
     int blocks = 0, tasks = 0;
     for (; expert < experts; begin += tasks, ++expert) {
       const int rows = first[expert + 1] - first[expert];
-      blocks = rows ? row_blocks(e, linears[expert], rows, tile_rows(e, a)) : 0;
+      blocks = rows ? row_blocks(e, linears[expert], rows, left.tile_rows(e)) : 0;
       tasks = linears[expert].panels * blocks;
       if (task < begin + tasks) break;
     }
     if (expert == experts) break;
     const int row = first[expert], rows = first[expert + 1] - row;
-    multiply_task(e, linears[expert], a + row * stride, stride, rows, blocks, task - begin, finish_of(row));
+    multiply_task(e, linears[expert], left.below(row), rows, blocks, task - begin, finish_of(row));
   }
   pool_barrier(e.pool);
 }
@@ -118,10 +122,16 @@ static void run_experts(Engine& e, const Layer& layer, int number, const A* norm
     copy_features(normed + int64_t(work.source[place] / count) * d.hidden, gathered + int64_t(place) * d.hidden,
                   d.hidden);
   });
-  multiply_experts(e, layer.expert_gate_up, gathered, d.hidden,
-                   [&](int row) { return GatedSilu<A>{inner + int64_t(row) * d.inner, d.inner}; });
-  multiply_experts(e, layer.expert_down, inner, d.inner,
-                   [&](int row) { return Store{out + int64_t(row) * d.hidden, d.hidden}; });
+  const auto product = [&](const std::vector<Linear>& linears, const A* a, int width, const auto& finish_of) {
+    if (d.shape.int8)
+      multiply_experts(e, linears, encoded(e, a, width, rows * count), finish_of);
+    else
+      multiply_experts(e, linears, Rows<A>{a, width}, finish_of);
+  };
+  product(layer.expert_gate_up, gathered, d.hidden,
+          [&](int row) { return GatedSilu<A>{inner + int64_t(row) * d.inner, d.inner}; });
+  product(layer.expert_down, inner, d.inner,
+          [&](int row) { return Store{out + int64_t(row) * d.hidden, d.hidden}; });
   for_rows(e, rows, [&](int t) {
     const int32_t* place = work.place.data() + int64_t(t) * count;
     const float* gate = work.gate.data() + int64_t(t) * count;

@@ -1,7 +1,8 @@
 // The layers of a decoder, one after another: phases that threads share, with a barrier after each.
 #pragma once
-#include "attention.h"
+#include "code_attention.h"
 #include "experts.h"
+#include "pack.h"
 
 namespace hone {
 namespace HONE_ISA {
@@ -9,8 +10,12 @@ namespace HONE_ISA {
 // x / sqrt(mean(x^2) + eps) * weight over `count` features, `padded` with zeros.
 template <class A>
 HONE_INLINE void rms_norm(const float* x, const float* weight, int count, int padded, float eps, A* out) {
-  vf squares = {};
-  for (int i = 0; i < padded; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+  Sixteen squares;
+  for (int i = 0; i < padded; i += 16)
+    for (int u = 0; u < PARTS; ++u) {
+      const vf part = load(x + i + u * LANES);
+      squares.part[u] = fma(part, part, squares.part[u]);
+    }
   const vf r = spread(1.0f / __builtin_sqrtf(sum(squares) / float(count) + eps));
   for (int i = 0; i < padded; i += LANES) store(out + i, load(x + i) * r * load(weight + i));
 }
@@ -58,7 +63,18 @@ HONE_INLINE void place(Engine& e, const Layer& layer, int number, int token) {
   }
 }
 
-template <class A>
+// Attention of one token over one key head, whatever numbers the cache holds.
+template <class A, class KV>
+HONE_INLINE void attend_one(Engine& e, int layer, int token, int kv_head, int thread) {
+  if constexpr (sizeof(KV) > 1)
+    attend<KV, A>(e, layer, token, kv_head, thread);
+  else if constexpr (sizeof(A) == sizeof(float))
+    e.kernels->codes.attend(e, layer, token, kv_head, thread);
+  else
+    e.kernels->codes.attend_bf16(e, layer, token, kv_head, thread);
+}
+
+template <class A, class KV>
 static void run_layer(Engine& e, int number, int thread) {
   const Layer& layer = e.layers[number];
   const Dims& d = e.dims;
@@ -67,26 +83,35 @@ static void run_layer(Engine& e, int number, int thread) {
   A* normed = e.normed.as<A>();
   const auto norm = [&](const Buffer& weight) {
     for_rows(e, rows, [&](int t) {
-      rms_norm(x + int64_t(t) * d.hidden, weight.as<float>(), d.shape.hidden, d.hidden, d.shape.norm_eps,
-               normed + int64_t(t) * d.hidden);
+      A* to = normed + int64_t(t) * d.hidden;
+      rms_norm(x + int64_t(t) * d.hidden, weight.as<float>(), d.shape.hidden, d.hidden, d.shape.norm_eps, to);
+      if (d.shape.int8) encode_at(e, to, d.hidden, t, rows, false);
     });
   };
+  const auto product = [&](const Linear& linear, const A* a, int width, const auto& finish) {
+    if (!d.shape.int8)
+      multiply(e, linear, Rows<A>{a, width}, rows, finish);
+    else if (a == normed)  // its codes are known
+      multiply(e, linear, codes_of(e, rows), rows, finish);
+    else
+      multiply(e, linear, encoded(e, a, width, rows), rows, finish);
+  };
   norm(layer.attention_norm);
-  multiply(e, layer.qkv, normed, d.hidden, rows, Store{e.qkv.as<float>(), d.qkv});
-  for_rows(e, rows, [&](int t) { place<A>(e, layer, number, t); });
+  product(layer.qkv, normed, d.hidden, Store{e.qkv.as<float>(), d.qkv});
+  for_rows(e, rows, [&](int t) { place<KV>(e, layer, number, t); });
   const int heads = d.shape.kv_heads, tasks = rows * heads;
   const int taken = rows >= 4 * pool_threads(e.pool) ? heads : 1;  // neighbours in memory, where there is work for all
   for (int task = pool_take(e.pool, taken); task < tasks; task = pool_take(e.pool, taken))
-    for (int i = task; i < task + taken; ++i) attend<A, A>(e, number, i / heads, i % heads, thread);
+    for (int i = task; i < task + taken; ++i) attend_one<A, KV>(e, number, i / heads, i % heads, thread);
   pool_barrier(e.pool);
-  multiply(e, layer.out, e.mixed.as<A>(), d.mixed, rows, Add{x, d.hidden});
+  product(layer.out, e.mixed.as<A>(), d.mixed, Add{x, d.hidden});
   norm(layer.mlp_norm);
   if (d.shape.experts) {
     run_experts(e, layer, number, normed, rows, thread);
     return;
   }
-  multiply(e, layer.gate_up, normed, d.hidden, rows, GatedSilu<A>{e.inner.as<A>(), d.inner});
-  multiply(e, layer.down, e.inner.as<A>(), d.inner, rows, Add{x, d.hidden});
+  product(layer.gate_up, normed, d.hidden, GatedSilu<A>{e.inner.as<A>(), d.inner});
+  product(layer.down, e.inner.as<A>(), d.inner, Add{x, d.hidden});
 }
 
 template <class A>
@@ -98,9 +123,15 @@ static void run_draws(Engine& e, int thread) {
     const int rows = chunk.last - chunk.first;
     for_rows(e, rows, [&](int r) {
       const float* x = e.x.as<float>() + int64_t(work.at[chunk.first + r]) * d.hidden;
-      rms_norm(x, e.final_norm.as<float>(), d.shape.hidden, d.hidden, d.shape.norm_eps, normed + int64_t(r) * d.hidden);
+      A* to = normed + int64_t(r) * d.hidden;
+      rms_norm(x, e.final_norm.as<float>(), d.shape.hidden, d.hidden, d.shape.norm_eps, to);
+      if (d.shape.int8) encode_at(e, to, d.hidden, r, rows, true);
     });
-    multiply(e, e.head, normed, d.hidden, rows, Store{e.logits.as<float>(), d.logits});
+    const Store finish = {e.logits.as<float>(), d.logits};
+    if (d.shape.int8)
+      multiply(e, e.head, codes_of(e, rows), rows, finish);
+    else
+      multiply(e, e.head, Rows<A>{normed, d.hidden}, rows, finish);
     for_rows(e, chunk.last_draw - chunk.first_draw, [&](int i) {
       const int draw = work.draws[chunk.first_draw + i];
       const float* logits = e.logits.as<float>() + int64_t(work.row[draw] - chunk.first) * d.logits;
@@ -114,14 +145,26 @@ static void run_pass(Engine& e, int thread) {
   const HonePass& pass = *e.work.pass;
   const int hidden = e.dims.hidden;
   for_rows(e, pass.tokens_count, [&](int t) {
-    copy_row(e.embedding.as<A>() + int64_t(pass.tokens[t]) * hidden, e.x.as<float>() + int64_t(t) * hidden, hidden);
+    const int64_t from = int64_t(pass.tokens[t]) * hidden;
+    float* to = e.x.as<float>() + int64_t(t) * hidden;
+    if (e.dims.shape.bfloat16)
+      copy_row(e.embedding.as<bf16>() + from, to, hidden);
+    else
+      copy_row(e.embedding.as<float>() + from, to, hidden);
   });
-  for (int layer = 0; layer < e.dims.shape.layers; ++layer) run_layer<A>(e, layer, thread);
+  for (int layer = 0; layer < e.dims.shape.layers; ++layer) {
+    if (e.dims.shape.cache == CACHE_INT8)
+      run_layer<A, uint8_t>(e, layer, thread);
+    else if (e.dims.shape.cache == CACHE_BFLOAT16 || sizeof(A) == sizeof(bf16))
+      run_layer<A, bf16>(e, layer, thread);
+    else
+      run_layer<A, float>(e, layer, thread);
+  }
   run_draws<A>(e, thread);
 }
 
 static void forward(Engine& e, int thread) {
-  if (e.dims.shape.bfloat16)
+  if (e.dims.number == sizeof(bf16))
     run_pass<bf16>(e, thread);
   else
     run_pass<float>(e, thread);

@@ -2,8 +2,7 @@
 //
 // A row's sum runs over k = 0, 1, 2 ... whatever tile it stands in, so that it does not depend on its neighbours.
 #pragma once
-#include "engine.h"
-#include "vec.h"
+#include "codes.h"
 
 namespace hone {
 namespace HONE_ISA {
@@ -80,8 +79,66 @@ HONE_INLINE void run_tile(const Engine& e, const bf16* a, int64_t stride, int ro
                           const Ahead& ahead) {
   e.kernels->tile_bf16(a, stride, rows, panel, k, c, ahead);
 }
-HONE_INLINE int tile_rows(const Engine&, const float*) { return TILE_ROWS; }
-HONE_INLINE int tile_rows(const Engine& e, const bf16*) { return e.kernels->tile_bf16_rows; }
+
+// What stands on the left of a product: rows of numbers, or their codes.
+template <class A>
+struct Rows {
+  const A* at;
+  int64_t stride;
+  static constexpr int BYTES = sizeof(A);  // of a weight
+
+  Rows below(int row) const { return {at + row * stride, stride}; }
+  int tile_rows(const Engine& e) const {
+    return sizeof(A) == sizeof(float) ? TILE_ROWS : e.kernels->tile_bf16_rows;
+  }
+  // Sums of `count` rows from `from` on, times a panel: c [count][32].
+  void sums(const Engine& e, const Linear& linear, int panel, int from, int count, float* c, const Ahead& ahead) const {
+    const A* weight = linear.weight.as<A>() + size_t(panel) * linear.k * PANEL;
+    run_tile(e, at + from * stride, stride, count, weight, linear.k, c, ahead);
+    if (!linear.bias.data) return;
+    const float* bias = linear.bias.as<float>() + panel * PANEL;
+    for (int i = 0; i < count * PANEL; i += LANES) store(c + i, load(c + i) + load(bias + i % PANEL));
+  }
+};
+
+struct Codes {
+  const uint8_t* at;
+  const float* scale;  // what a code of each row counts
+  int64_t stride, plane;
+  static constexpr int BYTES = 1;
+
+  Codes below(int row) const { return {at + row * stride, scale + row, stride, plane}; }
+  int tile_rows(const Engine& e) const { return e.kernels->codes.tile_rows; }
+
+  void sums(const Engine& e, const Linear& linear, int panel, int from, int count, float* c, const Ahead& ahead) const {
+    alignas(64) int32_t upper[MOST_TILE_ROWS * PANEL], lower[MOST_TILE_ROWS * PANEL], crossed[MOST_TILE_ROWS * PANEL];
+    const size_t weights = size_t(linear.panels) * linear.k * PANEL;
+    const int8_t* weight = linear.weight.as<int8_t>() + size_t(panel) * linear.k * PANEL;
+    const int32_t* offset = linear.offset.as<int32_t>() + panel * PANEL;
+    const uint8_t* a = at + from * stride;
+    const TileCodes tile = e.kernels->codes.tile;
+    tile(a, stride, count, weight, linear.k, upper, ahead);
+    if (linear.planes == 2) {  // of the lower bytes' own product nothing is left at float32's precision
+      tile(a, stride, count, weight + weights, linear.k, lower, ahead);
+      tile(a + plane, stride, count, weight, linear.k, crossed, ahead);
+    }
+    const float* scales = linear.scale.as<float>() + panel * PANEL;
+    const float* bias = linear.bias.data ? linear.bias.as<float>() + panel * PANEL : nullptr;
+    for (int row = 0; row < count; ++row)
+      for (int i = 0; i < PANEL; i += LANES) {
+        const int place = row * PANEL + i;
+        const auto whole = [&](const int32_t* sums) { return *reinterpret_cast<const vi*>(sums + place); };
+        const auto load_offset = [&](const int32_t* p) { return *reinterpret_cast<const vi*>(p + i); };
+        vf sum = __builtin_convertvector(whole(upper) - load_offset(offset), vf);
+        if (linear.planes == 2) {
+          const vi last = load_offset(offset) + load_offset(offset + linear.panels * PANEL);
+          sum = fma(sum, spread(256), __builtin_convertvector(whole(lower) + whole(crossed) - last, vf)) * spread(256);
+        }
+        sum = sum * spread(scale[from + row]) * load(scales + i);
+        store(c + place, bias ? sum + load(bias + i) : sum);
+      }
+  }
+};
 
 // What becomes of a tile of sums `c` [rows][32], of the features from 32 * panel on.
 struct Store {
@@ -124,6 +181,22 @@ HONE_INLINE void for_rows(Engine& e, int rows, const Do& act) {
   pool_barrier(e.pool);
 }
 
+// Codes of rows of activations, ready for a product; with `wide` of 16 bits. Only float32 activations are coded.
+HONE_INLINE void encode_at(Engine& e, const float* x, int count, int row, int64_t rows, bool wide) {
+  uint8_t* codes = e.codes.as<uint8_t>() + int64_t(row) * e.dims.codes;
+  float* scale = e.code_scale.as<float>() + row;
+  *scale = wide ? encode_wide_row(x, count, codes, codes + rows * e.dims.codes) : encode_row(x, count, codes);
+}
+HONE_INLINE void encode_at(Engine&, const bf16*, int, int, int64_t, bool) {}
+HONE_INLINE Codes codes_of(const Engine& e, int64_t rows) {
+  return {e.codes.as<uint8_t>(), e.code_scale.as<float>(), e.dims.codes, rows * e.dims.codes};
+}
+template <class A>
+static Codes encoded(Engine& e, const A* a, int width, int rows) {
+  for_rows(e, rows, [&](int row) { encode_at(e, a + int64_t(row) * width, width, row, rows, false); });
+  return codes_of(e, rows);
+}
+
 // Blocks that `rows` rows of a product are cut into; of few panels more, so that every thread finds a task.
 HONE_INLINE int row_blocks(const Engine& e, const Linear& linear, int rows, int most) {
   const int threads = pool_threads(e.pool), finest = (rows + most - 1) / most;
@@ -132,99 +205,36 @@ HONE_INLINE int row_blocks(const Engine& e, const Linear& linear, int rows, int 
 }
 
 // Task number `task` of a product of `rows` rows: a panel of one of its `blocks`.
-template <class A, class Finish>
-HONE_INLINE void multiply_task(Engine& e, const Linear& linear, const A* a, int64_t stride, int rows, int blocks,
-                               int task, const Finish& finish) {
-  const int most = tile_rows(e, a), threads = pool_threads(e.pool);
+template <class Left, class Finish>
+HONE_INLINE void multiply_task(Engine& e, const Linear& linear, const Left& left, int rows, int blocks, int task,
+                               const Finish& finish) {
+  const int most = left.tile_rows(e), threads = pool_threads(e.pool);
   alignas(64) float c[MOST_TILE_ROWS * PANEL];
   const int panel = task / blocks, block = task % blocks;
   const int first = int64_t(rows) * block / blocks, last = int64_t(rows) * (block + 1) / blocks;
-  const A* weight = linear.weight.as<A>() + size_t(panel) * linear.k * PANEL;
-  const float* bias = linear.bias.data ? linear.bias.as<float>() + panel * PANEL : nullptr;
+  const int64_t panel_bytes = int64_t(linear.k) * PANEL * Left::BYTES;
   const int tiles = (last - first + most - 1) / most, likely = panel + (threads + blocks - 1) / blocks;
   // A tile asks for its share of the panel that comes next, a little with every product.
   const int share = tiles > 2 ? (4 * PANEL + tiles - 1) / tiles : 64;
-  const int64_t asks = int64_t(linear.k) * int64_t(sizeof(A)) / 4;
-  const char* next = reinterpret_cast<const char*>(linear.weight.as<A>() + size_t(likely) * linear.k * PANEL);
+  const int64_t asks = int64_t(linear.k) * Left::BYTES / 4;
+  const char *weights = linear.weight.as<char>(), *next = weights + likely * panel_bytes;
   const bool known = likely < linear.panels;
   for (int t = 0; t < tiles; ++t) {
     const int from = first + (last - first) * t / tiles, to = first + (last - first) * (t + 1) / tiles;
     HONE_CHECK(from < to && to - from <= most && to <= rows);
-    const Ahead ahead =
-        known ? Ahead{next + t * asks * share, share} : Ahead{reinterpret_cast<const char*>(weight), 0};
-    run_tile(e, a + from * stride, stride, to - from, weight, linear.k, c, ahead);
-    for (int row = from; row < to; ++row) {
-      float* sums = c + (row - from) * PANEL;
-      if (bias)
-        for (int i = 0; i < PANEL; i += LANES) store(sums + i, load(sums + i) + load(bias + i));
-      finish(sums, row, panel);
-    }
+    const Ahead ahead = known ? Ahead{next + t * asks * share, share} : Ahead{weights + panel * panel_bytes, 0};
+    left.sums(e, linear, panel, from, to - from, c, ahead);
+    for (int row = from; row < to; ++row) finish(c + (row - from) * PANEL, row, panel);
   }
 }
 
-// `a` [rows, linear.k] times the layer's weight. Tasks are panels of blocks of rows, handed to whoever is free.
-template <class A, class Finish>
-static void multiply(Engine& e, const Linear& linear, const A* a, int64_t stride, int rows, const Finish& finish) {
-  const int blocks = row_blocks(e, linear, rows, tile_rows(e, a)), tasks = linear.panels * blocks;
+// `left` [rows, linear.k] times the layer's weight. Tasks are panels of blocks of rows, handed to whoever is free.
+template <class Left, class Finish>
+static void multiply(Engine& e, const Linear& linear, const Left& left, int rows, const Finish& finish) {
+  const int blocks = row_blocks(e, linear, rows, left.tile_rows(e)), tasks = linear.panels * blocks;
   for (int task = pool_take(e.pool, 1); task < tasks; task = pool_take(e.pool, 1))
-    multiply_task(e, linear, a, stride, rows, blocks, task, finish);
+    multiply_task(e, linear, left, rows, blocks, task, finish);
   pool_barrier(e.pool);
-}
-
-// One panel of `linear`, from the trainer's weight [rows, columns] in its own type.
-template <class T, class A>
-static void pack_panel(Linear& linear, const Source& source, int panel) {
-  const T* weight = static_cast<const T*>(source.weight->data);
-  A* out = linear.weight.as<A>() + size_t(panel) * linear.k * PANEL;
-  int origin[PANEL];  // the trainer's row of each of the panel's features; -1: padding
-  for (int j = 0; j < PANEL; ++j) {
-    const int half = PANEL / 2, row = source.gated ? panel * half + j % half : panel * PANEL + j;
-    const int at = row % source.row_pad, chunk = row / source.row_pad;
-    const int kept = source.gated ? source.rows / 2 : source.rows;
-    const int from = at < source.row_chunk ? chunk * source.row_chunk + at : kept;
-    origin[j] = from < kept ? from + (source.gated && j >= half ? kept : 0) : -1;
-  }
-  // Blocks of inputs, read along the trainer's rows and turned around in the cache. Column chunks are padded to 32.
-  constexpr int DEEP = 16, WORDS = DEEP * int(sizeof(A)) / 4;
-  alignas(64) A part[PANEL][DEEP];
-  for (int k = 0; k < linear.k; k += DEEP) {
-    const int at = k % source.column_pad, from = k / source.column_pad * source.column_chunk + at;
-    const int left = source.column_chunk - at < source.columns - from ? source.column_chunk - at : source.columns - from;
-    for (int j = 0; j < PANEL; ++j) {
-      const T* row = weight + size_t(origin[j] < 0 ? 0 : origin[j]) * source.columns + from;
-      const int real = origin[j] < 0 ? 0 : left;
-      if (real >= DEEP)
-        for (int i = 0; i < DEEP; i += LANES) store(part[j] + i, load(row + i));
-      else
-        for (int i = 0; i < DEEP; ++i) narrow(i < real ? widen(row[i]) : 0.0f, part[j] + i);
-    }
-    uint32_t words[PANEL][WORDS];
-    __builtin_memcpy(words, part, sizeof(words));
-    uint32_t* to = reinterpret_cast<uint32_t*>(out + size_t(k) * PANEL);
-    for (int i = 0; i < WORDS; ++i)
-      for (int j = 0; j < PANEL; ++j) to[i * PANEL + j] = words[j][i];
-  }
-  if (!linear.bias.data) return;
-  for (int j = 0; j < PANEL; ++j) {
-    const HoneTensor* bias = source.bias;
-    float* to = linear.bias.as<float>() + panel * PANEL + j;
-    if (origin[j] < 0)
-      *to = 0.0f;
-    else
-      *to = bias->bfloat16 ? widen(static_cast<const bf16*>(bias->data)[origin[j]])
-                           : static_cast<const float*>(bias->data)[origin[j]];
-  }
-}
-
-static void pack(Engine& e, Linear& linear, const Source& source, int panel) {
-  HONE_CHECK(panel < linear.panels &&
-             size_t(linear.panels) * linear.k * PANEL * (e.dims.shape.bfloat16 ? 2 : 4) <= linear.weight.bytes);
-  if (e.dims.shape.bfloat16)
-    source.weight->bfloat16 ? pack_panel<bf16, bf16>(linear, source, panel)
-                            : pack_panel<float, bf16>(linear, source, panel);
-  else
-    source.weight->bfloat16 ? pack_panel<bf16, float>(linear, source, panel)
-                            : pack_panel<float, float>(linear, source, panel);
 }
 
 }  // namespace HONE_ISA

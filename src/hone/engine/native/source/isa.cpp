@@ -1,4 +1,5 @@
 // Compiled once for each instruction set, with -DHONE_ISA=<name> and the compiler's flags for it.
+#include "code_attention.h"
 #include "forward.h"
 
 #define HONE_TEXT_OF(name) #name
@@ -10,8 +11,8 @@ namespace hone {
 
 extern const Kernels HONE_JOIN(kernels_, HONE_ISA);
 const Kernels HONE_JOIN(kernels_, HONE_ISA) = {
-    HONE_TEXT(HONE_ISA),      HONE_ISA::forward,   HONE_ISA::pack, HONE_ISA::soften,
-    HONE_ISA::any_tile<bf16>, HONE_ISA::TILE_ROWS, nullptr,        nullptr,
+    HONE_TEXT(HONE_ISA),      HONE_ISA::forward,   HONE_ISA::pack,         HONE_ISA::soften,
+    HONE_ISA::any_tile<bf16>, HONE_ISA::TILE_ROWS, HONE_ISA::CODE_KERNELS, nullptr,          nullptr,
 };
 
 }  // namespace hone

@@ -87,8 +87,19 @@ class Plan {
     return {&weight, &bias, rows, columns, rows, rows, columns, columns, false};
   }
 
-  void add(Linear& linear, const Source& source, int outputs, int inputs) {
-    const size_t element = e_.dims.shape.bfloat16 ? 2 : 4;
+  // `planes` of codes, where the engine multiplies codes.
+  void add(Linear& linear, const Source& source, int outputs, int inputs, int planes = 1) {
+    linear.planes = e_.dims.shape.int8 ? planes : 0;
+    const size_t element = linear.planes ? planes : e_.dims.number;
+    if (linear.planes) {
+      inputs = round_up(inputs, CODE_DEEP);
+      if (inputs > MOST_CODED)
+        fault = "a product of INT8 codes has at most " + std::to_string(MOST_CODED) + " inputs, got " +
+                std::to_string(inputs);
+      if (!linear.scale.ensure(size_t(outputs) * sizeof(float)) ||
+          !linear.offset.ensure(size_t(planes) * outputs * sizeof(int32_t)))
+        fault = "out of memory for the packed weights";
+    }
     if (source.weight->size != int64_t(source.rows) * source.columns || !source.weight->data)
       fault = "a weight has " + std::to_string(source.weight->size) + " elements where " + std::to_string(source.rows) +
               " x " + std::to_string(source.columns) + " were expected";
@@ -183,13 +194,16 @@ std::string publish(Engine& e, const HoneTensor* tensors, int count) {
   const HoneShape& s = e.dims.shape;
   if (count != MODEL_TENSORS + s.layers * LAYER_TENSORS) return "publish: got " + std::to_string(count) + " tensors";
   e.published = false;
+  if (s.cache == CACHE_INT8 && e.dims.head > MOST_CODED_HEAD)
+    return "keys in INT8 have at most " + std::to_string(MOST_CODED_HEAD) + " features of a head, got " +
+           std::to_string(s.head_dim);
   Packing packing = {&e, tensors[EMBEDDING], {}, {}, {}, {}};
   Plan plan(e, packing);
   const HoneTensor& head = tensors[HEAD].data ? tensors[HEAD] : tensors[EMBEDDING];
   const HoneTensor none = {nullptr, 0, 0};
   HoneTensor used = head;
   used.size = int64_t(s.vocab_used) * s.hidden;
-  plan.add(e.head, plan.padded(plan.plain(used, none, s.vocab_used, s.hidden)), e.dims.logits, e.dims.hidden);
+  plan.add(e.head, plan.padded(plan.plain(used, none, s.vocab_used, s.hidden)), e.dims.logits, e.dims.hidden, 2);
   e.layers.resize(size_t(s.layers));
   for (int layer = 0; layer < s.layers; ++layer)
     plan.add_layer(e.layers[layer], tensors + MODEL_TENSORS + layer * LAYER_TENSORS);

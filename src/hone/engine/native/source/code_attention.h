@@ -1,0 +1,197 @@
+// Attention over keys and values that are codes of 8 bits, each with a scale of its position. Queries and the weights
+// of positions are coded in 16 bits on the way, so that what is stored is nearly all that is lost.
+//
+// A block of a page is: keys [head / 4][16][4], 128 more than they count; their scales [16]; values
+// [16 / 4][head][4]; their scales [16]. A word holds four features of a key, or four positions of a value.
+#pragma once
+#include "attention.h"
+#include "codes.h"
+
+namespace hone {
+namespace HONE_ISA {
+
+struct CodedBlock {
+  uint8_t* at;
+  int head;
+  uint8_t* keys() const { return at; }
+  float* key_scales() const { return reinterpret_cast<float*>(at + head * PAGE_TOKENS); }
+  uint8_t* values() const { return at + head * PAGE_TOKENS + PAGE_TOKENS * int(sizeof(float)); }
+  float* value_scales() const { return reinterpret_cast<float*>(values() + head * PAGE_TOKENS); }
+};
+
+// The key and the value of position `at` of a page. Threads write bytes of one word at a time: never a whole word.
+HONE_INLINE void keep(const float* key, const float* value, int head, int at, uint8_t* block) {
+  const CodedBlock to = {block, head};
+  alignas(64) uint8_t codes[MOST_CODED_HEAD];
+  to.key_scales()[at] = encode_row(key, head, codes);
+  for (int i = 0; i < head; i += 4) __builtin_memcpy(to.keys() + i * PAGE_TOKENS + 4 * at, codes + i, 4);
+  to.value_scales()[at] = encode_row(value, head, codes);
+  uint8_t* values = to.values() + at / 4 * 4 * head + at % 4;
+  for (int i = 0; i < head; ++i) values[4 * i] = codes[i] ^ 0x80;
+}
+
+// What one (token, key head) reads: its pages, and positions 0 .. count - 1 in them.
+struct CodedPast {
+  const Engine* engine;
+  const int32_t* pages;
+  int layer, kv_head, count;
+  CodedBlock block(int page) const {
+    return {block_of<uint8_t>(*engine, pages[page], layer, kv_head), engine->dims.head};
+  }
+};
+
+template <int HEADS>
+struct CodedQueries {
+  alignas(64) uint8_t upper[HEADS][MOST_CODED_HEAD], lower[HEADS][MOST_CODED_HEAD];  // signed
+  uint32_t offset[HEADS];  // what the 128 of each key's feature adds to a sum
+  float scale[HEADS];
+
+  CodedQueries(const float* q, int head, float factor) {
+    for (int h = 0; h < HEADS; ++h) {
+      scale[h] = encode_wide_row(q + h * head, head, upper[h], lower[h]) * factor;
+      int32_t all = 0;
+      for (int i = 0; i < head; ++i) {
+        upper[h][i] ^= 0x80;
+        lower[h][i] ^= 0x80;
+        all += 256 * int8_t(upper[h][i]) + int8_t(lower[h][i]);
+      }
+      offset[h] = 128u * uint32_t(all);
+    }
+  }
+};
+
+// Scores of HEADS queries against PAGES pages from `first` on; lanes are positions.
+template <int HEADS, int PAGES>
+HONE_INLINE void coded_page_scores(const CodedPast& past, int first, const CodedQueries<HEADS>& q, float* scores,
+                                   int64_t stride) {
+  CodedBlock blocks[PAGES];
+  for (int page = 0; page < PAGES; ++page) blocks[page] = past.block(first + page);
+  vi upper[HEADS][PAGES][PAGE_VECTORS] = {}, lower[HEADS][PAGES][PAGE_VECTORS] = {};
+  for (int i = 0; i < past.engine->dims.head; i += 4) {
+#pragma GCC unroll 4
+    for (int page = 0; page < PAGES; ++page)
+#pragma GCC unroll 4
+      for (int u = 0; u < PAGE_VECTORS; ++u) {
+        const vu keys = *reinterpret_cast<const vu*>(blocks[page].keys() + i * PAGE_TOKENS + 4 * u * LANES);
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; ++h) {
+          upper[h][page][u] = dot(upper[h][page][u], keys, spread_word(q.upper[h] + i));
+          lower[h][page][u] = dot(lower[h][page][u], keys, spread_word(q.lower[h] + i));
+        }
+      }
+  }
+  for (int h = 0; h < HEADS; ++h)
+    for (int page = 0; page < PAGES; ++page)
+      for (int u = 0; u < PAGE_VECTORS; ++u) {
+        const vu both = (reinterpret_cast<vu>(upper[h][page][u]) << 8) + reinterpret_cast<vu>(lower[h][page][u]);
+        const vf sum = __builtin_convertvector(reinterpret_cast<vi>(both - q.offset[h]), vf);
+        store(scores + h * stride + (first + page) * PAGE_TOKENS + u * LANES,
+              sum * load(blocks[page].key_scales() + u * LANES) * spread(q.scale[h]));
+      }
+}
+
+template <int HEADS, int PAGES>
+HONE_INLINE void coded_scores(const CodedPast& past, int page, int end, const CodedQueries<HEADS>& q, float* scores,
+                              int64_t stride) {
+  for (; page + PAGES <= end; page += PAGES) coded_page_scores<HEADS, PAGES>(past, page, q, scores, stride);
+  if constexpr (PAGES > 1) coded_scores<HEADS, PAGES / 2>(past, page, end, q, scores, stride);
+}
+
+// Weights of positions times the scales of their values, as codes of 16 bits [2][stride]; returns what a code counts.
+HONE_INLINE float encode_shares(const CodedPast& past, float* shares, int64_t stride, uint8_t* codes) {
+  const vi lanes = lane_numbers();
+  for (int first = 0; first < past.count; first += PAGE_TOKENS) {
+    const float* scales = past.block(first / PAGE_TOKENS).value_scales();
+    for (int i = 0; i < PAGE_TOKENS; i += LANES) {
+      const vf product = load(shares + first + i) * load(scales + i);
+      store(shares + first + i, lanes < past.count - first - i ? product : vf{});
+    }
+  }
+  const int end = round_up(past.count, PAGE_TOKENS);
+  const Coding coding(largest(shares, end), 65535);
+  for (int i = 0; i < end; i += LANES) {
+    const vu word = encode(load(shares + i), coding.inverse, 0);
+    store_bytes(codes + i, word >> 8);
+    store_bytes(codes + stride + i, word);
+  }
+  return coding.scale;
+}
+
+// VECTORS registers of the values' features from `feature` on, for HEADS heads; `scale`: what a sum counts.
+template <class A, int HEADS, int VECTORS>
+HONE_INLINE void mix_codes(const CodedPast& past, int feature, const uint8_t* codes, int64_t stride, const float* scale,
+                           A* out) {
+  const int head = past.engine->dims.head;
+  vi upper[HEADS][VECTORS] = {}, lower[HEADS][VECTORS] = {};
+  for (int first = 0; first < past.count; first += PAGE_TOKENS) {
+    const uint8_t* values = past.block(first / PAGE_TOKENS).values() + 4 * feature;
+    for (int i = 0; i < PAGE_TOKENS && first + i < past.count; i += 4) {
+      vu four[VECTORS];
+#pragma GCC unroll 4
+      for (int u = 0; u < VECTORS; ++u) four[u] = *reinterpret_cast<const vu*>(values + i * head + 4 * u * LANES);
+#pragma GCC unroll 4
+      for (int h = 0; h < HEADS; ++h) {
+        const vu high = spread_word(codes + 2 * h * stride + first + i);
+        const vu low = spread_word(codes + (2 * h + 1) * stride + first + i);
+#pragma GCC unroll 4
+        for (int u = 0; u < VECTORS; ++u) {
+          upper[h][u] = dot(upper[h][u], high, four[u]);
+          lower[h][u] = dot(lower[h][u], low, four[u]);
+        }
+      }
+    }
+  }
+  for (int h = 0; h < HEADS; ++h)
+    for (int u = 0; u < VECTORS; ++u) {
+      const vf high = __builtin_convertvector(upper[h][u], vf), low = __builtin_convertvector(lower[h][u], vf);
+      store(out + h * head + feature + u * LANES, fma(high, spread(256), low) * spread(scale[h]));
+    }
+}
+
+template <class A, int HEADS>
+static void attend_coded_heads(const CodedPast& past, const float* q, float factor, Scratch& scratch, int64_t stride,
+                               A* out) {
+  constexpr int MOST = LANES == 16 ? 4 : 2, PAGES = MOST / HEADS > 1 ? MOST / HEADS : 1;
+  constexpr int WIDE = SUMS / (2 * HEADS), VECTORS = WIDE > 4 ? 4 : (WIDE < 1 ? 1 : WIDE);
+  float* scores = scratch.scores.as<float>();
+  uint8_t* codes = scratch.shares.as<uint8_t>();
+  const CodedQueries<HEADS> queries(q, past.engine->dims.head, factor);
+  coded_scores<HEADS, PAGES>(past, 0, (past.count + PAGE_TOKENS - 1) / PAGE_TOKENS, queries, scores, stride);
+  float scale[HEADS];
+  for (int h = 0; h < HEADS; ++h) {
+    const float total = soften_scores(scores + h * stride, past.count);
+    scale[h] = encode_shares(past, scores + h * stride, stride, codes + 2 * h * stride) / total;
+  }
+  const int head = past.engine->dims.head;
+  int feature = 0;
+  for (; feature + VECTORS * LANES <= head; feature += VECTORS * LANES)
+    mix_codes<A, HEADS, VECTORS>(past, feature, codes, stride, scale, out);
+  for (; feature < head; feature += LANES) mix_codes<A, HEADS, 1>(past, feature, codes, stride, scale, out);
+}
+
+// Token `token` of the pass, all query heads of one key head: into `mixed`.
+template <class A>
+static void attend_codes(Engine& e, int layer, int token, int kv_head, int thread) {
+  const HonePass& pass = *e.work.pass;
+  const Dims& d = e.dims;
+  const CodedPast past = {&e, pass.pages + int64_t(pass.sequence[token]) * pass.most_pages, layer, kv_head,
+                          pass.positions[token] + 1};
+  const float* q = e.qkv.as<float>() + int64_t(token) * d.qkv + kv_head * d.group * d.head;
+  A* out = e.mixed.as<A>() + int64_t(token) * d.mixed + kv_head * d.group * d.head;
+  Scratch& scratch = e.scratch[thread];
+  const int64_t stride = round_up(past.count, PAGE_TOKENS);
+  HONE_CHECK(scratch.shares.bytes >= size_t(8 * stride));
+  const float factor = 1.0f / __builtin_sqrtf(float(d.shape.head_dim));
+  int h = 0;
+  for (; h + 4 <= d.group; h += 4)
+    attend_coded_heads<A, 4>(past, q + h * d.head, factor, scratch, stride, out + h * d.head);
+  for (; h + 2 <= d.group; h += 2)
+    attend_coded_heads<A, 2>(past, q + h * d.head, factor, scratch, stride, out + h * d.head);
+  for (; h < d.group; ++h)
+    attend_coded_heads<A, 1>(past, q + h * d.head, factor, scratch, stride, out + h * d.head);
+}
+
+constexpr CodeKernels CODE_KERNELS = {any_code_tile<CODE_ROWS>, CODE_ROWS, attend_codes<float>, attend_codes<bf16>};
+
+}  // namespace HONE_ISA
+}  // namespace hone
