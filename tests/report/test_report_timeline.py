@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hone.core.errors import DataError
 from hone.report.svg import LaneBlock, lane_plot
 from hone.report.timeline import step_timeline
+from hone.report.wait_graph import bottleneck_line, step_waits
 from hone.store.metrics import MetricColumns
 from hone.store.speed import (
     MatmulRate,
@@ -48,6 +49,10 @@ def spans(found):
     return [(span.name, round(span.start_s, 9), round(span.seconds_s, 9)) for span in found]
 
 
+def waits(found):
+    return [(one.waiter, one.waited_for, round(one.seconds_s, 9)) for one in step_waits(found)]
+
+
 def test_a_step_by_hand():
     found = step_timeline(text_run())
     assert found.step_s == pytest.approx(1.0) and found.steps == 10
@@ -66,16 +71,22 @@ def test_a_step_by_hand():
         ("rewards", 0.4, 0.1),
     ]
     assert found.overlapping == ()
-    assert found.bottleneck() == "The bottleneck is the learner's update (update): 30% of a step, 0.3 s of 1.0 s."
+    assert bottleneck_line(found) == (
+        "The bottleneck is the learner's update (update): 30% of a step, 0.3 s of 1.0 s; larger micro-batches "
+        "(learner.micro_batch_tokens), bfloat16 products or more ranks would shorten it, and rollout.max_staleness = 1 "
+        "would generate during the update."
+    )
+    assert waits(found) == [("learner", "rollout", 0.5), ("rollout", "learner", 0.5), ("generation", "rewards", 0.1)]
 
 
 def test_generation_that_is_slowest_says_what_its_longest_answers_cost():
     found = step_timeline(
         text_run(time__update_s=[0.1, 0.1], time__generate_prefill_s=[0.5, 0.5], time__step_s=[5.0, 3.0])
     )
-    assert found.bottleneck() == (
+    assert bottleneck_line(found) == (
         "The bottleneck is generation (decode): 25% of a step, 0.2 s of 0.8 s; 0.1 s of slot time passed while only "
-        "the longest answers were unfinished."
+        "the longest answers were unfinished; more answers at once (rollout.max_concurrent) or more replicas would "
+        "shorten it, and rollout.max_staleness = 1 would generate during the update."
     )
 
 
@@ -84,16 +95,49 @@ def test_generation_beside_the_loop_is_no_part_of_its_time():
     assert found.collect_parts == ()
     assert spans(found.overlapping) == [("prefill", 0.0, 0.075), ("decode", 0.075, 0.225), ("bookkeeping", 0.3, 0.1)]
     assert sum(span.seconds_s for span in found.loop) == pytest.approx(found.step_s)
-    assert found.bottleneck().startswith(
-        "The bottleneck is waiting for answers that are generated in parallel (collect and publish): 55% of a step"
+    assert bottleneck_line(found).startswith(
+        "The bottleneck is generation (decode), beside the loop: the learner waited for 55% of a step, 0.6 s of 1.1 s; "
     )
+    assert waits(found) == [("learner", "rollout", 0.6)]
+
+
+def test_waits_that_were_measured_tell_apart_who_waited_for_whom():
+    """Ten steps of 1 s: the learner waits 0.2 s of collect and publish, the thread 0.15 s for the learner."""
+    beside = {"time__rollout_awaited_s": [1.0, 1.0], "time__rollout_held_s": [1.0, 0.5]}
+    rest = {"time__rollout_tools_s": [0.0, 2.5], "time__rollout_rewards_s": [0.5, 0.0]}
+    found = step_timeline(text_run(**beside, **rest))
+    assert waits(found) == [
+        ("generation", "tools", 0.25),
+        ("learner", "rollout", 0.2),
+        ("rollout", "learner", 0.15),
+        ("generation", "rewards", 0.05),
+    ]
+    assert dict(found.finest_parts())["waiting"] == pytest.approx(0.2)
+    assert dict(found.finest_parts())["publish"] == pytest.approx(0.35), "the transfer, beside the wait"
+    assert sum(seconds for _, seconds in found.finest_parts()) == pytest.approx(1.0)
+    slow = step_timeline(text_run(**rest, **beside | {"time__rollout_awaited_s": [3.0, 2.0]}))
+    assert bottleneck_line(slow) == (
+        "The bottleneck is tools and environments, while nothing was generated (tools), beside the loop: the learner "
+        "waited for 50% of a step, 0.5 s of 1.0 s; more answers at once (rollout.max_concurrent) would fill it, and "
+        "faster tools shorten it."
+    )
+
+
+def test_a_synchronous_rollout_tells_tools_from_rewards():
+    found = step_timeline(text_run(time__rollout_tools_s=[0.2, 0.1], time__rollout_rewards_s=[0.3, 0.2]))
+    assert spans(found.collect_parts)[3:] == [("tools", 0.4, 0.03), ("rewards", 0.43, 0.05), ("episodes", 0.48, 0.02)]
+    assert waits(found)[2:] == [("generation", "rewards", 0.05), ("generation", "tools", 0.03)]
 
 
 def test_a_run_without_a_language_model():
     found = step_timeline(columns([4], time__collect_s=[3.0], time__update_s=[1.0], time__step_s=[4.0], loss=[1.0]))
     assert spans(found.loop) == [("collect", 0.0, 0.75), ("update", 0.75, 0.25)]
     assert found.collect_parts == found.overlapping == ()
-    assert found.bottleneck() == "The bottleneck is collecting episodes (collect): 75% of a step, 0.75 s of 1.0 s."
+    assert bottleneck_line(found) == (
+        "The bottleneck is collecting episodes (collect): 75% of a step, 0.75 s of 1.0 s; more environments at once "
+        "(env.num_envs) would shorten it."
+    )
+    assert waits(found) == []
 
 
 @pytest.mark.parametrize("metrics", [columns([]), columns([3], loss=[1.0]), columns([3], time__step_s=[0.0])])

@@ -1,7 +1,7 @@
-"""Timeline of a step, from the `time/*` metrics of a run: the order of its parts and the bottleneck.
+"""Timeline of a step, from the `time/*` metrics of a run: the order of its parts.
 
-Belongs here: which part is inside, after or parallel to another. `svg` draws, `timing_section` makes the section of
-the report.
+Belongs here: which part is inside, after or parallel to another. `wait_graph` says who waited for whom, `svg` draws,
+`timing_section` makes the section of the report.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from hone.report.html import format_duration
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns
 
 _LOOP: Final = ("collect", "values", "credit", "update", "publish", "evaluate", "save")
@@ -19,27 +18,16 @@ _TOTALS: Final = ("step", "total", "elapsed")
 """Totals of other times, not parts of a step."""
 _ENGINE_PREFIX: Final = "generate"
 """Prefix of the engine's times: parts of `collect`, or parallel to the loop if it collects ahead."""
+_ROLLOUT_PREFIX: Final = "rollout_"
+"""Prefix of the times that a rollout waited, or was waited for."""
+HELD: Final = "held"
 OTHER: Final = "other"
+_WAITS: Final = ("tools", "rewards")
+"""Waits of a rollout in which nothing is generated; runs of earlier versions have none."""
 _MIN_SHARE: Final = 0.0005
 """Smallest share of a step that is shown."""
 _OVERLAP_RATIO: Final = 1.05
 """Ratio of generation time to waiting time above which generation ran in parallel to the loop."""
-
-_PART_DESCRIPTIONS: Final = {
-    "collect": "collecting episodes (collect)",
-    "values": "the critic's values (values)",
-    "credit": "assigning credit (credit)",
-    "update": "the learner's update (update)",
-    "publish": "publishing the weights (publish)",
-    "evaluate": "the evaluation (evaluate)",
-    "save": "writing metrics, samples and checkpoints (save)",
-    "decode": "generation (decode)",
-    "prefill": "reading prompts (prefill)",
-    "bookkeeping": "the engine's bookkeeping (bookkeeping)",
-    "rewards": "rewards or worlds, while nothing was generated (rewards)",
-    "waiting": "waiting for answers that are generated in parallel (collect and publish)",
-    OTHER: "unaccounted time (other)",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +58,13 @@ class Timeline:
     """Work of a parallel thread; not part of the step's own time."""
     tail_s: float = 0.0
     """Slot time of the generation without an answer, because only the longest answers were unfinished."""
+    awaited_s: float | None = None
+    """Time for which the learner waited for a rollout that ran in parallel; None if it was not measured."""
+
+    @property
+    def is_parallel(self) -> bool:
+        """True if rollouts ran in parallel to the loop."""
+        return bool(self.overlapping) or self.awaited_s is not None
 
     def finest_parts(self) -> list[tuple[str, float]]:
         """Name and seconds of the finest parts whose sum is the step, largest first."""
@@ -77,24 +72,13 @@ class Timeline:
         for span in self.loop:
             if self.collect_parts and span.name == "collect":
                 continue
-            name = "waiting" if self.overlapping and span.name in {"collect", "publish"} else span.name
+            name = "waiting" if self.is_parallel and span.name in {"collect", "publish"} else span.name
             parts[name] = parts.get(name, 0.0) + span.seconds_s
+        if self.is_parallel and self.awaited_s is not None:
+            waiting = parts.pop("waiting", 0.0)
+            parts |= {"waiting": min(self.awaited_s, waiting), "publish": max(0.0, waiting - self.awaited_s)}
         parts |= {span.name: span.seconds_s for span in self.collect_parts}
         return sorted(parts.items(), key=lambda part: -part[1])
-
-    def bottleneck(self) -> str:
-        """Sentence about the slowest part of a step, with its share."""
-        name, seconds = self.finest_parts()[0]
-        line = (
-            f"The bottleneck is {_PART_DESCRIPTIONS.get(name, name)}: {seconds / self.step_s:.0%} of a step, "
-            f"{format_duration(seconds)} of "
-            f"{format_duration(self.step_s)}"
-        )
-        if name in {"decode", "waiting"} and self.tail_s >= 0.05 * self.step_s:
-            line += (
-                f"; {format_duration(self.tail_s)} of slot time passed while only the longest answers were unfinished"
-            )
-        return f"{line}."
 
 
 def step_timeline(metrics: MetricColumns) -> Timeline | None:
@@ -116,11 +100,16 @@ def step_timeline(metrics: MetricColumns) -> Timeline | None:
     made = _generation(engine)
     total = sum(spent for _, spent in made)
     tail_s = engine.get(f"{_ENGINE_PREFIX}_tail", 0.0)
-    if not made or collect is None or total > _OVERLAP_RATIO * collect.seconds_s:
-        beside = _chain(made, 0.0)
-        return Timeline(step_s=step_s, steps=steps, loop=loop, overlapping=beside, tail_s=tail_s if made else 0.0)
-    rest = max(0.0, collect.seconds_s - total)
-    inside = _chain([*made, ("rewards", rest)], collect.start_s)
+    waits = [(name, engine[f"{_ROLLOUT_PREFIX}{name}"]) for name in _WAITS if f"{_ROLLOUT_PREFIX}{name}" in engine]
+    awaited = engine.get(f"{_ROLLOUT_PREFIX}awaited")
+    overlaps = collect is not None and total > _OVERLAP_RATIO * collect.seconds_s
+    if not made or collect is None or awaited is not None or overlaps:
+        held = engine.get(f"{_ROLLOUT_PREFIX}{HELD}", 0.0)
+        beside = _chain([one for one in [*made, *waits, (HELD, held)] if one[1] > 0], 0.0)
+        return Timeline(step_s=step_s, steps=steps, loop=loop, overlapping=beside, tail_s=tail_s, awaited_s=awaited)
+    rest = max(0.0, collect.seconds_s - total - sum(spent for _, spent in waits))
+    remainder = ("episodes" if waits else "rewards", rest)
+    inside = _chain([*made, *(one for one in waits if one[1] > 0), remainder], collect.start_s)
     return Timeline(step_s=step_s, steps=steps, loop=loop, collect_parts=inside, tail_s=tail_s)
 
 
@@ -132,7 +121,7 @@ def is_loop_part(name: str) -> bool:
 
 
 def _of_engine(name: str) -> bool:
-    return name == _ENGINE_PREFIX or name.startswith(f"{_ENGINE_PREFIX}_")
+    return name == _ENGINE_PREFIX or name.startswith((f"{_ENGINE_PREFIX}_", _ROLLOUT_PREFIX, "fleet_"))
 
 
 def _loop(parts: dict[str, float], step_s: float) -> tuple[TimelineSpan, ...]:

@@ -6,6 +6,7 @@ from hone.report.html import EMPTY, Html, element, format_duration, join, styled
 from hone.report.run_data import RunData
 from hone.report.svg import LaneBlock, lane_plot, part_style
 from hone.report.timeline import OTHER, Timeline, TimelineSpan, step_timeline
+from hone.report.wait_graph import bottleneck_line, step_waits
 from hone.store.speed import speed_line
 
 
@@ -16,8 +17,8 @@ def timing_section(stage: RunData, level: str) -> Html:
         return EMPTY
     parts = [
         element(level, text("Time per part of a step")),
-        styled("p", "verdict", text(timeline.bottleneck())),
-        styled("div", "card", *_picture(timeline), _table(timeline)),
+        styled("p", "verdict", text(bottleneck_line(timeline))),
+        styled("div", "card", *_picture(timeline), _table(timeline), _waits(timeline)),
     ]
     line = speed_line(stage.metrics, stage.matmul)
     if line:
@@ -84,3 +85,18 @@ def _table(timeline: Timeline) -> Html:
     for span in timeline.overlapping:
         row(span, f"in parallel {span.name}")
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))
+
+
+def _waits(timeline: Timeline) -> Html:
+    """Table of the waits of a step; empty where none is known."""
+    rows = [
+        [
+            text(f"{one.waiter} for {one.waited_for}"),
+            text(f"{one.seconds_s / timeline.step_s:.1%}"),
+            text(format_duration(one.seconds_s * timeline.steps)),
+            text(f"{1000 * one.seconds_s:,.1f} ms"),
+        ]
+        for one in step_waits(timeline)
+    ]
+    heads = ("who waited for whom", "share", "in all", "a step")
+    return table(heads, rows, style="fit", numeric=(1, 2, 3)) if rows else EMPTY

@@ -96,6 +96,8 @@ class SlotUse:
     total: float = 0.0
     waiting: float = 0.0
     """Slots without an answer while conversations waited for their environment."""
+    idle_s: float = 0.0
+    """Seconds in which nothing was generated, because all conversations waited for their environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ class ConversationLoop:
                 if completion is None and not self._replies:
                     raise RuntimeError(f"the session lost answers to {self._unfinished} samples: were they cancelled?")
                 if completion is None:
-                    wait(self._replies, return_when=FIRST_COMPLETED)
+                    self._wait_for_reply()
                 since = self._measure(since)
                 ended = [] if completion is None else [self._take(completion)]
                 replied = [future for future in self._replies if future.done()]
@@ -191,6 +193,11 @@ class ConversationLoop:
         assert begun is not None, "the environment began others"
         self._replies[begun] = conversation
         return True
+
+    def _wait_for_reply(self) -> None:
+        began = self._clock.monotonic_s()
+        wait(self._replies, return_when=FIRST_COMPLETED)
+        self.slot_use.idle_s += self._clock.monotonic_s() - began
 
     def _has_reply(self) -> bool:
         return any(future.done() for future in self._replies)

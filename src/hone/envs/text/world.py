@@ -5,11 +5,12 @@ Belongs here: which prompts a step asks, and how answers and scores become colum
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.clock import Clock, SystemClock
 from hone.core.conversation import ConversationColumns, TranscriptBuilder, build_columns
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
@@ -71,6 +72,7 @@ class TextWorld:
     samples_of: Callable[[Prompt], int] | None = None
     """Samples of a prompt; None: `samples` of each."""
     prompts_asked: int = 0
+    clock: Clock = field(default_factory=SystemClock)
 
     def rollout(self, session: GenerationSession) -> Episodes:
         """Return episodes in the order of the requests: prompt by prompt, sample by sample."""
@@ -82,7 +84,9 @@ class TextWorld:
         for place in loop.finished_groups():
             prompt = chosen[place % len(chosen)]
             tickets[place] = self.scorer.submit(_scorer_inputs(prompt, loop.groups[place], self.step_end))
+        began = self.clock.monotonic_s()
         scores = self.scorer.gather(tickets)
+        self.reward_wait_s = self.clock.monotonic_s() - began
         first = self.prompts_asked
         self.prompts_asked += len(chosen)
         self.slot_use = loop.slot_use
@@ -129,6 +133,8 @@ class TextWorld:
     def __post_init__(self) -> None:
         self.slot_use = SlotUse()
         """Use of the session's slots by the latest rollout."""
+        self.reward_wait_s = 0.0
+        """Seconds that the latest rollout waited for scores after its last answer."""
         self.conversations: Sequence[Conversation] = ()
         """Conversations of the latest rollout, prompt by prompt, sample by sample."""
         self._cached_epoch = -1

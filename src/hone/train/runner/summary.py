@@ -6,6 +6,7 @@ from collections.abc import Callable
 from hone.core.clock import Clock
 from hone.core.errors import HoneError
 from hone.report.timeline import step_timeline
+from hone.report.wait_graph import bottleneck_line
 from hone.store.checkpoints import step_name
 from hone.store.evaluations import read_evaluations
 from hone.store.folder import RunFolder
@@ -21,7 +22,7 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
     try:
         metrics = read_metrics(folder.metrics_path)
         found = step_timeline(metrics)
-        lines = [] if found is None else [found.bottleneck()]
+        lines = [] if found is None else [bottleneck_line(found)]
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
             rate = measure_matmuls(clock)
             write_matmul_rate(folder.path, rate)

@@ -15,6 +15,7 @@ from typing import Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes
@@ -50,6 +51,7 @@ class AsyncSource(Generic[P]):
     max_staleness: int
     in_background: bool = False
     partial_rollouts: bool = False
+    clock: Clock = field(default_factory=SystemClock)
     on_demand: bool = False
     """Begin a batch when it is asked for, not ahead: in a replay, where its later versions are there only then."""
     version: int = -1
@@ -60,6 +62,10 @@ class AsyncSource(Generic[P]):
     _futures: "deque[Future[None]]" = field(default_factory=deque["Future[None]"])
     _outstanding: int = 0
     """Batches that are begun, or will be, and not handed out."""
+    _waited_s: float = 0.0
+    """Seconds that the learner waited for batches since they were last told."""
+    _idle_since_s: float | None = None
+    """Time since which the thread has had no batch to begin."""
 
     def collect(self) -> Episodes:
         if not self.in_background:
@@ -71,7 +77,7 @@ class AsyncSource(Generic[P]):
                 self._reserve_batches(minimum=1)
                 self._collect_batch()
             while not self._ready:
-                self._futures.popleft().result()
+                self._await_batch()
             self._outstanding -= 1
             batch = self._ready.popleft()
             fresh = self._is_fresh(batch.episodes)
@@ -105,6 +111,8 @@ class AsyncSource(Generic[P]):
     def metrics(self) -> Metrics:
         """Metrics of the last returned batch, and its age."""
         told, self._last_metrics = self._last_metrics, {}
+        if self.in_background:
+            told["time/rollout_awaited_s"], self._waited_s = self._waited_s, 0.0
         return told
 
     def state(self) -> State:
@@ -144,13 +152,22 @@ class AsyncSource(Generic[P]):
         return count
 
     def _collect_batch(self) -> None:
+        held_s = 0.0 if self._idle_since_s is None else self.clock.monotonic_s() - self._idle_since_s
         episodes = self.source.collect()
-        self._ready.append(_CollectedBatch(episodes=episodes, metrics=self.source.metrics()))
+        held = {"time/rollout_held_s": held_s} if self.in_background else {}
+        self._ready.append(_CollectedBatch(episodes=episodes, metrics={**self.source.metrics(), **held}))
+        self._idle_since_s = self.clock.monotonic_s()
 
     def _wait_for_batches(self, *, done_only: bool = False) -> None:
         """Raises what went wrong in the thread."""
         while self._futures and (not done_only or self._futures[0].done()):
-            self._futures.popleft().result()
+            self._await_batch()
+
+    def _await_batch(self) -> None:
+        """Wait for the next batch of the thread."""
+        began = self.clock.monotonic_s()
+        self._futures.popleft().result()
+        self._waited_s += self.clock.monotonic_s() - began
 
     def _is_fresh(self, episodes: Episodes) -> NDArray[np.bool_]:
         """`[E]` whether no decision of the episode is too old, nor any of another row of the same dialogue."""

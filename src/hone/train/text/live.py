@@ -159,7 +159,8 @@ class LiveText:
         use = self.world.slot_use
         idle = {"rollout/idle_world": use.waiting / use.total} if self.dialogues is not None and use.total else {}
         told = {} if self.dialogues is None else self.dialogues.pop_metrics()
-        return {**self.actor.metrics(), **self.scorer.metrics(), **told, **idle}
+        waits = {"time/rollout_rewards_s": self.world.reward_wait_s, "time/rollout_tools_s": use.idle_s}
+        return {**self.actor.metrics(), **self.scorer.metrics(), **told, **idle, **waits}
 
     def close(self) -> None:
         """End what the engine has open elsewhere."""
