@@ -94,6 +94,26 @@ class OnlineJoiner:
             done += self._closed(oldest)
         return done
 
+    def oldest(self) -> Decision | None:
+        """The decision that has been open longest."""
+        return next((one.decision for one in self._open.values()), None)
+
+    def open_values(self) -> Iterator[tuple[JoinKey, float | None]]:
+        """Open decisions in their order, each with its reward so far."""
+        return ((key, one.value) for key, one in self._open.items())
+
+    def early_rewards(self) -> Iterator[tuple[JoinKey, list[tuple[float, float]]]]:
+        """Decisions that rewards wait for, in their order, each with values and times."""
+        return iter(self._early.items())
+
+    def reopen(self, decision: Decision, value: float | None) -> None:
+        """Take up an open decision of a checkpoint, in the order of `open_values`."""
+        self._open[decision.tenant, decision.id] = _OpenDecision(decision, value)
+
+    def wait_again(self, key: JoinKey, value: float, at_s: float) -> None:
+        """Take up a reward that waits, in the order of `early_rewards`."""
+        self._early.setdefault(key, []).append((value, at_s))
+
     def _taken(self, key: JoinKey, value: float, at_s: float) -> list[JoinedReward]:
         held = self._open.get(key)
         if held is None or at_s > held.decision.at_s + self.rules.window_s:

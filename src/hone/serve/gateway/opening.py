@@ -5,6 +5,7 @@ FOLDER/            beside the file, named by the service
   instance         name of this gateway as the writer of records
   decisions.db     the log, unless it is on a server
   versions/HASH/   every published version
+  learned/         checkpoints of what was learnt
   issued/          numbers given out, of `durable = "after"`
 """
 
@@ -12,14 +13,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from hone.config.resolve import ResolvedConfig, load
 from hone.core.clock import Clock
-from hone.core.decisions import Choice, Decision
+from hone.core.decisions import Choice, Decision, DecisionRecord
 from hone.core.errors import ResourceError
 from hone.evaluate.policies import open_decision_policy
 from hone.serve.gateway.access import AccessList
@@ -31,6 +33,7 @@ from hone.serve.gateway.online_policies import OnlinePolicies
 from hone.serve.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
 from hone.serve.gateway.requests import ActionInput, ContextInput, Decided, Rewarded
 from hone.serve.gateway.rollout_listener import RolloutListener
+from hone.serve.gateway.saved_learning import LearningCheckpoints
 from hone.serve.gateway.schemas import FeatureSchema
 from hone.serve.gateway.service import (
     DecisionService,
@@ -144,9 +147,12 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         if rollouts is not None:
             opened.callback(rollouts.close)
         listeners = [one for one in (policies, watch, rollouts) if one is not None]
-        service = DecisionService(_parts(config, folder, log, policies, listeners, lines))
+        parts = _parts(config, folder, log, policies, listeners, lines)
+        saved = _checkpoints(config, folder, log, policies, parts)
+        opened.callback(saved.close)
+        service = DecisionService(replace(parts, listeners=(*parts.listeners, saved)))
         opened.callback(service.close)
-        read_log_again(log, service.parts, policies, monitor)
+        read_log_again(log, parts, policies, monitor, saved)
         return OpenedService(
             service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
             monitor=monitor, rollouts=rollouts, held=opened.pop_all(),
@@ -183,6 +189,19 @@ def _parts(
         schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
         numbers=numbers, recent=RecentRequests(service.remember), clock=policies.clock, lines=lines,
         listeners=tuple(listeners),
+    )  # fmt: skip
+
+
+def _checkpoints(
+    config: ServiceFileConfig, folder: Path, log: DecisionLog, policies: OnlinePolicies, parts: ServiceParts
+) -> LearningCheckpoints:
+    service = config.service
+    learns_by = (config.policy.model_dump_json(), config.join.model_dump_json(), service.features, service.actions,
+                 service.action_features, service.tenants)  # fmt: skip
+    return LearningCheckpoints(
+        folder=folder / "learned", log=log, policies=policies, source=parts.rules.source,
+        digest=sha256(repr(learns_by).encode()).hexdigest(), remember=service.remember, waiting=parts.writer.waiting,
+        clock=policies.clock, tell=partial(_told, parts.lines),
     )  # fmt: skip
 
 
@@ -240,40 +259,78 @@ def _instance(folder: Path) -> str:
     return path.read_text(encoding="ascii")
 
 
-def pages(log: DecisionLog) -> Iterator[LoggedRecord]:
-    """All records of a log, in the order of arrival."""
-    after = 0
+def pages(log: DecisionLog, after: int = 0) -> Iterator[LoggedRecord]:
+    """Records of a log after a position, in the order of arrival."""
     while page := log.read(after, PAGE):
         yield from page
         after = page[-1].position
 
 
 def read_log_again(
-    log: DecisionLog, parts: ServiceParts, policies: OnlinePolicies, monitor: ServiceMonitor | None
+    log: DecisionLog,
+    parts: ServiceParts,
+    policies: OnlinePolicies,
+    monitor: ServiceMonitor | None,
+    checkpoints: LearningCheckpoints,
 ) -> None:
-    """Learn from the log as the service did before it stopped, and remember its latest answers."""
+    """Learn from the log as the service did before it stopped, and remember its latest answers.
+
+    With a checkpoint the learners go on from it, and the log is read from its open decisions on. Raises DataError for a
+    state of another model, and as the log.
+    """
     policies.publishing = False
-    open_decisions: dict[tuple[str, str], Decision] = {}
-    for logged in pages(log):
-        record = logged.record
-        if record.tenant not in parts.rules.tenants:
-            continue
-        if isinstance(record, Decision) and record.schema != parts.schema.hash:
-            continue  # of an earlier schema: its features mean something else
-        policies.observe(record)
-        if isinstance(record, Decision):
-            digest = request_digest(record.unit, record.context, record.actions)
-            parts.recent.remember(record.tenant, digest, decided_answer(record))
-            open_decisions[record.tenant, record.id] = record
-            if len(open_decisions) > MOST_OPEN:
-                del open_decisions[next(iter(open_decisions))]
-        else:
-            open_decisions.pop((record.tenant, record.decision_id), None)
-            if record.source != parts.rules.source:
-                digest = reward_digest(record.decision_id, record.kind, record.value, record.at_s)
-                parts.recent.remember_reward(record.tenant, numbered_key(record.source, record.seq), digest)
+    saved = checkpoints.load()
+    again = _ReadAgain(parts, set() if saved is None else saved.open_ids())
+    for logged in pages(log, 0 if saved is None else saved.start):
+        if saved is not None and logged.position > saved.position:
+            saved.restore(policies, again.held, again.last)
+            saved = None
+        known = again.take(logged.record)
+        if saved is None:
+            checkpoints.observe(logged.record)
+            if known:
+                policies.observe(logged.record)
+    if saved is not None:
+        saved.restore(policies, again.held, again.last)
+    checkpoints.started()
     policies.publishing = True
     for tenant in parts.rules.tenants:
         policies.publish(tenant)
     if monitor is not None:
-        monitor.reopen(open_decisions.values())
+        monitor.reopen(again.unrewarded.values())
+
+
+class _ReadAgain:
+    """Answers, open decisions and latest decisions of a log that is read again."""
+
+    def __init__(self, parts: ServiceParts, wanted: set[tuple[str, str]]) -> None:
+        self._parts, self._wanted = parts, wanted
+        self.held: dict[tuple[str, str], Decision] = {}
+        """The decisions that a checkpoint wants."""
+        self.last: dict[str, Decision] = {}
+        """Latest decision of each tenant."""
+        self.unrewarded: dict[tuple[str, str], Decision] = {}
+
+    def take(self, record: DecisionRecord) -> bool:
+        """Read a record; False for one that teaches nothing: of another tenant, or with features that mean something
+        else."""
+        parts = self._parts
+        if record.tenant not in parts.rules.tenants:
+            return False
+        if not isinstance(record, Decision):
+            self.unrewarded.pop((record.tenant, record.decision_id), None)
+            if record.source != parts.rules.source:
+                digest = reward_digest(record.decision_id, record.kind, record.value, record.at_s)
+                parts.recent.remember_reward(record.tenant, numbered_key(record.source, record.seq), digest)
+            return True
+        if record.schema != parts.schema.hash:
+            return False
+        key = record.tenant, record.id
+        digest = request_digest(record.unit, record.context, record.actions)
+        parts.recent.remember(record.tenant, digest, decided_answer(record))
+        self.last[record.tenant] = self.unrewarded[key] = record
+        if len(self.unrewarded) > MOST_OPEN:
+            del self.unrewarded[next(iter(self.unrewarded))]
+        if key in self._wanted:
+            self.held[key] = record
+        return True
