@@ -271,6 +271,9 @@ LOG_OPTIONS = [
 ]  # fmt: skip
 
 
+PLAN_OPTIONS = [
+    *("--device", "--exact", "--json", "--longest-text", "--memory", "--model", "--name", "--runs", "--solve", "--yes"),
+]
 SWEEP_OPTIONS = [
     "--dry-run", "--fresh-seeds", "--jobs", "--metric", "--name", "--over", "--ray", "--resume", "--runs", "--seeds",
     "--yes",
@@ -297,7 +300,7 @@ def test_the_options_are_these() -> None:
             "--seeds",
             "--yes",
         ],
-        "plan": ["--device", "--json", "--longest-text", "--memory", "--model", "--name", "--runs", "--solve", "--yes"],
+        "plan": PLAN_OPTIONS,
         "sweep": SWEEP_OPTIONS,
         "eval": EVAL_OPTIONS,
         "sample": [

@@ -5,18 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from manual_clock import ManualClock
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS
+from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
+from hone.models.native.attention import MAX_POSITIONS
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
-from hone.planner.training_step import LOGITS_AT_ONCE, StepSettings, saved_per_token, step_memory
+from hone.planner.run_memory import RunDimensions
+from hone.planner.training_step import COMPILED_TEXT_TOKENS, LOGITS_AT_ONCE, StepSettings, saved_per_token, step_memory
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.text.tracked_step import tracked_step, why_not_tracked
 
 TEXTS = 4
 BASE = PlannedDecoder(
@@ -114,6 +118,58 @@ def test_the_closed_form_is_what_a_tracker_counts(
     assert resident == 16 * parameters
     planned = step_memory(shape, settings).peak
     assert planned == pytest.approx(peak, rel=0.02)
+
+
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("name", ["grouped queries", "checkpointing", "untied"])
+def test_a_step_of_fake_tensors_takes_what_a_real_one_does(
+    name: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, but for the texts' indices, of which a fake pass holds two."""
+    if path == "compiled" and available_kernels() is None:
+        pytest.skip("no compiler here")
+    if path == "torch":
+        monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
+    shape, settings = CASES[name]
+    settings = replace(settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    fake = tracked_step(shape, settings, clock=ManualClock())
+    real = tracked_step(shape, settings, clock=ManualClock(), fake=False)
+    assert fake.resident_bytes == real.resident_bytes == 16 * shape.parameters
+    assert fake.working_bytes == pytest.approx(real.working_bytes, abs=8 * settings.tokens + 64)
+    assert step_memory(shape, settings).peak == pytest.approx(fake.working_bytes, rel=0.02)
+
+
+def test_what_cannot_be_counted_says_why() -> None:
+    run = RunDimensions(shape=BASE, step=STEP)
+    assert why_not_tracked(run) == ""
+    assert "family 'gemma9'" in why_not_tracked(replace(run, shape=replace(BASE, family="gemma9")))
+    assert "a step on a GPU" in why_not_tracked(replace(run, step=replace(STEP, path="fused")))
+    assert "each expert" in why_not_tracked(replace(run, shape=replace(BASE, experts=4)))
+    assert "adapter" in why_not_tracked(replace(run, trained_parameters=10))
+
+
+def test_the_compiled_attention_takes_texts_of_this_length() -> None:
+    assert COMPILED_TEXT_TOKENS == MAX_POSITIONS
+
+
+def test_an_unused_end_of_the_vocabulary_takes_no_second_gradient() -> None:
+    """The gradient of the used rows is a part of the whole one, to the bit, and nothing is copied."""
+    model = decoder(replace(BASE, vocab=512), replace(STEP, compute="float32"))
+    hidden, tokens = torch.randn(64, 64, requires_grad=True), torch.randint(0, 400, (64,))
+    peaks: list[int] = []
+    for used in (512, 400):
+        model.embedding.weight.grad = None
+        with TensorMemory() as memory:
+            model.token_logprobs(hidden, tokens, vocab_size_used=used).logp.sum().backward()
+        peaks.append(memory.peak_bytes)
+    whole, model.embedding.weight.grad = model.embedding.weight.grad, None
+    logp = token_logprobs(hidden, model.embedding.weight[:400], tokens, 1.0).logp
+    logp.sum().backward()
+    again = model.embedding.weight.grad
+    assert whole is not None and again is not None
+    assert torch.equal(whole, again)
+    assert not whole[400:].any()
+    assert peaks[1] < peaks[0]
 
 
 def saved_bytes(shape: PlannedDecoder, settings: StepSettings, monkeypatch: pytest.MonkeyPatch) -> int:

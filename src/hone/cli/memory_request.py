@@ -22,6 +22,8 @@ class MemoryRequest:
     model: str = ""
     """A model in place of the config's."""
     solve: bool = False
+    exact: bool = False
+    """The step's tensors are counted, too."""
     file: str = ""
     overrides: tuple[str, ...] = ()
 
@@ -54,6 +56,7 @@ def memory_request(call: CommandCall) -> MemoryRequest:
         longest_tokens=int(parse_number(longest, "--longest-text", least=1)) if longest else None,
         model=model,
         solve=call.switch("solve"),
+        exact=call.switch("exact"),
         file=call.text("file"),
         overrides=call.overrides,
     )

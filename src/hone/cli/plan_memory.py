@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hone.cli.memory_request import MemoryRequest
+from hone.core.clock import SystemClock
 from hone.planner.devices import DeviceSpec, cpu_device, find_device
 from hone.planner.fixes import FitSearch, FixLadder, MemoryFix, nearest_fit, propose_fixes, search_fit
 from hone.planner.run_memory import (
@@ -42,6 +43,8 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest) -> dict[str, str]:
         "phases": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.phases.items()),
         "peak": _peak(run, memory),
     }
+    if request.exact:
+        rows["exact step"] = _exact(run, memory)
     if spec is None:
         return rows
     rows["fits"] = _fits(run, memory, spec)
@@ -64,6 +67,8 @@ def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
         "micro_batch_tokens": run.step.tokens, "compute": run.step.compute, "components": dict(memory.components),
         "phases": dict(memory.phases), "peak_bytes": memory.peak_bytes, "peak_phase": memory.peak_phase,
     }  # fmt: skip
+    if request.exact:
+        found |= _exact_figures(run)
     if spec is None:
         return found
     ladder = None if memory.peak_bytes <= spec.usable_bytes else propose_fixes(run, spec)
@@ -82,6 +87,33 @@ def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
         "enough": None if ladder is None else ladder.enough,
         "missing_bytes": 0 if ladder is None else ladder.missing_bytes,
     }
+
+
+def _exact(run: RunDimensions, memory: RunMemory) -> str:
+    """The step as a tracker counts it, beside the closed form; or the reason why it cannot."""
+    from hone.train.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
+
+    if reason := why_not_tracked(run):
+        return f"not counted: {reason}; the closed form stands"
+    clock = SystemClock()
+    begin = clock.monotonic_s()
+    found = tracked_step(run.shape, run.step, clock=clock)
+    off = memory.step.peak / found.working_bytes - 1
+    ranks = "" if run.ranks == 1 else f", of which a rank of {run.ranks} holds its share"
+    return (
+        f"{readable_bytes(found.working_bytes)} at the peak ({found.operation}) beyond "
+        f"{readable_bytes(found.resident_bytes)} of weights, gradients and moments{ranks}; the closed form says "
+        f"{readable_bytes(memory.step.peak)} ({off:+.2%}); counted in {clock.monotonic_s() - begin:.1f} s"
+    )
+
+
+def _exact_figures(run: RunDimensions) -> dict[str, Any]:
+    from hone.train.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
+
+    if reason := why_not_tracked(run):
+        return {"exact": None, "why_not_exact": reason}
+    found = tracked_step(run.shape, run.step, clock=SystemClock())
+    return {"exact": {"resident_bytes": found.resident_bytes, "step_bytes": found.working_bytes}}
 
 
 def _solution_figures(run: RunDimensions, spec: DeviceSpec) -> dict[str, Any]:

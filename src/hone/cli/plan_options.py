@@ -15,5 +15,6 @@ PLAN_OPTIONS: Final = (
         metavar="NAME|DIR",
         help="with --memory: another model: Qwen3-8B, or a folder",
     ),
+    CommandOption(flag="--exact", help="also count the tensors of the real step, made without numbers (a few seconds)"),
     CommandOption(flag="--solve", help="the cheapest changes with which the run fits, as a command to copy"),
 )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hone.core.ragged import Ints
 
@@ -62,14 +63,20 @@ def row_targets(packed: PackedBatch) -> TokenTargets:
     return TokenTargets(at=chosen_at - 1, chosen=packed.tokens[chosen_at])
 
 
+def index_numbers(x: Tensor) -> Ints:
+    """Numbers of an index tensor, on the CPU; those of a real one also in a pass whose other tensors are fake."""
+    with _disable_current_modes():
+        return x.cpu().numpy()
+
+
 def packed_text_slots(packed: PackedBatch) -> tuple[Ints, Ints]:
     """The text of each token `[T]`, and the token positions of each text `[B, L]`.
 
     A row is one text; a row with branches is one text for its trunk and one for each branch.
     """
-    positions, count = packed.positions.cpu().numpy(), len(packed.positions)
+    positions, count = index_numbers(packed.positions), len(packed.positions)
     row = np.repeat(np.arange(len(packed.offsets) - 1), np.diff(packed.offsets))
-    branch = np.zeros(count, np.int64) if packed.branch is None else packed.branch.cpu().numpy()
+    branch = np.zeros(count, np.int64) if packed.branch is None else index_numbers(packed.branch)
     kinds, first, sequence = np.unique(
         row * (int(branch.max(initial=0)) + 1) + branch, return_index=True, return_inverse=True
     )

@@ -12,7 +12,7 @@ from typing import Final
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
-from hone.planner.training_step import NUMBER_BYTES, KernelPath, NumberType, StepSettings
+from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, KernelPath, NumberType, StepSettings
 
 PLANNED_KEYS: Final = (
     "algorithm.batch", "algorithm.entropy", "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart",
@@ -186,7 +186,7 @@ def dimensions_from_settings(
             text_tokens=whole,
             weights=weights,
             compute=compute,
-            path=_path(settings, shape, device, processor),
+            path=_path(settings, shape, device, processor, whole),
             checkpointing=settings.flag("model.activation_checkpointing"),
             entropy=settings.number("algorithm.entropy") > 0,
             trained_vocabulary=trained is None,
@@ -228,12 +228,15 @@ def _compute(settings: PlannedSettings, weights: NumberType, device: str, proces
     return "bfloat16" if device == "cuda" or processor.bfloat16 else "float32"
 
 
-def _path(settings: PlannedSettings, shape: PlannedDecoder, device: str, processor: ProcessorTraits) -> KernelPath:
+def _path(
+    settings: PlannedSettings, shape: PlannedDecoder, device: str, processor: ProcessorTraits, longest: int
+) -> KernelPath:
     if device == "cuda":
         return "fused"
     whole = shape.family == "olmoe"  # its norm is over all heads together
     parity = settings.choice("model.exactness", _EXACTNESS) == "parity"
-    return "compiled" if parity and processor.compiled and not whole else "torch"
+    fits = parity and not whole and longest <= COMPILED_TEXT_TOKENS
+    return "compiled" if fits and processor.compiled else "torch"
 
 
 def _trained_and_copies(

@@ -18,6 +18,8 @@ NumberType = Literal["float32", "bfloat16"]
 NUMBER_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}
 LOGITS_AT_ONCE: Final = {"cpu": 1 << 22, "gpu": 1 << 27}
 """Logits of a chunk (`hone.models.language.token_logprobs`); tests hold the two to be equal."""
+COMPILED_TEXT_TOKENS: Final = 2048
+"""Tokens of the longest text that the compiled attention takes (`hone.models.native.attention`)."""
 _LEAST_ROWS: Final = 16
 _TILE: Final = 32
 _TILE_ROWS: Final = 512

@@ -353,10 +353,10 @@ class Decoder(nn.Module):
         """
         weight = self.output_weight
         half = uses_half_products(self.device, self.compute)
-        question = LogprobQuery(temperature, entropy, sampling_mask, half=half)
+        question = LogprobQuery(temperature, entropy, sampling_mask, half=half, vocab_size_used=vocab_size_used)
         if self.exactness == "bitwise":
             question = replace(question, matmul=batch_invariant_logits(self.rows, weight))
-        return query_logprobs(hidden, weight[:vocab_size_used], chosen, extra_tokens, question)
+        return query_logprobs(hidden, weight, chosen, extra_tokens, question)
 
     def top_k_tokens(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> TopKTokens:
         """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""

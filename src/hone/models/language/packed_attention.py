@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.models.packing import PackedBatch, packed_text_slots
+from hone.models.packing import PackedBatch, index_numbers, packed_text_slots
 
 FUSED_MIN_KEYS: Final = 1024
 """Longer texts are never given a `[heads, length, length]` tensor of scores."""
@@ -163,7 +163,7 @@ class _UnpadFunction(torch.autograd.Function):
 
 def _texts(packed: PackedBatch) -> _PackedTexts:
     sequence, slots = packed_text_slots(packed)
-    count, positions = len(slots), packed.positions.cpu().numpy()
+    count, positions = len(slots), index_numbers(packed.positions)
     begins, ends = np.full(count, slots.shape[1]), np.zeros(count, np.int64)
     np.minimum.at(begins, sequence, positions)
     np.maximum.at(ends, sequence, positions + 1)

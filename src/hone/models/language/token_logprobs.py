@@ -109,6 +109,8 @@ class LogprobQuery:
     """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: the arithmetic of the logits."""
     half: bool = False
     """Products, also those of the backward pass, are of bfloat16 numbers with float32 sums; `matmul` is not asked."""
+    vocab_size_used: int | None = None
+    """Logits from this one on have probability 0; None: all are used."""
 
     def operands(self, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What is multiplied."""
@@ -185,7 +187,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(asked.shape, dtype=dtype, device=hidden.device)
         entropies = torch.zeros(len(hidden) if question.entropy else 0, dtype=dtype, device=hidden.device)
-        factors = question.operands(hidden, weight)
+        factors = question.operands(hidden, weight[: question.vocab_size_used])
         for part in _chunks(*factors):
             all_logp = question.log_softmax(*factors, part)
             logp[part] = all_logp.gather(1, asked[part])
@@ -203,7 +205,9 @@ class _TokenLogprobsFunction(torch.autograd.Function):
         to_logp, to_entropy = grads
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        all_grad_weight = torch.zeros_like(weight) if wants_weight else None
+        weight = weight[: question.vocab_size_used]
+        grad_weight = None if all_grad_weight is None else all_grad_weight[: question.vocab_size_used]
         low_hidden, low_weight = question.operands(hidden, weight)
         for part in _chunks(hidden, weight):
             all_logp = question.log_softmax(low_hidden, low_weight, part)
@@ -227,7 +231,7 @@ class _TokenLogprobsFunction(torch.autograd.Function):
             elif grad_weight is not None:
                 tiled(grad.T, hidden[part], out=grad_weight, add=True)
             del all_logp, grad  # or they would stand beside the next chunk's
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, all_grad_weight, None, None
 
 
 def _entropy(p: Tensor, logp: Tensor) -> Tensor:

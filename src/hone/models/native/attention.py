@@ -14,7 +14,7 @@ from torch import Tensor
 from hone.core.ragged import Ints
 from hone.models.native.layers import DTYPE_CODES, address_of, call_kernel
 from hone.models.native.library import HoneAttention
-from hone.models.packing import PackedBatch
+from hone.models.packing import PackedBatch, index_numbers
 
 MAX_POSITIONS: Final = 2048
 """Positions; longer texts exceed the CPU cache, and leave too few tasks for the threads."""
@@ -36,10 +36,10 @@ class KernelTexts:
         """Texts of packed rows; None where the kernel does not support them: longer than LONGEST, or with split
         branches.
         """
-        positions, count = packed.positions.numpy(), len(packed.positions)
+        positions, count = index_numbers(packed.positions), len(packed.positions)
         lengths = np.diff(packed.offsets)
         row = np.repeat(np.arange(len(lengths)), lengths)
-        branch = np.zeros(count, np.int64) if packed.branch is None else packed.branch.numpy()
+        branch = np.zeros(count, np.int64) if packed.branch is None else index_numbers(packed.branch)
         step = np.flatnonzero((np.diff(row) != 0) | (np.diff(branch) != 0)) + 1
         at = np.append(0, step) if count else step
         length = np.diff(np.append(at, count))

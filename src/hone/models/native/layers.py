@@ -1,7 +1,9 @@
 """Norms of a stream and gates, by compiled kernels: torch functions with gradients."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
@@ -30,15 +32,35 @@ def require_kernels() -> TrainingKernels:
     return result
 
 
+@dataclass(slots=True)
+class _KernelSwitch:
+    is_off: bool = False
+
+
+_SWITCH = _KernelSwitch()
+
+
+@contextmanager
+def leaving_kernels_out() -> Iterator[None]:
+    """Context in which compiled functions make their results and compute nothing: a pass of fake tensors then takes the
+    memory of a real one."""
+    _SWITCH.is_off = True
+    try:
+        yield
+    finally:
+        _SWITCH.is_off = False
+
+
 def call_kernel(name: str, question: ctypes.Structure) -> None:
     """Call a kernel of the loaded library with its argument struct."""
     function: Callable[..., Any] = require_kernels().functions[name]
-    function(ctypes.byref(question))
+    if not _SWITCH.is_off:
+        function(ctypes.byref(question))
 
 
 def address_of(x: Tensor | None) -> int | None:
-    """Address of a tensor's data; None stays None."""
-    return None if x is None else x.data_ptr()
+    """Address of a tensor's data; None stays None, and a fake tensor has none."""
+    return None if x is None or _SWITCH.is_off else x.data_ptr()
 
 
 class _AddNormFunction(torch.autograd.Function):

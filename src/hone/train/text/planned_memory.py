@@ -13,7 +13,7 @@ from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
-from hone.planner.training_step import KernelPath, NumberType, StepSettings
+from hone.planner.training_step import COMPILED_TEXT_TOKENS, KernelPath, NumberType, StepSettings
 from hone.train.learner.config import LearnerConfig
 from hone.train.text.rollout_config import RolloutConfig
 
@@ -110,7 +110,7 @@ def planned_dimensions(
             text_tokens=batch.longest_tokens,
             weights=weights,
             compute=compute,
-            path=_kernel_path(source, config, device),
+            path=_kernel_path(source, config, device, batch.longest_tokens),
             checkpointing=source.activation_checkpointing,
             entropy=batch.entropy,
             trained_vocabulary=settings is None,
@@ -124,11 +124,11 @@ def planned_dimensions(
     )
 
 
-def _kernel_path(source: ModelSource, config: ModelConfig, device: str) -> KernelPath:
+def _kernel_path(source: ModelSource, config: ModelConfig, device: str, longest: int) -> KernelPath:
     if device.startswith("cuda"):
         return "fused"
-    compiled = source.exactness == "parity" and not config.qk_norm_whole and available_kernels() is not None
-    return "compiled" if compiled else "torch"
+    fits = source.exactness == "parity" and not config.qk_norm_whole and longest <= COMPILED_TEXT_TOKENS
+    return "compiled" if fits and available_kernels() is not None else "torch"
 
 
 def _generation(
