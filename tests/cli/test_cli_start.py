@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tiny_runs
 from short_runs import SHORT
 
 from hone.cli.main import main
@@ -40,12 +41,15 @@ def test_a_command_that_shows_imports_nothing_heavy(command: list[str], place: P
     assert time.monotonic() - began_s < 10  # a second on an idle machine; this one may be busy
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
-def test_a_recipe_does_not_import_the_compiler_of_torch(recipe: str) -> None:
-    program = f"import sys\nfrom hone.recipes.registry import load_recipe\nload_recipe({recipe!r})\n"
-    program += "print('torch._dynamo.symbolic_convert' in sys.modules, 'transformers' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout == "False False\n"
+def test_a_plan_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
+    tiny_runs.lay_out(tmp_path)
+    control = 'recipe = "ppo"\nname = "planned"\nsteps = 1\nenv = { id = "CartPole-v1" }\n'
+    (tmp_path / "ppo.toml").write_text(control, encoding="utf-8")
+    program = "import sys\nfrom hone.cli.main import main\n"
+    program += "codes = [main(['plan', name]) for name in ('grpo.toml', 'ppo.toml')]\n"
+    program += "print(codes, *(name in sys.modules for name in ('torch._dynamo', 'transformers')), file=sys.stderr)"
+    answer = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer.stderr.splitlines()[-1] == "[0, 0] False False", answer.stderr
 
 
 def test_list_alone_lists_runs_and_recipes(

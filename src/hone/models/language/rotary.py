@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     interpolates linearly between (Dubey et al., 2024); `yarn` does so with borders in rotations within the original
     context, and interpolates along the features (Peng et al., 2024).
     """
-    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    wavelengths = rope.theta ** (_counted(0, head_dim, 2) / head_dim)
     frequencies = 1.0 / wavelengths
     if rope.kind == "linear":
         return frequencies / rope.factor
@@ -52,4 +53,10 @@ def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     span = high - low if high != low else 0.001
-    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
+    return ((_counted(0, head_dim // 2, 1) - low) / span).clamp(0, 1)
+
+
+def _counted(start: int, end: int, step: int) -> Tensor:
+    """`torch.arange` in float32 by numpy: torch's own, on the device "meta" where parameters are only counted, imports
+    the compiler, which takes two seconds."""
+    return torch.from_numpy(np.arange(start, end, step, dtype=np.float32))
