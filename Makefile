@@ -23,7 +23,7 @@ RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=2
 
 VLLM    ?= .venv-vllm
 
-.PHONY: help demo test test-all test-vllm mutants systems check format docs clean
+.PHONY: help demo test test-all suite suite-all lint types test-vllm mutants systems check format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,10 +32,17 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/hone train examples/chain_sum/pipeline.toml
 
-test: check
+# Types take a core for a minute and a half: beside the tests, whose summary comes last.
+test: lint
+	$(MAKE) --no-print-directory -j2 types suite
+
+test-all: lint
+	$(MAKE) --no-print-directory -j2 types suite-all
+
+suite: $(VENV)/.installed-dev
 	$(RUN)
 
-test-all: check
+suite-all: $(VENV)/.installed-dev
 	$(RUN) -m "not gpu"
 
 # vLLM in an environment of its own (2.5 GB), run for real: docs/howto/servers.md. `VLLM=/path` puts it elsewhere.
@@ -51,10 +58,14 @@ mutants: $(VENV)/.installed-mutants
 systems: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/decisions.py --fast
 
-check: $(VENV)/.installed-dev
+check: lint types
+
+lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev
 	$(BIN)/pyright
 
 format: $(VENV)/.installed-dev

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,28 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+@dataclass(frozen=True, slots=True)
+class FunctionFacts:
+    """A function in a file: facts, not a syntax tree, which would stay in memory."""
+
+    file: str
+    name: str
+    lines: int
+    takes_any_keyword: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.file}::{self.name}"
+
+
+@cache
+def functions() -> tuple[FunctionFacts, ...]:
+    return tuple(
+        FunctionFacts(name_of(path), node.name, lines_of(node), node.args.kwarg is not None)
+        for path in python_files("src", "tests", "benchmarks", "examples")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -123,10 +142,8 @@ def test_files_fit_the_measure() -> None:
 
 def test_functions_fit_on_a_screen() -> None:
     sizes: dict[str, int] = {}
-    for path in python_files("src", "tests", "benchmarks", "examples"):
-        for function in functions(path):
-            key = f"{name_of(path)}::{function.name}"
-            sizes[key] = max(sizes.get(key, 0), lines_of(function))
+    for function in functions():
+        sizes[function.key] = max(sizes.get(function.key, 0), function.lines)
     assert over_the_measure(sizes, FUNCTION_LINES, LONG_FUNCTIONS) == []
 
 
@@ -173,10 +190,9 @@ def test_nothing_guesses_runs_text_or_unpickles() -> None:
 
 def test_public_doors_name_their_arguments() -> None:
     found = {
-        f"{name_of(path)}::{function.name}"
-        for path in python_files("src")
-        for function in functions(path)
-        if function.args.kwarg is not None and not function.name.startswith("_")
+        function.key
+        for function in functions()
+        if function.file.startswith("src/") and function.takes_any_keyword and not function.name.startswith("_")
     }
     assert sorted(found - OPEN_DOORS.keys()) == [], "these take **kwargs"
     assert sorted(OPEN_DOORS.keys() - found) == [], "strike these from the ledger"

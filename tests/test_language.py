@@ -7,6 +7,8 @@ what papers and other libraries call the thing (docs/reference/glossary.md).
 import ast
 import re
 from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hone"
@@ -43,22 +45,45 @@ PHRASES = {
 WORD = re.compile(r"[A-Z][a-z0-9]*|[a-z]+")
 
 
-def definitions() -> list[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every class and function of the source, with the file that it stands in."""
-    return [
-        (path.relative_to(SOURCE).as_posix(), node)
-        for path in sorted(SOURCE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A class or function of the source: facts, not syntax trees, which would stay in memory."""
+
+    file: str
+    line: int
+    name: str
+    is_class: bool
+    at_top: bool
+    docstring: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.name}"
+
+
+@cache
+def definitions() -> tuple[Definition, ...]:
+    """Every class and function of the source."""
+    found: list[Definition] = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree, file = ast.parse(path.read_text(encoding="utf-8")), path.relative_to(SOURCE).as_posix()
+        top = set(map(id, tree.body))
+        found += (
+            Definition(
+                file, node.lineno, node.name, isinstance(node, ast.ClassDef), id(node) in top,
+                ast.get_docstring(node) or "",
+            )
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        )  # fmt: skip
+    return tuple(found)
 
 
 def test_no_definition_brings_back_a_name_that_the_field_calls_otherwise() -> None:
     found = [
-        f"{file}:{node.lineno} {node.name}: the field calls it {better}"
-        for file, node in definitions()
-        for name, better in (CLASSES if isinstance(node, ast.ClassDef) else FUNCTIONS).items()
-        if re.fullmatch(name, node.name)
+        f"{one}: the field calls it {better}"
+        for one in definitions()
+        for name, better in (CLASSES if one.is_class else FUNCTIONS).items()
+        if re.fullmatch(name, one.name)
     ]
     assert found == []
 
@@ -74,30 +99,16 @@ def test_no_sentence_brings_back_a_phrase_that_the_field_words_otherwise() -> No
 
 
 def test_docstrings_stand_alone() -> None:
-    found = [
-        f"{file}:{node.lineno} {node.name}"
-        for file, node in definitions()
-        if (ast.get_docstring(node) or "").startswith("Of ")
-    ]
-    assert found == []
+    assert [str(one) for one in definitions() if one.docstring.startswith("Of ")] == []
 
 
 def test_every_public_function_and_class_has_a_docstring() -> None:
-    found = [
-        f"{path.relative_to(SOURCE).as_posix()}:{node.lineno} {node.name}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and not node.name.startswith("_")
-        and not ast.get_docstring(node)
-    ]
-    assert found == []
+    public = (one for one in definitions() if one.at_top and not one.name.startswith("_"))
+    assert [str(one) for one in public if not one.docstring] == []
 
 
 def test_a_class_name_is_defined_once_and_says_what_it_names() -> None:
-    names = Counter(
-        node.name for file, node in definitions() if isinstance(node, ast.ClassDef) and not file.startswith("recipes/")
-    )
+    names = Counter(one.name for one in definitions() if one.is_class and not one.file.startswith("recipes/"))
     twice = [name for name, count in names.items() if count > 1]
     one_word = [name for name in names if len(WORD.findall(name.strip("_"))) == 1]
     assert len(twice) <= 0.005 * len(names), twice

@@ -185,6 +185,7 @@ def test_functions_of_a_script_are_taken_along_without_running_it_again(place: P
     assert read_result(Path("runs/script")).step == 2
 
 
+@pytest.mark.slow
 def test_a_file_that_trains_when_it_is_imported_is_told_of(place: Path) -> None:
     config = repr({**GRPO, "rewards": {"functions": ["script.py:digits"]}})
     (place / "script.py").write_text(SCRIPT.replace("{config}", config))

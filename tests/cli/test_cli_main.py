@@ -384,6 +384,7 @@ def in_a_terminal(*arguments: str, **environment: str) -> bytes:
     return told
 
 
+@pytest.mark.slow
 def test_colour_only_on_a_terminal_that_wants_it() -> None:
     colours = {"TERM": "xterm-256color", "NO_COLOR": "", "COLUMNS": "80"}
     assert b"\x1b[" in in_a_terminal("doctor", "machine", **colours)

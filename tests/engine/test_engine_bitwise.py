@@ -51,8 +51,12 @@ def trained_logp(model: Decoder, packed, targets, temperature: float = 1.0) -> n
 
 @pytest.mark.parametrize(
     ("config", "threads", "slots", "temperature"),
-    [(CONFIG, 1, 3, 0.7), (PLAIN, 1, 16, 1.0), (SINGLE, 1, 5, 1.3), (CONFIG, 2, 16, 1.0)],
-    ids=["grouped", "plain", "one head", "two threads"],
+    [
+        pytest.param(CONFIG, 1, 3, 0.7, id="grouped"),
+        pytest.param(PLAIN, 1, 16, 1.0, id="plain"),
+        pytest.param(SINGLE, 1, 5, 1.3, id="one head"),
+        pytest.param(CONFIG, 2, 16, 1.0, id="two threads", marks=pytest.mark.slow),  # which wait for each other
+    ],
 )
 def test_recomputed_equals_recorded_to_the_bit(config, threads, slots, temperature):
     torch.set_num_threads(threads)

@@ -62,9 +62,20 @@ def test_the_first_set_is_there() -> None:
     assert set(ASKED_FOR.split()) <= set(NAMES)
 
 
+LONGEST = {
+    "asynchronous-actors", "exploration", "hindsight", "offline-shift", "options", "over-optimisation",
+    "retokenised-turns", "routes-that-flip", "target-network", "trust-regions",
+}  # fmt: skip
+"""Experiments of two processor seconds and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
+
+
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [pytest.param(name, seed, marks=pytest.mark.slow if seed else ()) for name in NAMES for seed in SEEDS],
+    [
+        pytest.param(name, seed, marks=pytest.mark.slow if seed or name in LONGEST else ())
+        for name in NAMES
+        for seed in SEEDS
+    ],
 )
 def test_a_verdict_holds(name: str, seed: int) -> None:
     check(load_experiment(name).run(seed, quick=True))

@@ -63,6 +63,7 @@ def test_seeds_are_trained_resumed_and_compared(place: Path, capsys: pytest.Capt
     assert figures("short/seed_2") == figures("alone")
 
 
+@pytest.mark.slow
 def test_seeds_in_processes_are_the_same_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "short.toml", "--seeds", "0..1", "--jobs", "2"]) == 0, capsys.readouterr().err
     assert main(["train", "short.toml", "--seeds", "2", "--name", "other"]) == 0

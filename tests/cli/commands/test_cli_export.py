@@ -92,6 +92,7 @@ def test_a_whole_model_and_an_adapter_are_copied(place: Path, monkeypatch: pytes
     assert "for PEFT; its base is" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_other_commands_read_an_adapter(place: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(place)
     assert main(["eval", "runs/adapted/rl", "--problems", "4"]) == 0

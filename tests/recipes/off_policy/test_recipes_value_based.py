@@ -285,6 +285,7 @@ def test_it_crosses_the_lake(recipe: str) -> None:
         assert table[0].max().item() == pytest.approx(0.9**5, abs=0.1)
 
 
+@pytest.mark.slow
 def test_discrete_sac_learns() -> None:
     """A tenth of the budget: well above the 22 of a random policy."""
     job = make(

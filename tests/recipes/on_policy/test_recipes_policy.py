@@ -323,7 +323,8 @@ def _rows() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "score"), [("ppo_kl", 80, 100.0), ("reinforce", 60, 100.0), ("a2c", 1500, 80.0)]
+    ("name", "steps", "score"),
+    [("ppo_kl", 80, 100.0), ("reinforce", 60, 100.0), pytest.param("a2c", 1500, 80.0, marks=pytest.mark.slow)],
 )
 def test_they_learn_cartpole(name: str, steps: int, score: float) -> None:
     """A random policy reaches 22."""

@@ -133,6 +133,7 @@ def test_actions_of_a_box_stay_inside_it() -> None:
     assert log.episodes.chosen.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_stages_lie_in_the_order_of_their_scores() -> None:
     env = GymConfig(id="CartPole-v1", num_envs=8)
     job = ppo.ENTRY.build(ppo.PpoConfig(recipe="ppo", name="x", steps=160, env=env, network=MlpConfig(hidden=[32, 32])))

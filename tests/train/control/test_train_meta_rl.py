@@ -100,6 +100,7 @@ def rl2_job(steps: int, **changes: Any) -> Any:
     return rl2.ENTRY.build(rl2.Rl2Config.model_validate({**settings, **changes}))
 
 
+@pytest.mark.slow
 def test_a_memory_learns_to_explore() -> None:
     """Within a tenth of Thompson in ten CPU-seconds or less, never above the exact optimum, and well above no memory
     (5.0, whatever the arms)."""
@@ -185,6 +186,7 @@ def test_the_share_of_the_way() -> None:
         torch.testing.assert_close(now, was + 0.4 * (2.0 - was))
 
 
+@pytest.mark.slow
 def test_an_initialisation_is_learnt() -> None:
     """Ten updates from it do more than ten updates from weights that never met the family, and than none."""
     config = reptile_config(600)

@@ -125,7 +125,10 @@ def test_figures_over_several_steps_survive_a_stop_between_lines(place: Path) ->
     assert differences(place / "cut" / "tiny", place / "whole" / "tiny", step=STEPS) == []
 
 
-@pytest.mark.parametrize(("recipe", "number", "code"), [("grpo", signal.SIGINT, 130), ("sft", signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("recipe", "number", "code"),
+    [("grpo", signal.SIGINT, 130), pytest.param("sft", signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: signal.Signals, code: int) -> None:
     """The whole process group gets it, as from a terminal, at a random moment of a random step."""
     arguments = ("train", f"{recipe}.toml", "steps=30", "run.checkpoint_every=50", "run.samples_every=0")
