@@ -4,10 +4,12 @@ A case is a function of this module that takes the group and returns arrays by n
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.device_mesh import init_device_mesh
 
 from hone.core.clock import SystemClock
 from hone.core.credit import Credits
@@ -34,7 +36,7 @@ from hone.train.text.rows import TokenLayout
 Results = dict[str, NDArray[np.generic]]
 PATIENCE_S = 60.0
 CONFIG = ModelConfig(
-    family="qwen3", vocab_size=19, hidden_size=18, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=20,
+    family="qwen3", vocab_size=19, hidden_size=18, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=20,
     tie_embeddings=False,
 )  # fmt: skip
 LEARNER = LearnerConfig(lr=1e-2, micro_batch_tokens=40, minibatches=2, epochs=2, weight_decay=0.1, max_grad_norm=0.5)
@@ -169,8 +171,48 @@ def fewer_rows(group: RankGroup) -> Results:
     return {"weights": weights(policy)}
 
 
+def in_pairs(group: RankGroup) -> RankGroup:
+    """The same ranks, of which two neighbours hold the layers together."""
+    sides = (group.meeting.ranks // 2, 2)
+    return RankGroup(
+        replace(group.meeting, tensor=2), init_device_mesh("cpu", sides, mesh_dim_names=("data", "tensor"))
+    )
+
+
+def pairs_gradient32(group: RankGroup) -> Results:
+    """`gradient32` of pairs."""
+    return first_gradient(in_pairs(group), "float32")
+
+
+def pairs_gradient64(group: RankGroup) -> Results:
+    """`gradient64` of pairs."""
+    return first_gradient(in_pairs(group), "float64")
+
+
+def pairs_train64(group: RankGroup) -> Results:
+    """`train64` of pairs."""
+    return training(in_pairs(group), "float64")
+
+
+def pairs_resume(group: RankGroup) -> Results:
+    """`resume` of pairs."""
+    return resume(in_pairs(group))
+
+
 CASES: dict[str, Callable[[RankGroup], Results]] = {
-    case.__name__: case for case in (gradient32, gradient64, train32, train64, resume, fewer_rows)
+    case.__name__: case
+    for case in (
+        gradient32,
+        gradient64,
+        train32,
+        train64,
+        resume,
+        fewer_rows,
+        pairs_gradient32,
+        pairs_gradient64,
+        pairs_train64,
+        pairs_resume,
+    )
 }
 
 

@@ -202,6 +202,7 @@ def other_rank(folder: Path) -> None:
     torch.save({name: (one.logp, dict(one.mine)) for name, one in result.items()}, folder / "other.pt")
 
 
+@pytest.mark.slow  # ranks in processes are tested with their learner by default
 def test_two_processes(tmp_path: Path) -> None:
     """Gloo: gradients are those of one process, the same on both where a parameter is whole; so is the saved folder."""
     other = torch.multiprocessing.get_context("spawn").Process(target=other_rank, args=(tmp_path,))

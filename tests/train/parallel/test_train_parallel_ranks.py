@@ -71,6 +71,22 @@ def test_state_of_two_ranks_is_taken_up_by_one_process(two):
     assert_close(session.weights(policy), saved["on"], 1e-6)
 
 
+def assert_pairs_train_as_one_process(found: Mapping[str, session.Results]) -> None:
+    for case, dtype, within in (("gradient32", "float32", 5e-6), ("gradient64", "float64", 1e-12)):
+        expected = alone(dtype, session.ONE_STEP, updates=1)
+        for name, value in found[f"pairs_{case}"].items():
+            assert_close(value, expected[name], within)
+    expected = alone("float64")
+    for name, value in found["pairs_train64"].items():
+        assert_close(value, expected[name], 1e-12)
+    resume = found["pairs_resume"]
+    assert np.array_equal(resume["on"], resume["resumed"]) and not np.array_equal(resume["on"], resume["first"])
+
+
+def test_two_ranks_that_hold_the_layers_together_train_as_one_process(two):
+    assert_pairs_train_as_one_process(two)
+
+
 def test_one_row_is_learnt_by_one_rank_and_filled_up_by_the_other(two):
     policy = session.tiny_policy("float64")
     learner = session.make_learner(policy, session.LEARNER.model_copy(update={"minibatches": 1}))
@@ -89,7 +105,8 @@ def test_virtual_ranks_give_equal_bits_on_one_and_two_ranks():
 
 @pytest.mark.slow  # 8 processes
 def test_four_ranks_are_one_process_and_virtual_ranks_give_their_bits():
-    four = session.run_cases(["gradient32", "gradient64", "fewer_rows"], ranks=4)
+    four = session.run_cases([*session.CASES], ranks=4)
+    assert_pairs_train_as_one_process(four)
     for case, dtype, within in (("gradient32", "float32", 1e-6), ("gradient64", "float64", 1e-12)):
         expected = alone(dtype, session.ONE_STEP, updates=1)
         assert_close(four[case]["gradient"], expected["gradient"], within)

@@ -59,6 +59,14 @@ class TensorSplit:
         by_rank = [one.split(mine, sections.dim) for one in self.group.gather(part)]
         return torch.cat([piece for section in zip(*by_rank, strict=True) for piece in section], sections.dim)
 
+    def shape(self, name: str, part: torch.Size) -> torch.Size:
+        """Shape of the whole parameter `name`, whose parts have the shape `part`."""
+        sections = self._sections(name)
+        sizes = list(part)
+        if sections is not None:
+            sizes[sections.dim] *= self.group.size
+        return torch.Size(sizes)
+
     def _sections(self, name: str) -> _CutSections | None:
         c = self.config
         query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim

@@ -6,15 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hone.core.errors import ResourceError
 from hone.core.reduction import Array
 from hone.core.state import State
+from hone.models.language.tensor_group import ProcessTensorGroup
 from hone.store.codec import state_bytes, state_from_bytes
 from hone.train.learner.share import BatchShare
 
@@ -23,20 +26,23 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class GroupReduction:
-    """Reduction over the ranks of the process group."""
+    """Reduction over the ranks of a process group."""
 
     rank: int
+    """Position in the group."""
+    group: dist.ProcessGroup | None = None
+    """None: all processes."""
 
     def gather(self, column: Array) -> Sequence[Array]:
-        ranks = range(dist.get_world_size())
+        ranks = range(dist.get_world_size(self.group))
         counts = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-        dist.all_gather(counts, torch.tensor([len(column)]))
+        dist.all_gather(counts, torch.tensor([len(column)]), group=self.group)
         rows = [int(count) for count in counts]
         padded = np.zeros((max(rows), *column.shape[1:]), column.dtype)
         padded[: len(column)] = column
         sent = torch.from_numpy(np.frombuffer(padded.tobytes(), np.uint8).copy())
         parts = [torch.zeros_like(sent) for _ in ranks]
-        dist.all_gather(parts, sent)
+        dist.all_gather(parts, sent, group=self.group)
         return [
             np.frombuffer(part.numpy().tobytes(), column.dtype).reshape(padded.shape)[:count]
             for part, count in zip(parts, rows, strict=True)
@@ -51,6 +57,8 @@ class RankMeeting:
     ranks: int
     virtual: int
     """Virtual ranks; 0: none."""
+    tensor: int = 1
+    """Ranks, neighbours by number, that hold a language model's heads and MLP columns together, for the same rows."""
     patience_s: float
     """Longest wait for another rank."""
     device: str
@@ -64,6 +72,8 @@ class RankGroup:
     """The ranks of a run as one of them sees the others."""
 
     meeting: RankMeeting
+    mesh: DeviceMesh
+    """`data` x `tensor`: ranks that share out the rows, times those that share out each layer."""
 
     @property
     def rank(self) -> int:
@@ -75,14 +85,24 @@ class RankGroup:
         """True for rank 0."""
         return self.meeting.rank == 0
 
+    @property
+    def data(self) -> DeviceMesh:
+        """Ranks that share out the rows with this one."""
+        return self.mesh["data"]
+
+    @property
+    def tensor(self) -> ProcessTensorGroup | None:
+        """Ranks that compute each layer together with this one; None: it computes alone."""
+        return None if self.meeting.tensor == 1 else ProcessTensorGroup(self.mesh.get_group("tensor"))
+
     def share(self) -> BatchShare:
-        """This rank's share of every batch."""
-        asked = self.meeting
+        """This rank's share of every batch; the ranks of a tensor group have the same."""
+        ranks, group = self.data.size(), self.data.get_group()
         return BatchShare(
-            reduction=GroupReduction(asked.rank),
-            ranks=asked.ranks,
-            shares=asked.virtual or asked.ranks,
-            add=dist.all_reduce,
+            reduction=GroupReduction(self.data.get_local_rank(), group),
+            ranks=ranks,
+            shares=self.meeting.virtual or ranks,
+            add=partial(dist.all_reduce, group=group),
         )
 
     def send(self, state: "State | None") -> State:
@@ -127,11 +147,10 @@ def open_meeting(meeting: RankMeeting) -> tuple[dist.TCPStore, int]:
 @contextmanager
 def joined(meeting: RankMeeting, place: dist.TCPStore | None = None) -> Iterator[RankGroup]:
     """Context of a process group. Raises ResourceError where the ranks do not meet within the patience."""
-    wait = timedelta(seconds=meeting.patience_s)
+    wait, cuda = timedelta(seconds=meeting.patience_s), meeting.device.startswith("cuda")
     try:
         with _loopback_only(meeting.address):
             place = place or dist.TCPStore(meeting.address, meeting.port, meeting.ranks, timeout=wait)
-            cuda = meeting.device.startswith("cuda")
             if cuda:
                 torch.cuda.set_device(meeting.device)
             dist.init_process_group(
@@ -147,7 +166,9 @@ def joined(meeting: RankMeeting, place: dist.TCPStore | None = None) -> Iterator
             f"{meeting.port} within run.patience_s = {meeting.patience_s:g}: {fault}"
         ) from fault
     try:
-        yield RankGroup(meeting)
+        sides = (meeting.ranks // meeting.tensor, meeting.tensor)
+        mesh = init_device_mesh("cuda" if cuda else "cpu", sides, mesh_dim_names=("data", "tensor"))
+        yield RankGroup(meeting, mesh)
     finally:
         dist.destroy_process_group()
 

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
 from hone.core.errors import ConfigError
+from hone.models.language.tensor_parallel import TensorSplit, split_decoder
 from hone.models.language.token_policy import TokenPolicy
 from hone.train.learner.share import BatchShare
 from hone.train.parallel.group import GroupReduction, RankGroup
@@ -34,18 +35,22 @@ KERNEL_ELEMENTS = 16
 
 
 class ShardedParameters:
-    """Parameter store of one rank: rows of each parameter's first dimension, as FSDP2 cuts them."""
+    """Parameter store of one rank: rows of each parameter's first dimension, as FSDP2 cuts them, after a cut of the
+    layers among the ranks of a tensor group, if there is one."""
 
-    def __init__(self, policy: nn.Module, *, rank: int, shares: Sequence[ShareSum] = ()) -> None:
+    def __init__(
+        self, policy: nn.Module, group: RankGroup, *, shares: Sequence[ShareSum] = (), split: TensorSplit | None = None
+    ) -> None:
         """`shares`: sums over the virtual ranks of this rank, one for each sharded module; empty without them."""
-        self.policy, self.rank, self.shares = policy, rank, shares
+        self.policy, self.group, self.shares, self.split = policy, group, shares, split
         self.names = [name for name, _ in policy.named_parameters()]
         self.parameters = list(policy.parameters())
         self.step_multiple = KERNEL_ELEMENTS if shares else 1
 
     @property
     def shapes(self) -> Mapping[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in zip(self.names, self.parameters, strict=True)}
+        parts = {name: parameter.shape for name, parameter in zip(self.names, self.parameters, strict=True)}
+        return parts if self.split is None else {name: self.split.shape(name, part) for name, part in parts.items()}
 
     @property
     def owned(self) -> Sequence[Tensor]:
@@ -75,10 +80,11 @@ class ShardedParameters:
     def gradient_norm(self) -> Tensor:
         """L2 norm `[]` of the whole gradient. With virtual ranks it has the same bits on any number of ranks: squares
         are added within rows of the first dimension, and then over all rows, as binary trees."""
-        everybody, gradients = GroupReduction(self.rank), self.gradients
+        everybody, gradients = GroupReduction(self.group.rank), self.gradients
         kind, device = gradients[0].dtype, gradients[0].device
         if not self.shares:
-            own = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in gradients]).square().sum()
+            norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self._counted_once(gradients)]
+            own = torch.stack(norms).square().sum()
             squares = [float(part[0]) for part in everybody.gather(own.cpu().numpy()[None])]
             return torch.tensor(sum(squares[1:], start=squares[0]), dtype=torch.float64, device=device).sqrt().to(kind)
         rows = [tree_sum(one.double().square().flatten(1).T) if one.dim() > 1 else one.double().square()
@@ -102,12 +108,19 @@ class ShardedParameters:
                 shape=parameter.shape,
                 stride=parameter.stride(),
             )
-            whole = placed.full_tensor()
-            found[name] = whole if self.rank == 0 else whole.new_empty(0)
+            whole = joined_parts(self.split, name, placed.full_tensor())
+            found[name] = whole if self.group.is_driver else whole.new_empty(0)
         return found
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
-        return [rank_rows(named[name], self.rank, dist.get_world_size()) for name in self.names]
+        return [own_rows(self.split, name, named[name], self.group) for name in self.names]
+
+    def _counted_once(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients without those that another rank of the tensor group has, too."""
+        split = self.split
+        if split is None or split.group.rank == 0:
+            return gradients
+        return [one for name, one in zip(self.names, gradients, strict=True) if split.is_cut(name)]
 
     def _row_edges(self) -> list[list[int]]:
         """For each rank, where the rows of the next parameter begin among those of all of them."""
@@ -125,33 +138,32 @@ class ShardedTwin:
 
     whole: TokenPolicy
     sharded: TokenPolicy
+    split: TensorSplit | None = None
+    """The cut of the twin's layers among the ranks of a tensor group."""
 
-    def pairs(self) -> Iterator[tuple[Tensor, DTensor]]:
-        """Each whole parameter with the sharded one."""
+    def pairs(self) -> Iterator[tuple[str, Tensor, DTensor]]:
+        """Name of each parameter, the whole one and the sharded one."""
         reshard(self.sharded)
-        for whole, cut in zip(self.whole.parameters(), self.sharded.parameters(), strict=True):
+        for (name, whole), cut in zip(self.whole.named_parameters(), self.sharded.parameters(), strict=True):
             assert isinstance(cut, DTensor)
-            yield whole.detach(), cut
+            yield name, whole.detach(), cut
 
     def gather(self, group: RankGroup) -> None:
         """Copy the twin's weights into the whole policy of rank 0, one parameter at a time."""
         with torch.no_grad():
-            for whole, cut in self.pairs():
-                full = cut.full_tensor()
+            for name, whole, cut in self.pairs():
+                full = joined_parts(self.split, name, cut.full_tensor())
                 if group.is_driver:
                     whole.copy_(full)
 
     def scatter(self, group: RankGroup) -> None:
         """Copy the weights of rank 0's whole policy into the twin, one parameter at a time."""
         with torch.no_grad():
-            for whole, cut in self.pairs():
-                full = (
-                    whole.contiguous()
-                    if group.is_driver
-                    else torch.empty(cut.shape, dtype=cut.dtype, device=cut.device)
-                )
+            for name, whole, cut in self.pairs():
+                shape = cut.shape if self.split is None else self.split.shape(name, cut.shape)
+                full = whole.contiguous() if group.is_driver else torch.empty(shape, dtype=cut.dtype, device=cut.device)
                 group.copy_from_driver([full])
-                _local(cut.detach()).copy_(rank_rows(full, group.rank, group.meeting.ranks))
+                _local(cut.detach()).copy_(own_rows(self.split, name, full, group))
 
     def forget_whole(self) -> None:
         """Free the whole policy's weights: only rank 0 acts."""
@@ -165,8 +177,8 @@ class ShardedBuild:
 
     group: RankGroup
     twins: list[ShardedTwin] = field(default_factory=list[ShardedTwin])
-    stores: dict[int, Sequence[ShareSum]] = field(default_factory=dict[int, Sequence[ShareSum]])
-    """Sums over virtual ranks of each twin, by the identity of its policy."""
+    stores: dict[int, ShardedParameters] = field(default_factory=dict[int, ShardedParameters])
+    """Parameters of each twin, by the identity of its policy."""
 
     def trained(self, policy: TokenPolicy) -> TokenPolicy:
         for twin in self.twins:
@@ -174,22 +186,29 @@ class ShardedBuild:
                 return twin.sharded
         if policy.adapter is not None:
             self._refuse_virtual("an adapter")
+            if self.group.tensor is not None:
+                raise ConfigError(
+                    f"run.tensor = {self.group.meeting.tensor}: an adapter's factors are whole on every rank, and its "
+                    "weights cannot be cut; leave run.tensor out, or lora"
+                )
             return policy
         if policy.decoder.config.experts is not None:
             raise ConfigError("run.ranks: a mixture of experts is trained by one process; leave run.ranks out")
         sharded = TokenPolicy(
             deepcopy(policy.decoder), policy.tokenizer, policy.temperature, expert_training=policy.expert_training
         )
-        mesh = init_device_mesh(policy.decoder.device.type, (self.group.meeting.ranks,))
-        self.stores[id(sharded)] = shard(sharded, mesh, self.group.meeting.virtual)
-        self.twins.append(ShardedTwin(whole=policy, sharded=sharded))
+        group = self.group
+        split = None if group.tensor is None else split_decoder(sharded.decoder, group.tensor)
+        sums = shard(sharded, group.data, group.meeting.virtual)
+        self.stores[id(sharded)] = ShardedParameters(sharded, group, shares=sums, split=split)
+        self.twins.append(ShardedTwin(whole=policy, sharded=sharded, split=split))
         return sharded
 
     def parameter_store(self, policy: nn.Module) -> ShardedParameters | None:
         if id(policy) not in self.stores:
             self._refuse_virtual(type(policy).__name__)
             return None
-        return ShardedParameters(policy, rank=self.group.rank, shares=self.stores[id(policy)])
+        return self.stores[id(policy)]
 
     def _refuse_virtual(self, what: str) -> None:
         if self.group.meeting.virtual:
@@ -220,6 +239,17 @@ def reshard(policy: nn.Module) -> None:
     """Free the gathered parameters outside of the layers, which may stay gathered after a pass without a gradient."""
     assert isinstance(policy, FSDPModule)
     policy.reshard()
+
+
+def joined_parts(split: TensorSplit | None, name: str, part: Tensor) -> Tensor:
+    """The whole parameter `name` from the parts of a tensor group, if there is one. All its ranks call it."""
+    return part if split is None else split.join(name, part)
+
+
+def own_rows(split: TensorSplit | None, name: str, whole: Tensor, group: RankGroup) -> Tensor:
+    """Rows that this rank holds of the whole parameter `name`, or of its part in a tensor group."""
+    part = whole if split is None else split.cut(name, whole)
+    return rank_rows(part, group.data.get_local_rank(), group.data.size())
 
 
 def rank_rows(whole: Tensor, rank: int, ranks: int) -> Tensor:
