@@ -35,6 +35,7 @@ from hone.store.robustness import PerturbedScore, read_robustness
 from hone.store.samples import SampleRow, read_samples
 from hone.store.search import SearchRecord, read_search
 from hone.store.speed import MatmulRate, read_matmul_rate
+from hone.store.survivorship import Survivorship, read_survivorship
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ class RunData:
     certificate: GradientCertificate | None = None
     matmul: MatmulRate | None = None
     memory: MemoryUse | None = None
+    survivorship: Survivorship | None = None
     episode: tuple[EpisodeRecording, bytes | None] | None = None
     """An episode of the policy, and its animation."""
     map: PolicyMap | None = None
@@ -177,6 +179,7 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         certificate=reader.read(lambda: read_certificate(folder), None),
         matmul=reader.read(lambda: read_matmul_rate(folder), None),
         memory=reader.read(lambda: read_memory_use(folder), None),
+        survivorship=reader.read(lambda: read_survivorship(folder), None),
         episode=reader.read(lambda: read_episode(folder), None),
         map=reader.read(lambda: read_map(folder), None),
         robustness=tuple(reader.read(lambda: read_robustness(folder), [])),

@@ -35,6 +35,7 @@ from hone.report.policy_section import policy_section
 from hone.report.preference_section import preference_section
 from hone.report.run_data import ReportData, RunData, read_report_data
 from hone.report.search_section import search_section
+from hone.report.survivorship_section import survivorship_section
 from hone.report.svg import IntervalRow, curve_plot, interval_plot
 from hone.report.timing_section import timing_section
 from hone.store.durable import replace_file
@@ -224,6 +225,7 @@ def _stage_sections(stage: RunData, level: str) -> list[Html]:
         dialogue_section(stage, level),
         _curves(stage, level),
         timing_section(stage, level),
+        survivorship_section(stage, level),
         memory_section(stage, level),
         _samples(stage.samples, level),
         _config(stage, level),

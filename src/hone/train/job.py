@@ -15,6 +15,7 @@ from hone.estimators.means import Estimate
 from hone.store.answers import AnswerRow
 from hone.store.samples import SampleRow
 from hone.store.speed import MatmulRate
+from hone.store.survivorship import SurvivorshipCounts
 from hone.train.config import RunConfig
 from hone.train.loop import Recipe
 from hone.train.memory_plan import MemoryPlan
@@ -87,6 +88,8 @@ class TrainingJob(Generic[P]):
     """Returns notices for the user since the last call; called after every step."""
     closing_lines: Callable[[], Sequence[str]] = no_notices
     """Returns lines on the whole run, for its end."""
+    survivorship: SurvivorshipCounts | None = None
+    """Counts of the run's answers by length and by what became of them; saved with each checkpoint."""
     write_protect: Callable[[Path], None] = protect_nothing
     """Keeps a user's code from writing into the run's folder; called before the first step."""
     open_folder: Callable[[Path], None] = protect_nothing

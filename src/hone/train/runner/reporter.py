@@ -19,6 +19,7 @@ from hone.store.folder import RunFolder
 from hone.store.learning import LEARNING, write_learning_findings
 from hone.store.metrics import MetricsWriter
 from hone.store.samples import write_samples
+from hone.store.survivorship import write_survivorship
 from hone.train.config import RunSettings
 from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.runner.callbacks import (
@@ -207,6 +208,9 @@ class RunReporter:
                 "best_evaluation": self.best_evaluation,
             },
         }
+        if (counts := self.job.survivorship) is not None:
+            state["survivorship"] = counts.state()
+            self._timed_write(lambda: write_survivorship(self.folder.path, counts.record()))
         policy, score = self.job.save_policy, self.selection_score
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step

@@ -230,6 +230,8 @@ def _train(
     )
     if state is not None:
         reporter.restore(substate(state, "report"))
+        if job.survivorship is not None and "survivorship" in state:  # checkpoints of earlier versions have none
+            job.survivorship.restore(substate(state, "survivorship"))
     progress.start(config.steps, f"{config.name} ({config.recipe})")
     try:
         return _run_steps(reporter, watch, first_step=done + 1)

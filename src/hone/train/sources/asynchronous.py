@@ -8,6 +8,7 @@ may be of several versions, and which of them decided what depends on time.
 """
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -26,6 +27,10 @@ from hone.train.loop import Source
 P = TypeVar("P")
 _ABSENT: Final[State] = {"final": None, "components": None, "baseline": None}
 """Leaves for absent columns, as in the checkpoints of earlier versions."""
+
+
+def count_nothing(episodes: Episodes) -> None:
+    """Do nothing: the default of `on_drop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class AsyncSource(Generic[P]):
     max_staleness: int
     in_background: bool = False
     partial_rollouts: bool = False
+    on_drop: Callable[[Episodes], None] = count_nothing
+    """Called with the episodes that are dropped for their age."""
     clock: Clock = field(default_factory=SystemClock)
     on_demand: bool = False
     """Begin a batch when it is asked for, not ahead: in a replay, where its later versions are there only then."""
@@ -82,6 +89,8 @@ class AsyncSource(Generic[P]):
             batch = self._ready.popleft()
             fresh = self._is_fresh(batch.episodes)
             dropped.append(batch.episodes.lengths[~fresh])
+            if not fresh.all():
+                self.on_drop(batch.episodes.take(np.flatnonzero(~fresh)))
             if fresh.any():
                 episodes = batch.episodes if fresh.all() else batch.episodes.take(np.flatnonzero(fresh))
                 self._last_metrics = {**batch.metrics, **self._staleness_metrics(episodes, np.concatenate(dropped))}

@@ -15,6 +15,7 @@ from hone.envs.adapters.openenv import check_server, server_schema
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.token_policy import TokenPolicy
+from hone.store.survivorship import SurvivorshipCounts
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.ranked_build import trained_policy
@@ -23,6 +24,7 @@ from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.mixed import of_live_groups
+from hone.train.sources.survivorship import CollectedSource, FilteredSource, count_answers, count_learnt
 from hone.train.sources.wrapper import WithState
 from hone.train.text.balance import missing_routes
 from hone.train.text.captured import CapturedText, captured_inputs, open_captured_text
@@ -63,7 +65,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     live = _open_live(config, inputs, policy, chosen)
     actor = live.actor
     recorded = _recorded_source(live.source(), actor, config.rollout)
-    ahead, source = _wrapped_source(recorded, actor, chosen, config.rollout)
+    counts = SurvivorshipCounts()
+    ahead, source = _wrapped_source(recorded, actor, chosen, config.rollout, counts)
     source_is_ahead = config.rollout.asynchrony.steps > 0
 
     def judged(episodes: Episodes, values: Values) -> Credits:
@@ -72,6 +75,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
         if source_is_ahead:
             ahead.require_fresh(own)
         own = own.join_rows()
+        count_learnt(counts, own)
         metrics = {**answer_metrics(own), **reward_metrics(config.rewards.names, own)}
         return replace(credits, metrics={**credits.metrics, **metrics})
 
@@ -86,7 +90,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     return replace(
         job,
         pop_notices=lambda: [*live.notes(), *chosen.pop_notes()],
-        closing_lines=actor.closing_lines,
+        closing_lines=lambda: [*actor.closing_lines(), *counts.record().warnings()],
+        survivorship=counts,
         open_folder=open_folder,
         close=close,
     )
@@ -120,17 +125,25 @@ def _recorded_source(live: LiveSource[TokenPolicy], actor: EngineActor, rollout:
 
 
 def _wrapped_source(
-    live: Source[TokenPolicy], actor: EngineActor, chosen: TextMethod, rollout: RolloutConfig
+    live: Source[TokenPolicy],
+    actor: EngineActor,
+    chosen: TextMethod,
+    rollout: RolloutConfig,
+    counts: SurvivorshipCounts,
 ) -> tuple[AsyncSource[TokenPolicy], Source[TokenPolicy]]:
     """Return the asynchronous source and the source of the loop: the same, or the live source without staleness."""
     steps = rollout.asynchrony.steps
-    source: Source[TokenPolicy] = live if chosen.wrap_source is None else chosen.wrap_source(live)
+    source = live
+    if chosen.wrap_source is not None:
+        everything = CollectedSource(live)
+        source = FilteredSource(chosen.wrap_source(everything), everything, counts)
     ahead = AsyncSource[TokenPolicy](
         source,
         max_staleness=steps,
         in_background=actor.engine.own_weights and not isinstance(actor, ReplayingActor),
         on_demand=isinstance(actor, ReplayingActor),
         partial_rollouts=rollout.mid_rollout_publish is not None,
+        on_drop=partial(count_answers, counts, "stale"),
     )
     if steps:
         source = ahead
