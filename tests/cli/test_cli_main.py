@@ -326,6 +326,7 @@ def test_the_options_are_these() -> None:
         "estimate": ESTIMATE_OPTIONS,
         "log": LOG_OPTIONS,
         "shield": ["--html", "--out", "--registry", "--version", "--with"],
+        "retrain": ["--json", "--once", "--status"],
         "ship": SHIP_OPTIONS,
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],

@@ -26,6 +26,7 @@ MORE = {
     "list": "[Algorithms](algorithms/index.md)",
     "estimate": "[Offline estimates](../production/offline_estimates.md)",
     "log": "[The decision log](../production/decision_log.md)",
+    "retrain": "[Drift](../production/drift.md#the-answer)",
     "ship": "[Staged rollout](../production/rollout.md)",
     "shield": "[Shield](../production/shield.md)",
     "lab": "[The lab](../project/lab.md)",

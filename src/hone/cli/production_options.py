@@ -92,10 +92,23 @@ PRODUCTION_COMMANDS: Final[tuple[CommandSpec, ...]] = (
         ),
     ),
     CommandSpec(
+        name="retrain",
+        summary="carry out the retraining jobs that a service's monitor queues",
+        module="hone.cli.commands.retrain",
+        positionals=(("file", "the service file, with a table [monitor.retrain]"),),
+        options=(
+            CommandOption(flag="--once", help="one job, if one waits, in place of working until a signal"),
+            CommandOption(flag="--status", help="show the jobs, and work at none"),
+            CommandOption(flag="--json", help="with --status: print JSON, and nothing else"),
+        ),
+    ),
+    CommandSpec(
         name="ship",
         summary="roll out a new version of a policy in stages, by evidence, with a way back",
         module="hone.cli.commands.ship",
-        positionals=(("what", "a policy's folder, checkpoint or run, with --to; or the service file of a rollout"),),
+        positionals=(
+            ("what", "a policy's folder, checkpoint or run, or a version, with --to; or the service file of a rollout"),
+        ),
         options=(
             CommandOption(flag="--to", metavar="FILE", help="the service file: begin a rollout of the policy there"),
             CommandOption(flag="--name", metavar="NAME", help="name of the rollout (default: r1, r2, ...)"),

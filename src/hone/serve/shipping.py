@@ -74,15 +74,23 @@ class ServiceRollouts:
 
     def policy_version(self, policy: Path, parent: str) -> str:
         """Identity that a policy's version has, without adding it. Raises DataError for a policy that cannot decide."""
+        if self._known(policy):
+            return policy.name
         open_decision_policy(policy)
         return version_id(files_of(decision_policy_folder(policy)), self.origin(parent))
 
     def add(self, policy: Path, parent: str) -> PolicyVersion:
-        """Add a policy to the registry. Raises DataError for one that cannot decide."""
+        """Add a policy to the registry, unless its version is named. Raises DataError for one that cannot decide."""
+        if self._known(policy):
+            return self.registry.version(policy.name)
         open_decision_policy(policy)
         at_s = self.clock.now_s()
         folder = decision_policy_folder(policy)
         return self.registry.add(folder, self.origin(parent), at_s=at_s, made_by=f"hone ship {policy}")
+
+    def _known(self, policy: Path) -> bool:
+        """True for the name of a version in the registry, such as a retrained candidate's."""
+        return not policy.exists() and any(one.id == str(policy) for one in self.registry.versions())
 
     def plan(self, version: str, name: str = "") -> RolloutPlan:
         """Plan of a rollout, by the service file."""

@@ -1,6 +1,7 @@
 """Retraining: frozen views, evidence, poisoned candidates, a killed process; two drifts with a real `hone train`."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -31,10 +32,13 @@ from hone.serve.monitor.response import DriftAction, DriftResponder
 from hone.serve.monitor.retraining import RetrainParts, split_view, submit_retraining, work_once
 from hone.serve.monitor.training_process import TrainingEnd, run_training
 from hone.store.decisions.opening import open_decision_log
+from hone.store.folder import create_run
 from hone.store.joins.config import JoinConfig
 from hone.store.joins.join import build_view
+from hone.store.joins.parquet import frozen_hash, view_hash
 from hone.store.joins.reading import log_columns
 from hone.store.joins.view import DecisionView
+from hone.store.manifest import RunMetadata
 from hone.store.registry.moves import StageMove
 from hone.store.registry.registry import VersionRegistry, open_registry
 from hone.store.registry.versions import VersionOrigin
@@ -293,3 +297,44 @@ def test_a_worker_that_is_killed_leaves_a_job_that_another_finishes(
     job = work_once(queue, parts, worker="second")
     assert job is not None and job.attempt == 2
     assert [one.state for one in queue.jobs()] == ["done"]
+
+
+def test_a_worker_that_stops_leaves_a_run_that_the_next_goes_on_with(
+    shop: tuple[JobQueue, RetrainParts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, parts = shop
+
+    def stopped(arguments: tuple[str, ...], **_: object) -> TrainingEnd:
+        with create_run(
+            Path(arguments[2]), "candidate", config={}, metadata=RunMetadata(hone_version="0"), clock=parts.clock
+        ) as run:
+            run.checkpoints().save(1, {})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(retraining, "run_training", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        work_once(queue, parts, worker="first")
+    assert isinstance(parts.clock, ManualClock)
+    assert work_once(queue, parts, worker="second") is None  # the lease holds
+    parts.clock.advance(60.0)
+    stand_in(monkeypatch, fitted(OLD, 1))
+    finish, asked = retraining.run_training, list[tuple[str, ...]]()
+
+    def resumed(arguments: tuple[str, ...], **more: object) -> TrainingEnd:
+        asked.append(arguments)
+        run = Path(arguments[2]) / "candidate"
+        assert (run / "checkpoints" / "step_00000001").is_dir()
+        shutil.rmtree(run)  # the stand-in writes a policy there, and no run
+        return finish(arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(retraining, "run_training", resumed)
+    later = replace(parts, view=lambda tenant: view_of(RECORDS[:-200], 4900.0))  # it trains on the view of the first
+    job = work_once(queue, later, worker="second")
+    assert job is not None
+    (done,) = queue.jobs()
+    assert (done.state, done.attempt) == ("done", 2)
+    assert asked[0][-1] == "--resume"
+    view = parts.folder / done.id / "view"
+    assert f"log.path={view}" in asked[0]
+    trained, _ = split_view(view_of(RECORDS, 4900.0), since_s=1200.0)
+    assert frozen_hash(view) == view_hash(trained)

@@ -1,6 +1,7 @@
 """Retraining: a job becomes a frozen view of the log, a `hone train` in a process of its own, and a candidate version
 with evidence from decisions that it was not trained on."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -18,7 +19,7 @@ from hone.serve.monitor.jobs import JobQueue, QueuedJob
 from hone.serve.monitor.response import DriftAction
 from hone.serve.monitor.training_process import run_training
 from hone.store.folder import open_run
-from hone.store.joins.parquet import freeze_view
+from hone.store.joins.parquet import freeze_view, frozen_hash, is_frozen_view
 from hone.store.joins.view import DecisionView, take_decisions
 from hone.store.registry.registry import VersionRegistry
 from hone.store.registry.versions import VersionOrigin
@@ -86,22 +87,24 @@ def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool
 
     Raises DataError for too few decisions and for a training that does not finish, with its last output.
     """
-    folder = parts.folder / f"{job.id}-{job.attempt}"
+    folder = parts.folder / job.id
     trained, judged = split_view(parts.view(job.tenant), since_s=float(job.work["since_s"]))
     if min(len(trained.closed()), len(judged.closed())) < 2:
         raise DataError(
             f"job {job.id}: {len(trained.table)} decisions to train on and {len(judged.table)} to judge by since "
             f"{job.work['since_s']} s are too few; wait for more rewards"
         )
-    digest = freeze_view(trained, folder / "view")
+    view, runs = folder / "view", folder / f"attempt-{job.attempt}"
+    digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
+    resumed = take_over_run(folder, job.attempt, parts.clock)
     config = parts.config
     end = run_training(
-        (config.config, "--runs", str(folder / "runs"), "--name", RUN, f"{config.log_key}={folder / 'view'}"),
+        (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
         timeout_s=config.timeout_s, memory_bytes=config.memory_bytes, clock=parts.clock, abandoned=abandoned,
     )  # fmt: skip
     if end.state != "finished":
         raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
-    run, at_s = folder / "runs" / RUN, parts.clock.now_s()
+    run, at_s = runs / RUN, parts.clock.now_s()
     origin = VersionOrigin(
         config=Path(config.config).read_text(encoding="utf-8"), parent=parts.registry.live(parts.service), view=digest
     )  # fmt: skip
@@ -112,6 +115,20 @@ def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool
     for row in evidence:
         parts.registry.add_evidence(version, row)
     return RetrainResult(version=version, evidence=evidence)
+
+
+def take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
+    """Copy the run of the latest attempt that left a checkpoint into this attempt's folder -> the options of
+    `hone train` that go on from it. A copy, as a worker that was only stopped may still write into its own."""
+    for earlier in range(attempt - 1, 0, -1):
+        run = folder / f"attempt-{earlier}" / RUN
+        try:
+            open_run(run, clock=clock).checkpoints().newest_intact()
+        except DataError:  # it left none
+            continue
+        shutil.copytree(run, folder / f"attempt-{attempt}" / RUN, ignore=shutil.ignore_patterns("lock"))
+        return ("--resume",)
+    return ()
 
 
 def _policy_folder(run: Path, clock: Clock) -> Path:

@@ -1,0 +1,90 @@
+"""`hone retrain`: jobs carried out, shown, refused by name; a candidate is shipped by its version."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hone.bandits.greedy import EpsilonGreedyPolicy
+from hone.bandits.posteriors import BetaBernoulliPosterior
+from hone.bandits.saving import save_policy
+from hone.cli.main import main
+from hone.core.decisions import Evidence
+from hone.serve.monitor import retraining
+from hone.serve.monitor.jobs import JobQueue, QueuedJob
+from hone.serve.monitor.retraining import RetrainParts, RetrainResult
+from hone.store.registry.versions import VersionOrigin
+
+SHOP = """
+[service]
+actions = ["a", "b"]
+[monitor]
+act = "retrain"
+[monitor.retrain]
+config = "train.toml"
+"""
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobQueue:
+    monkeypatch.chdir(tmp_path)
+    Path("shop.toml").write_text(SHOP)
+    Path("train.toml").write_text('recipe = "linucb"\n')
+    Path("shop").mkdir()
+    made = JobQueue(tmp_path / "shop" / "jobs.db")
+    made.submit("j1", tenant="default", work={"since_s": "0.0", "words": "drift"}, at_s=1.0)
+    return made
+
+
+def retrain(*arguments: str) -> int:
+    return main(["retrain", "shop.toml", *arguments])
+
+
+def test_a_job_is_carried_out_and_its_candidate_shipped_by_name(
+    queue: JobQueue, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(job: QueuedJob, parts: RetrainParts, **_: object) -> RetrainResult:
+        assert parts.config.config == "train.toml"
+        save_policy(EpsilonGreedyPolicy(BetaBernoulliPosterior(2), 0.1), Path("candidate"))
+        version = parts.registry.add(Path("candidate"), VersionOrigin(), at_s=1.0, made_by=job.id).id
+        row = Evidence(kind="paired", verdict="ok", words="better", made_by=job.id, at_s=1.0)
+        return RetrainResult(version=version, evidence=(row,))
+
+    monkeypatch.setattr(retraining, "retrain", trained)
+    assert retrain("--once") == 0
+    (done,) = queue.jobs()
+    version = done.result["version"]
+    assert f"may be shipped; hone ship {version} --to shop.toml" in " ".join(capsys.readouterr().out.split())
+    assert retrain("--once") == 0
+    assert "no job waits" in capsys.readouterr().out
+    assert retrain("--status", "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["asked_because"], row["result"]["version"]) == ("done", "drift", version)
+    assert main(["ship", version, "--to", "shop.toml", "--dry-run"]) == 0
+    assert f"version {version} beside" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_job_that_fails_is_exit_code_3_and_named_in_the_status(
+    queue: JobQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert retrain("--once") == 3
+    told = " ".join(capsys.readouterr().out.split())
+    assert "job j1 of tenant default, attempt 1: failed: " in told
+    assert retrain("--status") == 0
+    assert "failed" in capsys.readouterr().out
+
+
+def test_wrong_calls_are_refused_before_a_job_is_claimed(queue: JobQueue, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (("--once", "--status"), "exclude each other"),
+        (("--json",), "--json is for --status"),
+    ):
+        assert retrain(*arguments) == 2
+        assert words in capsys.readouterr().err
+    Path("train.toml").unlink()
+    assert retrain("--once") == 2
+    assert "monitor.retrain.config 'train.toml' is no file" in capsys.readouterr().err
+    Path("shop.toml").write_text("[service]\n")
+    assert retrain() == 2
+    assert "no table [monitor.retrain]" in capsys.readouterr().err
+    assert [job.state for job in queue.jobs()] == ["queued"]
