@@ -32,7 +32,7 @@ class BatchShare:
     ranks: int
     shares: int
     """Shares that a batch is cut into: `ranks`, or the number of virtual ranks."""
-    add: Callable[[Tensor], None]
+    add: Callable[[Tensor], object]
     """Adds the tensors of all ranks, in place."""
 
     def assigned(self, sizes: Ints, budget_tokens: int) -> list[list[Ints]]:
