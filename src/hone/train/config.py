@@ -1,6 +1,6 @@
 """Config fields that every run has."""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 
@@ -30,6 +30,25 @@ class RunSettings(Config):
     keep_best: int = Field(default=0, ge=0)
     """Best checkpoints kept as well: by the evaluation score where there is an evaluation (only evaluated steps
     count), else by the training score."""
+    ranks: int = Field(default=1, ge=1)
+    """Processes that share the learner: each computes a part of every batch, and holds a part of a language model's
+    weights. Rank 0 is this process; the others are its children, on as many GPUs where the device is `cuda`."""
+    virtual_ranks: int = Field(default=0, ge=0)
+    """Shares that every batch is cut into whatever the number of ranks: the weights then have the same bits on 1, 2, 4
+    ... ranks. A power of two that `ranks` divides; 0: as many as ranks."""
+    patience_s: float = Field(default=120.0, gt=0)
+    """Longest wait of a rank for the others, in seconds; afterwards all of them start again from the last
+    checkpoint."""
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> "RunSettings":
+        virtual = self.virtual_ranks
+        if virtual and (virtual & (virtual - 1) or virtual % self.ranks):
+            raise ValueError(
+                f"virtual_ranks = {virtual} with ranks = {self.ranks}: it must be a power of two that ranks divides; "
+                f"nearest: {max(2, 1 << (max(virtual, self.ranks) - 1).bit_length())}, with ranks a power of two"
+            )
+        return self
 
 
 class RunConfig(Config):

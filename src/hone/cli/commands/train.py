@@ -45,6 +45,7 @@ from hone.config.toml import KeyPath
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
+from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
@@ -182,6 +183,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
             with _locating_errors(stage):
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
                 require_layers_fit(settings)
+                require_ranks_fit(stage.spec, stage.resolved.config)
                 opened = stage.spec.open(stage.resolved.config)
                 require_opened_fit(opened, settings)
             stack.callback(opened.close)
@@ -283,7 +285,7 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
     ]
     screen.rows([*rows, *kept])
     with _locating_errors(stage):
-        derived = stage.spec.derive(config)
+        derived = {**stage.spec.derive(config), **rank_placement(config)}
     if derived:
         screen.line()
         screen.rows(list(derived.items()))
@@ -344,7 +346,7 @@ def run_request(
     return RunRequest(
         config=resolved.config,
         settings=resolved.settings(),
-        build=build,
+        build=over_ranks(stage.spec, build, resolved.config),
         root=root,
         resume=resume,
         consent=consent,

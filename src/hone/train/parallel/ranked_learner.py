@@ -1,9 +1,10 @@
 """A learner over several ranks: the driver, which is rank 0, and the others make the same calls on the same data."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -11,12 +12,15 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes
 from hone.core.errors import HoneError, LostRankError
-from hone.core.state import State, array, substate
+from hone.core.state import State, array, number, substate
+from hone.models.control.actor_critic import ControlPolicy
 from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.share import sharing
 from hone.train.loop import Learner
-from hone.train.parallel.group import RankGroup
-from hone.train.parallel.sharded_parameters import ShardedTwin
+
+if TYPE_CHECKING:
+    from hone.train.parallel.group import RankGroup
+    from hone.train.parallel.sharded_parameters import ShardedTwin
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -25,6 +29,7 @@ UPDATE: Final = "update"
 STATE: Final = "state"
 RESTORE: Final = "restore"
 WEIGHTS: Final = "weights"
+INPUTS: Final = "inputs"
 
 
 class RankPeers(Protocol):
@@ -34,8 +39,8 @@ class RankPeers(Protocol):
         """Announce what all ranks do next. Raises LostRankError where one has ended."""
         ...
 
-    def fault(self) -> str | None:
-        """The first rank that has ended or failed, and how; None: all of them live."""
+    def fault(self) -> HoneError | None:
+        """The fault of the first rank that has ended or failed; None: all of them live."""
         ...
 
 
@@ -44,8 +49,8 @@ class RankWork:
     """What one rank does of an update. All ranks call the same methods in the same order."""
 
     learner: Learner[Any]
-    group: RankGroup
-    twins: Sequence[ShardedTwin] = ()
+    group: "RankGroup"
+    twins: "Sequence[ShardedTwin]" = ()
     """Sharded policies; without them every rank holds, and steps, whole networks."""
 
     def values(self, episodes: Episodes) -> Values:
@@ -80,6 +85,15 @@ class RankWork:
             with torch.no_grad():
                 self.group.copy_from_driver([*policy.parameters(), *policy.buffers()])
 
+    def take_statistics(self, given: State) -> None:
+        """Take up what the driver's source has put into a small policy: statistics that normalise observations."""
+        policy = self.learner.policy
+        if isinstance(policy, ControlPolicy) and INPUTS in given:
+            told = substate(given, INPUTS)
+            mean, scale = (tuple(array(told, name).tolist()) for name in ("mean", "scale"))
+            inputs = replace(policy.spaces.inputs, mean=mean, scale=scale, limit=number(told, "limit"))
+            policy.spaces = replace(policy.spaces, inputs=inputs)
+
 
 @dataclass(kw_only=True)
 class RankedLearner(Generic[P]):
@@ -94,12 +108,16 @@ class RankedLearner(Generic[P]):
         inner = self.work.learner
         if isinstance(inner, GradientLearner) and inner.predict_values is None:
             return NO_VALUES
-        return self._together(VALUES, {"episodes": pack_episodes(episodes)}, lambda: self.work.values(episodes))
+        given: State = {"episodes": pack_episodes(episodes), **source_statistics(self.policy)}
+        return self._together(VALUES, given, lambda: self.work.values(episodes))
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
-        given: State = {"episodes": pack_episodes(episodes), "credits": pack_credits(credits)}
-        metrics = self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
-        return {**metrics, "learner/ranks": float(self.work.group.meeting.ranks)}
+        given: State = {
+            "episodes": pack_episodes(episodes),
+            "credits": pack_credits(credits),
+            **source_statistics(self.policy),
+        }
+        return self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
 
     def state(self) -> State:
         return self._together(STATE, {}, self.work.state)
@@ -124,9 +142,9 @@ class RankedLearner(Generic[P]):
             raise self._lost(order, error) from error
 
     def _lost(self, order: str, error: RuntimeError) -> Exception:
-        reason, asked = self.peers.fault(), self.work.group.meeting
-        if reason is not None:
-            return LostRankError(f"{reason}, while all {asked.ranks} ranks carried out {order!r}")
+        fault, asked = self.peers.fault(), self.work.group.meeting
+        if fault is not None:
+            return type(fault)(f"{fault}, while all {asked.ranks} ranks carried out {order!r}")
         if isinstance(error, torch.distributed.DistError) or "imed out" in str(error):
             return LostRankError(
                 f"a rank did not answer within run.patience_s = {asked.patience_s:g} while all {asked.ranks} ranks "
@@ -144,6 +162,7 @@ class RankServant:
     def obey(self, order: str) -> None:
         """Carry out an order with the data that rank 0 sends for it."""
         given = self.work.group.send(None)
+        self.work.take_statistics(given)
         if order == VALUES:
             self.work.values(unpack_episodes(substate(given, "episodes")))
         elif order == UPDATE:
@@ -156,6 +175,15 @@ class RankServant:
         else:
             assert order == WEIGHTS, f"unknown order {order!r}"
             self.work.take_weights()
+
+
+def source_statistics(policy: object) -> State:
+    """What sources put into a policy beside its weights; empty for a language model."""
+    if not isinstance(policy, ControlPolicy) or policy.spaces.inputs.one_hot:
+        return {}
+    inputs = policy.spaces.inputs
+    numbers = {"mean": np.array(inputs.mean), "scale": np.array(inputs.scale)}
+    return {INPUTS: {**numbers, "limit": float(inputs.limit)}}
 
 
 def pack_credits(credits: Credits) -> State:

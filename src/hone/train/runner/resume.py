@@ -3,7 +3,7 @@
 Belongs here: which keys. `hone.store.resume` compares and refuses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
@@ -12,6 +12,7 @@ from hone.process.source_files import code_references, fingerprint_code
 from hone.store.checkpoints import CheckpointFolder
 from hone.store.manifest import ConfigSetting
 from hone.store.resume import AllowedChanges
+from hone.train.config import RunConfig
 
 RECIPE_PACKAGES = "hone.recipes"
 """Group of the entry points by which installed packages offer recipes."""
@@ -30,6 +31,8 @@ ALLOWED = AllowedChanges(
         "run.keep_best",
         "run.disk_wait_s",
         "run.certify",
+        "run.ranks",
+        "run.patience_s",
     ),
     keys_on_request=("learner.", "algorithm.", "rewards.", "rollout."),
 )
@@ -78,6 +81,16 @@ def refuse_fewer_steps(checkpoints: CheckpointFolder, steps: int, name: str) -> 
         f"steps = {steps}, but {name} has finished step {done}, and steps are not taken back; nothing was changed. "
         f"Give more than {done} steps to go on"
     )
+
+
+def ranks_note(changes: Sequence[str], config: RunConfig) -> list[str]:
+    """What a resume with another number of ranks does to the results; nothing without one of `changes` in them."""
+    if config.run.virtual_ranks or not any("run.ranks" in change for change in changes):
+        return []
+    return [
+        "run.ranks changed: the rest of the run is equal to that on the former number to rounding, not to the bit; "
+        "only run.virtual_ranks, given from the first step, makes it equal to the bit"
+    ]
 
 
 def steps_note(before: int, settings: Mapping[str, ConfigSetting]) -> str:

@@ -5,8 +5,8 @@ Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is w
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hone.core.errors import (
     DataError,
     DivergedError,
     HoneError,
+    LostRankError,
     LostResourceError,
     ResourceError,
     UserCodeError,
@@ -49,12 +50,16 @@ from hone.train.runner.resume import (
     ResumeConsent,
     allowed_changes,
     code_fingerprints,
+    ranks_note,
     refuse_fewer_steps,
     steps_note,
 )
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch, timed
 from hone.train.runner.summary import closing_lines, evaluation_lines
+
+MAX_RESTARTS = 3
+"""Starts of all ranks after the loss of one; a further loss ends the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +81,30 @@ class RunRequest:
     """Planned memory, to stand beside the measured one."""
     callbacks: RunCallbacks = NO_CALLBACKS
     """Called after steps, evaluations and checkpoints; one that returns False ends the run early."""
+    notes: Sequence[str] = ()
+    """Notes for the user on how this run came about."""
 
 
 def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None = None) -> RunFolder:
-    """Carry out a run and return its folder, unlocked.
+    """Carry out a run and return its folder, unlocked. After the loss of a rank it goes on from the last checkpoint, at
+    most `MAX_RESTARTS` times.
 
     Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
     InterruptedRun after a signal, with a checkpoint.
     """
+    for restart in range(1, MAX_RESTARTS + 1):
+        try:
+            return _run_once(request, progress, clock)
+        except LostRankError as fault:
+            begun = (request.root / request.config.name / "manifest.json").is_file()
+            note = f"{fault}; all ranks start again, from the last checkpoint ({restart} of {MAX_RESTARTS})"
+            progress.note(note)
+            request = replace(request, resume=begun, notes=[*request.notes, note])
+    return _run_once(request, progress, clock)
+
+
+def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | None) -> RunFolder:
+    """Carry out a run until it ends or a rank is lost."""
     clock = clock or SystemClock()
     config, progress = request.config, HangupSafeDisplay(progress)
     prepare_device(config)
@@ -269,7 +290,8 @@ def _open_records(
     """Record the changes of a resume and open the metrics after step `done`; `notes` and those of both are shown."""
     if order.resume:
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
-        notes = [*notes, *(f"from step {done + 1} on: {change}" for change in changes)]
+        told = [f"from step {done + 1} on: {change}" for change in changes]
+        notes = [*notes, *told, *ranks_note(changes, order.config)]
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
@@ -282,7 +304,7 @@ def _initial_state(
 ) -> "tuple[State | None, int, list[str]]":
     """The state to go on from, if any, the steps that are done, and what is to be told."""
     cleaned = checkpoints.remove_leftovers()
-    notes = [*job.warnings, *cleaned]
+    notes = [*order.notes, *job.warnings, *cleaned]
     never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
     if not order.resume:
         return None, 0, notes

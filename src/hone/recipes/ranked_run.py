@@ -1,0 +1,74 @@
+"""What the command line needs to know of `run.ranks`: faults before the start, the placement, the build."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hone.core.errors import ConfigError
+from hone.train.config import RunConfig
+from hone.train.job import RecipeSpec, TrainingJob
+
+
+def is_ranked(config: RunConfig) -> bool:
+    """True if the learner is spread over ranks, or computes as virtual ranks."""
+    return config.run.ranks > 1 or config.run.virtual_ranks > 0
+
+
+def require_ranks_fit(spec: RecipeSpec, config: RunConfig) -> None:
+    """Raise ConfigError for a recipe whose learner ranks cannot share, and for more ranks than rows."""
+    if not is_ranked(config):
+        return
+    run = config.run
+    key = f"run.ranks = {run.ranks}" if run.ranks > 1 else f"run.virtual_ranks = {run.virtual_ranks}"
+    if not spec.parts.loss:
+        raise ConfigError(f"{key}: {config.recipe} has no gradient that ranks could share; leave it out")
+    rows = rows_of_step(config)
+    shares = config.run.virtual_ranks or config.run.ranks
+    if rows is not None and rows < shares:
+        raise ConfigError(
+            f"{key}: an optimizer step has {rows} sequences, fewer than {shares} shares, so that ranks would have "
+            "nothing to do; take fewer ranks, fewer learner.minibatches, or more sequences"
+        )
+
+
+def rows_of_step(config: RunConfig) -> int | None:
+    """Sequences of an optimizer step; None where a step has no fixed number of them."""
+    from hone.train.text.open_text import NetworkRunConfig  # noqa: PLC0415 - torch: not needed without ranks
+    from hone.train.text.planned_memory import TextLengths  # noqa: PLC0415 - as above
+
+    if not isinstance(config, NetworkRunConfig):
+        return None
+    found = config.batch_dimensions(TextLengths(prompt=0, whole=1))
+    return None if found is None else found.rows
+
+
+def rank_placement(config: RunConfig) -> Mapping[str, str]:
+    """Who stands where, for the plan of a run; empty for a learner of one process."""
+    if not is_ranked(config):
+        return {}
+    run = config.run
+    place = "cuda:{}" if run.device.startswith("cuda") else run.device
+    others = [f"rank {rank}: child process on {place.format(rank)}" for rank in range(1, run.ranks)]
+    shown = others if len(others) < 4 else [*others[:2], "...", others[-1]]
+    bits = (
+        f"{run.virtual_ranks} shares of each batch: equal bits on 1 to {run.virtual_ranks} ranks"
+        if run.virtual_ranks
+        else "another number of ranks gives results equal to rounding, not to the bit"
+    )
+    return {
+        "ranks": "; ".join([f"rank 0: this process, on {place.format(0)}, with rollouts", *shown]),
+        "threads of each rank": f"{run.threads}, {run.threads * run.ranks} in all",
+        "share of each batch": f"{1 / run.ranks:.3g}; {bits}",
+    }
+
+
+def over_ranks(
+    spec: RecipeSpec, build: Callable[[Any], TrainingJob[Any]], config: RunConfig
+) -> Callable[[Any], TrainingJob[Any]]:
+    """`build`, over the ranks of `config`; `build` itself for a learner of one process."""
+    if not is_ranked(config):
+        return build
+    from hone.train.parallel.launcher import LocalLauncher  # noqa: PLC0415 - torch.distributed
+    from hone.train.parallel.ranked_job import RankedJobBuilder  # noqa: PLC0415 - as above
+
+    launcher = LocalLauncher(module="hone.recipes.rank_process", threads=config.run.threads)
+    return RankedJobBuilder(opened=build, reopen=spec.build, launcher=launcher)
