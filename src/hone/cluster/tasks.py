@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,9 @@ def connect_to_ray(address: str) -> None:
         raise ResourceError(f'Ray cannot be imported ({error}): pip install "hone-rl[ray]"') from error
     if ray.is_initialized():
         return
-    local = {"include_dashboard": False} if address == "local" else {}
+    start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **local)
+        start(include_dashboard=False) if address == "local" else start()
     except (ConnectionError, RuntimeError, ValueError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ResourceError(
@@ -110,11 +111,12 @@ class RayCommands:
     def _end(self, one: "ObjectRef[CommandEnd]") -> CommandEnd:
         """The end of a task; lost if its worker or its machine is."""
         import ray  # noqa: PLC0415 - an extra
+        from ray.exceptions import RayError  # noqa: PLC0415 - an extra
 
         command = self._running.pop(one)
         try:
             return ray.get(one)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             return CommandEnd(name=command.name, code=LOST, lines=_last(error))
 
 

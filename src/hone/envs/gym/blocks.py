@@ -1,15 +1,15 @@
 """Blocks of environments: their process, their seeds, and the loss when the process ends."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hone.core.clock import Clock
 from hone.core.random import key
 from hone.envs.gym.fault_budget import EnvProcessLoss
 from hone.envs.gym.make import env_seeds
 from hone.envs.gym.protocol import SharedStep
-from hone.envs.gym.worker_process import EnvProcess
+from hone.envs.gym.worker_process import BlockProcess
 from hone.process.child import ChildLostError
 
 
@@ -20,7 +20,7 @@ class EnvBlock:
     number: int
     first: int
     count: int
-    process: EnvProcess
+    process: BlockProcess
     native: bool = False
     """The environments are stepped as one, by their own vector form."""
     shared_step: SharedStep | None = None
@@ -64,12 +64,14 @@ class EnvBlock:
         )
 
 
-def split_into_blocks(first: EnvBlock, *, num_envs: int, processes: int, clock: Clock) -> list[EnvBlock]:
+def split_into_blocks(
+    first: EnvBlock, *, num_envs: int, processes: int, make: Callable[[], BlockProcess]
+) -> list[EnvBlock]:
     """Blocks of contiguous environments, the earlier ones larger by one where the division leaves a rest. `first` keeps
     its share; nothing is started."""
     counts = [len(part) for part in np.array_split(np.arange(num_envs), processes)]
     first.count = counts[0]
     blocks = [first]
     for number, count in enumerate(counts[1:], start=1):
-        blocks.append(EnvBlock(number, sum(counts[:number]), count, EnvProcess(clock)))
+        blocks.append(EnvBlock(number, sum(counts[:number]), count, make()))
     return blocks

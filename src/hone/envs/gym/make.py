@@ -51,9 +51,10 @@ class GymConfig(Config):
     """Clip actions to the bounds of the box; otherwise an action outside is an error."""
     check: bool = True
     """Check the environment with a short rollout before the run."""
-    isolation: Literal["auto", "process", "none"] = "auto"
+    isolation: Literal["auto", "process", "none", "ray"] = "auto"
     """`process`: each environment runs in a process of its own; a crash or hang does not end the run. `none`: in the
-    trainer's process. `auto`: `none` for environments of Gymnasium and hone, `process` for others."""
+    trainer's process. `auto`: `none` for environments of Gymnasium and hone, `process` for others. `ray`: as `process`,
+    on the machines of a Ray cluster."""
     workers: int = Field(default=2, ge=1)
     """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
     one."""
@@ -105,7 +106,7 @@ def env_factory(config: GymConfig) -> EnvFactory:
 def runs_isolated(config: GymConfig) -> bool:
     """True if the environments run in processes of their own. Raises ConfigError for an unknown id."""
     if config.isolation != "auto":
-        return config.isolation == "process"
+        return config.isolation != "none"
     if ":" in config.id:
         return True
     spec = find_spec(config.id)
@@ -140,7 +141,8 @@ def describe_placement(config: GymConfig) -> str:
     if not runs_isolated(config):
         return "in the trainer's process"
     count = min(config.workers, config.num_envs)
-    return "in a process of their own" if count == 1 else f"in {count} processes of their own"
+    where = "as actors of a Ray cluster" if config.isolation == "ray" else "of their own"
+    return f"in a process {where}" if count == 1 else f"in {count} processes {where}"
 
 
 def truncation_limit(config: GymConfig) -> int | None:

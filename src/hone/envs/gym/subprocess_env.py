@@ -6,8 +6,6 @@ started again with seeds that follow from the first one and from how often it wa
 are of new episodes. An exception of an environment is raised: the user must fix it.
 """
 
-import mmap
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -32,12 +30,11 @@ from hone.envs.gym.protocol import (
     SharedMemoryLayout,
     WorkerMessage,
     encode,
-    map_shared_step,
     space_from_json,
     state_from_message,
     state_to_message,
 )
-from hone.envs.gym.worker_process import START_S, EnvProcess, gather_replies
+from hone.envs.gym.worker_process import START_S, BlockProcess, BlockTransport, ChildBlocks, gather_replies
 from hone.process.child import ChildLostError
 
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
@@ -54,7 +51,15 @@ _FAULTS: dict[str, type[HoneError]] = {
 class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     """`num_envs` environments in processes of their own. `start` it before anything else; `inspect` before that."""
 
-    def __init__(self, config: GymConfig, *, num_envs: int, squashed: bool = False, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: GymConfig,
+        *,
+        num_envs: int,
+        squashed: bool = False,
+        clock: Clock | None = None,
+        transport: BlockTransport | None = None,
+    ) -> None:
         self.config = config
         self.num_envs = num_envs
         self.squashed = squashed
@@ -62,7 +67,8 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """Class of the vector environment in each process."""
         self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
         self._clock = clock or SystemClock()
-        self._blocks = [EnvBlock(0, 0, num_envs, EnvProcess(self._clock))]
+        self._transport = transport or ChildBlocks()
+        self._blocks = [EnvBlock(0, 0, num_envs, self._new_process())]
         self._base = 0
         self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._pending_notices: list[str] = []
@@ -91,7 +97,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             first = self._blocks[0]
             self._start_blocks([first])
             processes = 1 if first.native else min(self.config.workers, self.num_envs)
-            self._blocks[:] = split_into_blocks(first, num_envs=self.num_envs, processes=processes, clock=self._clock)
+            self._blocks[:] = split_into_blocks(
+                first, num_envs=self.num_envs, processes=processes, make=self._new_process
+            )
             self._start_blocks(self._blocks[1:])
             made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
         except ChildLostError as lost:
@@ -136,11 +144,14 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         known = {"config": self.config.model_dump(mode="json"), "registration": export_registration(self.config)}
         for block in fresh:
             block.process.kill()
-            block.process = EnvProcess(self._clock)
+            block.process = self._new_process()
             block.process.start()
         replies = self._ask(fresh, lambda block: encode({"do": "load", "first": block.first, **known}))
         for block, reply in zip(fresh, replies, strict=True):
             block.native = _checked_reply(reply).head["native"]
+
+    def _new_process(self) -> BlockProcess:
+        return self._transport.make(self._clock)
 
     def _make_request(self, block: EnvBlock) -> bytes:
         return encode({"do": "make", "count": block.count, "squashed": self.squashed})
@@ -188,7 +199,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             block.process.send(order)
             block.steps_since_reset += 1
         processes = [block.process for block in self._blocks]
-        replies = gather_replies(processes, clock=self._clock, call_s=self.config.step_timeout_s)
+        replies = gather_replies(
+            processes, clock=self._clock, call_s=self.config.step_timeout_s, transport=self._transport
+        )
         lost = np.zeros(self.num_envs, np.uint8)
         self.budget.count_step()
         for reply in replies:
@@ -245,8 +258,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             layout = SharedMemoryLayout(
                 count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action
             )
-            os.ftruncate(block.process.memory_fd, layout.total_bytes())
-            block.shared_step = map_shared_step(mmap.mmap(block.process.memory_fd, layout.total_bytes()), layout)
+            block.shared_step = block.process.map_step(layout)
             _checked_reply(self._ask([block], lambda _: encode({"do": "map", "layout": asdict(layout)}))[0])
         block.require_shared_step.seen[:] = seen
 
@@ -264,7 +276,13 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         for block in blocks:
             block.process.send(order(block))
         processes = [block.process for block in blocks]
-        return gather_replies(processes, clock=self._clock, call_s=self.config.step_timeout_s, start_s=START_S)
+        return gather_replies(
+            processes,
+            clock=self._clock,
+            call_s=self.config.step_timeout_s,
+            start_s=START_S,
+            transport=self._transport,
+        )
 
     # ------------------------------------------------------------------------------------------ a resume
 
@@ -326,6 +344,15 @@ def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatev
     if isinstance(envs, ProcessVectorEnv):
         return envs.reset(seed=env_seeds(seed, envs.num_envs))[0]
     return reset_all(envs, seed)
+
+
+def require_transport(config: GymConfig, transport: BlockTransport | None) -> None:
+    """Raise ConfigError where environments of a Ray cluster are asked for, and the caller has none."""
+    if config.isolation == "ray" and transport is None:
+        raise ConfigError(
+            'env.isolation = "ray" is for recipes that open one vector environment, such as ppo, dqn and sac; set it '
+            'to "process" here'
+        )
 
 
 def lost_status(info: Mapping[str, Any]) -> NDArray[np.uint8] | None:

@@ -42,7 +42,8 @@ from hone.envs.gym.snapshot import (
 )
 from hone.envs.gym.space_advice import space_warnings
 from hone.envs.gym.step_checks import StepChecker, StepFaultError, env_actions
-from hone.envs.gym.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
+from hone.envs.gym.subprocess_env import ProcessVectorEnv, lost_status, require_transport, reset_seeded
+from hone.envs.gym.worker_process import BlockTransport
 
 GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
@@ -338,13 +339,17 @@ def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tu
         env.close()
 
 
-def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = False) -> GymWorld:
+def open_world(
+    config: GymConfig, *, steps: int, seed: int, squashed: bool = False, transport: BlockTransport | None = None
+) -> GymWorld:
     """Check, make and reset the environments, and test whether their state can be saved (`GymWorld.resume_exactness`).
 
-    Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
+    `transport` is where isolated ones run. Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
     """
     if runs_isolated(config):
-        return _open_processes(config, steps=steps, seed=seed, squashed=squashed)
+        require_transport(config, transport)
+        envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed, transport=transport)
+        return _open_processes(envs, config, steps=steps, seed=seed)
     making = env_factory(config)
     notes = inspect_world(config, seed=seed, squashed=squashed)[1] if config.check else []
     envs = making.make_many(config.num_envs)
@@ -355,8 +360,7 @@ def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = Fal
     return _with_resume_check(world, config, inexact, notes)
 
 
-def _open_processes(config: GymConfig, *, steps: int, seed: int, squashed: bool) -> GymWorld:
-    envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed)
+def _open_processes(envs: ProcessVectorEnv, config: GymConfig, *, steps: int, seed: int) -> GymWorld:
     try:
         _, notes = envs.inspect_env(seed=seed)
         inexact = envs.inexact_reason(seed=seed) if config.check else None

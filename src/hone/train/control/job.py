@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hone.cluster.blocks import block_transport
 from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.envs.gym.world import GymConfig, GymWorld, open_world
@@ -76,7 +77,8 @@ def open_gym_run(
     `steps` of each environment make a rollout. `require` raises ConfigError for spaces that do not go with the config.
     Raises ConfigError, UserCodeError and ResourceError as `open_world`.
     """
-    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed)
+    transport = block_transport(env)
+    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed, transport=transport)
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(world.close)
         require(config, world_spaces(world))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pydantic import Field
 
+from hone.cluster.blocks import block_transport
 from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
@@ -178,7 +179,13 @@ def open_off_policy(
 ) -> OpenedRun:
     """Environments and the inputs of the replay buffer, opened and checked, for the job of `method(config, spaces)`."""
     notes = config.check()
-    world = open_world(config.env, steps=config.replay.rollout_steps, seed=config.seed, squashed=box_recipes is None)
+    world = open_world(
+        config.env,
+        steps=config.replay.rollout_steps,
+        seed=config.seed,
+        squashed=box_recipes is None,
+        transport=block_transport(config.env),
+    )
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(world.close)
         spaces = world_spaces(world)
