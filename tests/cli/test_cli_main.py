@@ -329,7 +329,7 @@ def test_the_options_are_these() -> None:
         "retrain": ["--json", "--once", "--status"],
         "ship": SHIP_OPTIONS,
         "lab": ["--out", "--quick", "--seed"],
-        "doctor": ["--runs"],
+        "doctor": ["--cluster", "--runs"],
     }
 
 

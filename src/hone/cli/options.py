@@ -295,7 +295,10 @@ COMMANDS: tuple[CommandSpec, ...] = (
             ),
             ("file", "for loss: a config, or a run, which then stores the certificate"),
         ),
-        options=(RUNS,),
+        options=(
+            CommandOption(flag="--cluster", help="check a Ray cluster ($RAY_ADDRESS), for the config named, if any"),
+            RUNS,
+        ),
         overrides=True,
     ),
 )

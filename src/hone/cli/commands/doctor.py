@@ -1,7 +1,8 @@
 """`hone doctor`: libraries and resources of this machine, reasons why a run could not start, exactness of the engine.
 
 Belongs here: checks that need no config (exit code 5 if one fails), and the dispatch to `hone doctor engine`
-(`doctor_engine.py`), `hone doctor loss` (`doctor_loss.py`) and `hone doctor sandbox` (`doctor_sandbox.py`).
+(`doctor_engine.py`), `hone doctor loss` (`doctor_loss.py`), `hone doctor sandbox` (`doctor_sandbox.py`) and
+`hone doctor --cluster` (`doctor_cluster.py`).
 """
 
 import importlib.metadata
@@ -35,6 +36,10 @@ def run(call: CommandCall) -> int:
     """Run the checks that the command names; returns the exit code."""
     screen = standard_screen()
     what = call.text("what")
+    if call.switch("cluster"):
+        from hone.cli.commands.doctor_cluster import check_cluster  # noqa: PLC0415 - Ray is an extra
+
+        return check_cluster(call, screen)
     if what == "loss":
         from hone.cli.commands.doctor_loss import check_loss  # noqa: PLC0415 - torch: may be what is broken
 

@@ -79,10 +79,11 @@ def _open_journal(folder: Path, sweep: CheckedSweep, *, resume: bool) -> SweepJo
 
 def _search(call: CommandCall, screen: TerminalScreen, sweep: CheckedSweep, journal: SweepJournal) -> "SweepResult":
     """Make the runs until the sweep ends. Raises InterruptedRun with the signal's exit code."""
+    runner = _runner(sweep)  # before the signals: Ray sets a handler of its own for SIGTERM
     with stop_on_signals(screen.line) as stop:
         trainer = TrialTrainer(
             journal=journal,
-            runner=_runner(sweep),
+            runner=runner,
             arguments=lambda one, begun: train_arguments(call, sweep, one, journal.folder, begun=begun),
             metric=sweep.config.metric,
             retries=sweep.config.retries,
