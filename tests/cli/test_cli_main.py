@@ -274,6 +274,10 @@ LOG_OPTIONS = [
 PLAN_OPTIONS = [
     *("--device", "--exact", "--json", "--longest-text", "--memory", "--model", "--name", "--runs", "--solve", "--yes"),
 ]
+TRAIN_OPTIONS = [
+    "--allow-changed-code", "--allow-changed-config", "--device", "--dry-run",
+    "--jobs", "--name", "--resume", "--runs", "--seeds", "--yes",
+]  # fmt: skip
 SWEEP_OPTIONS = [
     "--dry-run", "--fresh-seeds", "--jobs", "--metric", "--name", "--over", "--ray", "--resume", "--runs", "--seeds",
     "--yes",
@@ -288,18 +292,7 @@ SHIP_OPTIONS = [
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
-        "train": [
-            "--allow-changed-code",
-            "--allow-changed-config",
-            "--device",
-            "--dry-run",
-            "--jobs",
-            "--name",
-            "--resume",
-            "--runs",
-            "--seeds",
-            "--yes",
-        ],
+        "train": TRAIN_OPTIONS,
         "plan": PLAN_OPTIONS,
         "sweep": SWEEP_OPTIONS,
         "eval": EVAL_OPTIONS,
