@@ -272,7 +272,19 @@ LOG_OPTIONS = [
 
 
 PLAN_OPTIONS = [
-    *("--device", "--exact", "--json", "--longest-text", "--memory", "--model", "--name", "--runs", "--solve", "--yes"),
+    *(
+        "--calibrate",
+        "--device",
+        "--exact",
+        "--json",
+        "--longest-text",
+        "--memory",
+        "--model",
+        "--name",
+        "--runs",
+        "--solve",
+        "--yes",
+    ),
 ]
 TRAIN_OPTIONS = [
     "--allow-changed-code", "--allow-changed-config", "--device", "--dry-run",

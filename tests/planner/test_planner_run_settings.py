@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hone.cli.closed_plan import closed_plan, processor_traits
+from hone.cli.closed_plan import closed_plan
 from hone.cli.main import main
+from hone.cli.processor import processor_traits
 from hone.config.overrides import ConfigDocument
 from hone.core.errors import HoneError
 from hone.evaluate.text.open_policy import has_fast_bfloat16, open_tokenizer

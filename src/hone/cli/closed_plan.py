@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
+from hone.cli.processor import processor_traits
 from hone.config.overrides import ConfigDocument
 from hone.config.toml import KeyPath
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
-from hone.native.build import find_compiler, instruction_set_limit, is_disabled
 from hone.planner.known_models import known_model
 from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import RunDimensions
@@ -23,7 +23,6 @@ from hone.planner.run_settings import (
     PLANNED_RECIPES,
     PlannedRecipe,
     PlannedSettings,
-    ProcessorTraits,
     dimensions_from_settings,
 )
 from hone.planner.training_step import NUMBER_BYTES
@@ -219,19 +218,3 @@ def _new_model(given: Mapping[str, object], settings: PlannedSettings) -> tuple[
         experts_per_token=experts["per_token"] if has_experts else 0,
     )  # fmt: skip
     return shape, sizes["max_positions"]
-
-
-def processor_traits(cpuinfo: Path = Path("/proc/cpuinfo")) -> ProcessorTraits:
-    """What this machine's processor can do, by the flags that its system names."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    flags = set(line.partition(":")[2].split())
-    compiled = not is_disabled() and find_compiler() is not None
-    return ProcessorTraits(
-        compiled=compiled,
-        bfloat16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}),
-        tiles=compiled and "amx_bf16" in flags and instruction_set_limit() in (None, "amx"),
-    )

@@ -45,6 +45,8 @@ def memory_request(call: CommandCall) -> MemoryRequest:
     longest = call.text("longest_text")
     if longest and not call.switch("memory"):
         faults.add(f"--longest-text {longest} is for --memory; without it the data are read, and say how long they are")
+    if device and call.switch("calibrate"):
+        faults.add(f"--calibrate measures the CPU of this machine; leave --device {device} out")
     model = call.text("model")
     if model and not call.switch("memory"):
         faults.add(f"--model {model} is for --memory; set model.path in the config to train it")

@@ -1,10 +1,13 @@
 """The memory plan of a text run for display: components, phases, what fits, and the fixes as settings to copy."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
+from hone.cli.calibration import described_calibration, known_calibration
 from hone.cli.memory_request import MemoryRequest
 from hone.core.clock import SystemClock
+from hone.planner.calibration import MachineCalibration, calibrated
 from hone.planner.devices import DeviceSpec, cpu_device, find_device
 from hone.planner.fixes import FitSearch, FixLadder, MemoryFix, nearest_fit, propose_fixes, search_fit
 from hone.planner.run_memory import (
@@ -47,6 +50,8 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest) -> dict[str, str]:
         rows["exact step"] = _exact(run, memory)
     if spec is None:
         return rows
+    if (measured := _used_calibration(plan, request)) is not None:
+        rows["measured"] = described_calibration(measured)
     rows["fits"] = _fits(run, memory, spec)
     if request.solve:
         rows |= _solution_rows(run, spec, request)
@@ -75,7 +80,9 @@ def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
     fixes = () if ladder is None else ladder.fixes
     if request.solve:
         found |= _solution_figures(run, spec)
+    measured = _used_calibration(plan, request)
     return found | {
+        "calibration": None if measured is None else asdict(measured),
         "device": {"name": spec.name, "count": spec.count, "usable_bytes": spec.usable_bytes},
         "fits": ladder is None,
         "largest_micro_batch_tokens": largest_micro_batch(run, spec),
@@ -129,10 +136,17 @@ def _device(plan: MemoryPlan, device: str) -> DeviceSpec | None:
     size = device_memory_bytes(plan.device)
     if size is None:
         return None
-    spec = cpu_device(size)
-    return spec if plan.device == "cpu" else DeviceSpec(
+    if plan.device == "cpu":
+        measured = known_calibration()
+        return cpu_device(size) if measured is None else calibrated(cpu_device(size), measured)
+    return DeviceSpec(
         name=plan.device, memory_bytes=size, bfloat16_flops=0.0, float32_flops=0.0, bandwidth_bytes=0.0,
     )  # fmt: skip
+
+
+def _used_calibration(plan: MemoryPlan, request: MemoryRequest) -> MachineCalibration | None:
+    """The measured figures of this machine, where the plan is for its CPU."""
+    return known_calibration() if plan.device == "cpu" and not request.device else None
 
 
 def _described(spec: DeviceSpec) -> str:

@@ -16,5 +16,8 @@ PLAN_OPTIONS: Final = (
         help="with --memory: another model: Qwen3-8B, or a folder",
     ),
     CommandOption(flag="--exact", help="also count the tensors of the real step, made without numbers (a few seconds)"),
+    CommandOption(
+        flag="--calibrate", help="first measure this machine (some seconds); later plans use the figures, and say so"
+    ),
     CommandOption(flag="--solve", help="the cheapest changes with which the run fits, as a command to copy"),
 )

@@ -16,6 +16,10 @@ from hone.config.toml import read_toml
 def run(call: CommandCall) -> int:
     """Print the plan; returns the exit code."""
     request = memory_request(call)
+    if call.switch("calibrate"):
+        from hone.cli.calibration import measure_machine  # noqa: PLC0415 - torch
+
+        measure_machine()
     if request.closed:
         return _memory_alone(call, request)
     from hone.cli.commands import train  # noqa: PLC0415 - recipes take seconds, and the memory alone needs none
