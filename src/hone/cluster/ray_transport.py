@@ -23,7 +23,7 @@ from hone import __version__
 from hone.cluster.config import ClusterConfig
 from hone.cluster.placement import NodeRoom, needed_store_bytes, placement_faults
 from hone.cluster.replica_actor import RefusedAsk, ReplicaActor, ReplicaFault, ReplicaHello, ReplicaSpec, end_process
-from hone.core.errors import HoneError, ResourceError
+from hone.core.errors import ResourceError
 from hone.core.fleet import AskAnswers, GenerationAsk, PublishedWeights
 from hone.engine.fleet.fleet_transport import (
     AskAnswered,
@@ -247,9 +247,10 @@ class RayTransport:
 
     def _lost(self, call: ActorCall, error: exceptions.RayError) -> FleetEvent:
         """The loss of a replica, or a fault of its installation."""
-        if isinstance(error, exceptions.RayTaskError) and call.method == "open":
-            fault = HoneError(f"a replica cannot be opened: {_last_line(str(error))}; install hone on every machine")
-            return ReplicaFailed(replica=call.replica, error=fault)
+        unmade = isinstance(error, exceptions.RayActorError) and error.actor_init_failed
+        if call.method == "open" and (unmade or isinstance(error, exceptions.RayTaskError)):
+            cause = f"a replica cannot be opened: {_last_line(str(error))}; install one hone on every machine"
+            return ReplicaFailed(replica=call.replica, error=ResourceError(cause))
         with self._lock:
             hello = self._hellos.get(call.replica)
         self.end(call.replica)
