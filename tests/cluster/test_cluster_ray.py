@@ -74,18 +74,19 @@ def test_a_lost_node_costs_nothing_but_its_work(two_nodes) -> None:
     model = tiny_model()
     expected = embedded_answers(model)
     with ray_fleet(model, replicas=2, cpus=1.0) as fleet:
-        node = two_nodes.add_node(num_cpus=2, object_store_memory=128 << 20)
+        two_nodes.add_node(num_cpus=2, object_store_memory=128 << 20)
         two_nodes.wait_for_nodes()
         fleet.publish(0)
         step_until(fleet, lambda: len(ready_replicas(fleet)) == 2)
         fleet.submit(REQUESTS, round=3)
         busy_replica(fleet)
-        two_nodes.remove_node(two_nodes.list_all_nodes[1], allow_graceful=False)
+        used = {hello.node_id for hello in transport_of(fleet)._hellos.values()}
+        lost = next(node for node in two_nodes.worker_nodes if node.node_id in used)
+        two_nodes.remove_node(lost, allow_graceful=False)
         assert equal(rest_of(fleet), expected)
         fleet.publish(1)
         fleet.submit(REQUESTS, round=4)
         assert len(rest_of(fleet)) == len(expected)
-        assert node.node_id
 
 
 @pytest.mark.slow  # processes of a second fleet

@@ -1,0 +1,324 @@
+"""A fleet on Ray beside the embedded engine: equal weights under harm, the overhead of one replica, publications.
+
+    python benchmarks/cluster.py                     all parts, half an hour on two cores
+    python benchmarks/cluster.py --only drills       one part: equal, drills, overhead
+    python benchmarks/cluster.py --harms 3 --steps 8 a few minutes: decides nothing
+
+GRPO on chain_sum with a decoder of 56,000 parameters, 16 prompts x 8 answers a step, on a Ray cluster of two nodes on
+this machine. `equal`: 1, 2 and 4 replicas, staleness 0 and 1: every file of the last checkpoint has the sha256 of the
+embedded engine's run. `drills`: a run whose replicas are killed (-9), stopped (SIGSTOP) or lost with their node at
+random moments, `--harms` times each; the same sha256, and the longest step, which holds the wait for replacements.
+`overhead`: times of a step and of a publication. Prints one JSON line per row, and rewrites its tables in
+`benchmarks/RESULTS.md`.
+"""
+
+import argparse
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from tables import Row, grow, tell
+
+from hone.cli.main import main as hone
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+STORE = 256 << 20
+PATIENCE_S = 5.0
+DRILL_STEPS = 20
+CONFIG = """
+recipe = "grpo"
+name = "run"
+
+[model]
+compute = "float32"
+[model.new]
+family = "qwen3"
+hidden_size = 64
+layers = 2
+heads = 4
+kv_heads = 2
+head_dim = 16
+intermediate_size = 128
+max_positions = 64
+
+[task]
+source = "reasoning_gym:chain_sum"
+size = 2000
+seed = 1
+distinct = false
+config = { min_terms = 2, max_terms = 3, min_digits = 1, max_digits = 1 }
+template = "{metadata.expression} ="
+
+[rewards]
+workers = 1
+[[rewards.functions]]
+use = "reasoning_gym"
+
+[rollout]
+prompts_per_step = 16
+samples_per_prompt = 8
+max_tokens = 24
+
+[learner]
+lr = 1e-3
+
+[run]
+threads = 1
+certify = false
+samples_every = 0
+checkpoint_every = 0
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A run that has finished."""
+
+    files: dict[str, object]
+    """Size and sha256 of each file of its last checkpoint."""
+    step_s: list[float]
+    publish_s: list[float]
+    lost: float
+
+
+def trained(folder: Path, name: str, *overrides: str, steps: int) -> FinishedRun:
+    """Train in this process; `overrides` of the config."""
+    given = ["train", "run.toml", f"name={name}", f"steps={steps}", *overrides]
+    with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+        before, sys.stdout = sys.stdout, log
+        try:
+            code = hone(given)
+        finally:
+            sys.stdout = before
+    if code:
+        raise SystemExit(f"{name} ended with {code}; see {folder / name}.log")
+    manifest = folder / "runs" / name / "checkpoints" / f"step_{steps:08d}" / "manifest.json"
+    written = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8")
+    lines: list[dict[str, float]] = [json.loads(line) for line in written.splitlines()]
+    return FinishedRun(
+        files=without_times(json.loads(manifest.read_text(encoding="utf-8"))["files"]),
+        step_s=[line["time/step_s"] for line in lines],
+        publish_s=[line.get("time/publish_s", 0.0) for line in lines],
+        lost=sum(line.get("fleet/lost", 0.0) for line in lines),
+    )
+
+
+def without_times(files: dict[str, object]) -> dict[str, object]:
+    """Files whose content depends on nothing but the run: a batch collected ahead is saved with its times."""
+    return {name: found for name, found in files.items() if name != "state/state.json"}
+
+
+@contextmanager
+def two_nodes() -> Iterator[Any]:
+    """A connected cluster of two nodes on this machine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray  # noqa: PLC0415 - its import warns
+        from ray.cluster_utils import Cluster  # noqa: PLC0415
+
+        head = {"num_cpus": 4, "object_store_memory": STORE, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(num_cpus=4, object_store_memory=STORE)
+        ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def replicas() -> list[int]:
+    """Processes of replicas on this machine that are not stopped."""
+    found: list[int] = []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdecimal() and b"ray::ReplicaActor" in (path / "cmdline").read_bytes():
+                state = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+                found += [] if state in "TZ" else [int(path.name)]
+        except OSError:
+            continue
+    return found
+
+
+@dataclass
+class HarmingThread:
+    """Harms replicas at random moments until `left` harms are done."""
+
+    harm: Callable[[random.Random], bool]
+    left: int
+    over: bool = False
+
+    def __enter__(self) -> "HarmingThread":
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.over = True
+        self.thread.join()
+
+    def _work(self) -> None:
+        chance = random.Random(0)
+        while self.left and not self.over:
+            time.sleep(chance.uniform(0.2, 4.0))
+            self.left -= self.harm(chance)
+
+
+def by_signal(number: int) -> Callable[[random.Random], bool]:
+    """A signal to a replica."""
+
+    def harm(chance: random.Random) -> bool:
+        there = replicas()
+        if not there:
+            return False
+        os.kill(chance.choice(there), number)
+        return True
+
+    return harm
+
+
+def by_node(cluster: Any) -> Callable[[random.Random], bool]:  # noqa: ANN401 - Ray's
+    """The end of a node that is not the head, and a new node in its place."""
+
+    def harm(chance: random.Random) -> bool:
+        if not replicas():
+            return False
+        cluster.remove_node(chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id)))
+        cluster.add_node(num_cpus=4, object_store_memory=STORE)
+        time.sleep(chance.uniform(4.0, 8.0))
+        return True
+
+    return harm
+
+
+def fleet(count: int, *, patience_s: float = 60.0) -> list[str]:
+    """Overrides for a fleet in the connected cluster."""
+    table = {"address": '"auto"', "patience_s": patience_s, "losses_allowed": 1000}
+    rollout = {"replicas": count, "cpus": 0.5}
+    return [f"cluster.{key}={value}" for key, value in table.items()] + [
+        f"cluster.rollout.{key}={value}" for key, value in rollout.items()
+    ]
+
+
+def equal(folder: Path, steps: int) -> Iterator[Row]:
+    """Weights for every number of replicas and staleness."""
+    for ahead in (0, 1):
+        stale = f"rollout.max_staleness={ahead}"
+        alone = trained(folder, f"embedded_{ahead}", stale, steps=steps)
+        for count in (1, 2, 4):
+            found = trained(folder, f"fleet_{ahead}_{count}", stale, *fleet(count), steps=steps)
+            same = same_files(found, alone)
+            whole = len(alone.files)
+            row = f"{count} replicas, staleness {ahead}, {steps} steps"
+            yield Row(row=row, value=same, unit=f"of {whole} files equal", bar="all", met=same == whole)
+
+
+def drills(folder: Path, harms: int, cluster: Any) -> Iterator[Row]:  # noqa: ANN401 - Ray's
+    """Runs under harm."""
+    kinds = {"kill -9": by_signal(signal.SIGKILL), "SIGSTOP": by_signal(signal.SIGSTOP), "node lost": by_node(cluster)}
+    for ahead in (0, 1):
+        alone = trained(folder, f"whole_{ahead}", f"rollout.max_staleness={ahead}", steps=DRILL_STEPS)
+        for name, harm in kinds.items():
+            runs = harmed_runs(folder, f"drill_{ahead}_{name.replace(' ', '_')}", ahead, harm, harms)
+            matched = sum(same_files(one, alone) == len(alone.files) for one in runs)
+            longest, lost = max(max(one.step_s) for one in runs), sum(one.lost for one in runs)
+            row = f"{name} {harms} times, staleness {ahead}: {lost:.0f} replicas replaced"
+            yield Row(row=row, value=matched, unit=f"of {len(runs)} runs equal", bar="all", met=matched == len(runs))
+            bar = PATIENCE_S + 60
+            yield Row(row=f"{row}; longest step", value=longest, unit="s", bar=f"<= {bar:g}", met=longest <= bar)
+
+
+def harmed_runs(
+    folder: Path, name: str, ahead: int, harm: Callable[[random.Random], bool], harms: int
+) -> list[FinishedRun]:
+    """As many runs as it takes to harm three replicas `harms` times."""
+    runs = list[FinishedRun]()
+    given = [f"rollout.max_staleness={ahead}", *fleet(3, patience_s=PATIENCE_S)]
+    while harms:
+        with HarmingThread(harm, harms) as thread:
+            runs.append(trained(folder, f"{name}_{len(runs)}", *given, steps=DRILL_STEPS))
+        harms = thread.left
+    return runs
+
+
+def overhead(folder: Path, steps: int) -> Iterator[Row]:
+    """Times of a step and a publication, embedded and with one replica, in turns."""
+    found: dict[str, list[FinishedRun]] = {"embedded": [], "one replica": []}
+    for turn in range(2):
+        found["embedded"].append(trained(folder, f"alone_{turn}", steps=steps))
+        found["one replica"].append(trained(folder, f"one_{turn}", *fleet(1), steps=steps))
+    # The first steps wait for the replica to start.
+    steps_s = {name: np.concatenate([one.step_s[2:] for one in runs]) for name, runs in found.items()}
+    publish_s = {name: np.concatenate([one.publish_s[2:] for one in runs]) for name, runs in found.items()}
+    for kind, taken in (("median", np.median), ("fastest", np.min)):
+        alone, one = (float(taken(steps_s[name])) for name in ("embedded", "one replica"))
+        yield Row(
+            row=f"{kind} step, one replica",
+            value=one,
+            unit="s",
+            seeds=2,
+            peer="embedded",
+            peer_value=alone,
+            ratio=one / alone,
+            bar="<= 1.15",
+            met=one <= 1.15 * alone,
+        )
+    alone, one = (1e3 * float(np.median(publish_s[name])) for name in ("embedded", "one replica"))
+    bar = "<= embedded + 10 ms"
+    yield Row(
+        row="median publication, 0.3 MB",
+        value=one,
+        unit="ms",
+        seeds=2,
+        peer="embedded",
+        peer_value=alone,
+        ratio=one / alone,
+        bar=bar,
+        met=one <= alone + 10,
+    )
+
+
+def same_files(one: FinishedRun, other: FinishedRun) -> int:
+    """Number of files of `other` that `one` has with the same content."""
+    return sum(one.files.get(name) == content for name, content in other.files.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("equal", "drills", "overhead"))
+    parser.add_argument("--harms", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20)
+    given = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])  # of the replicas
+    with tempfile.TemporaryDirectory() as place, two_nodes() as cluster:
+        folder = Path(place)
+        (folder / "run.toml").write_text(CONFIG, encoding="utf-8")
+        os.chdir(folder)
+        parts: dict[str, Callable[[], Iterator[Row]]] = {
+            "equal": lambda: equal(folder, given.steps),
+            "overhead": lambda: overhead(folder, given.steps),
+            "drills": lambda: drills(folder, given.harms, cluster),
+        }
+        for name, part in parts.items():
+            if given.only in (None, name):
+                tell(grow(f"Fleet, {name}", "benchmarks/cluster.py", part(), threads=1, quick=given.harms < 20))
+        os.chdir(SOURCE)
+
+
+if __name__ == "__main__":
+    main()
