@@ -82,6 +82,7 @@ def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
     ladder = propose_fixes(GRPO, DEVICES["rtx4090"])
     assert [fix.setting for fix in ladder.fixes] == [
         "learner.micro_batch_tokens=2048",
+        "model.round_weights_again=true",
         "model.activation_checkpointing=true",
         "rollout.max_concurrent=1",
         "",

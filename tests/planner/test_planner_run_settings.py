@@ -83,6 +83,7 @@ def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
         {"algorithm": {"kl": 0.1, "entropy": 0.01}},
         {"model": {"new": NEW, "compute": "float32", "activation_checkpointing": True}},
         {"model": {"new": NEW, "exactness": "bitwise"}},
+        {"model": {"new": NEW, "round_weights_again": True}},
         {"rollout": {**ROLLOUT, "runner": "native_bfloat16", "max_concurrent": 3}},
         {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": 1}},
         {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": {"steps": 2}}},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from manual_clock import ManualClock
 
+from hone.models.language.activation_offload import offloading_activations
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
@@ -137,6 +138,58 @@ def test_a_step_of_fake_tensors_takes_what_a_real_one_does(
     assert fake.resident_bytes == real.resident_bytes == 16 * shape.parameters
     assert fake.working_bytes == pytest.approx(real.working_bytes, abs=8 * settings.tokens + 64)
     assert step_memory(shape, settings).peak == pytest.approx(fake.working_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("name", ["wide", "one layer", "checkpointing, wide"])
+def test_weights_rounded_again_keep_the_bits_and_take_less(
+    name: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 bytes less for each weight of a layer where the peak is in the loss, at most that elsewhere."""
+    if path == "compiled" and available_kernels() is None:
+        pytest.skip("no compiler here")
+    if path == "torch":
+        monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
+    shape, settings = CASES[name]
+    settings = replace(settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    again = replace(settings, rounds_again=True)
+    kept = tracked_step(shape, settings, clock=ManualClock(), fake=False)
+    rounded = tracked_step(shape, again, clock=ManualClock(), fake=False)
+    assert rounded.working_bytes < kept.working_bytes
+    assert step_memory(shape, again).peak == pytest.approx(rounded.working_bytes, rel=0.02)
+    first, second = (one_gradient(shape, each) for each in (settings, again))
+    assert torch.equal(first, second)
+
+
+def one_gradient(shape: PlannedDecoder, settings: StepSettings, *, offload: bool = False) -> torch.Tensor:
+    """The whole gradient of one batch."""
+    torch.manual_seed(1)
+    model = decoder(shape, settings)
+    model.rounds_weights_again = settings.rounds_again
+    parameters = FlatParameters(model.parameters())
+    tokens = torch.randint(0, shape.vocab, (256,))
+    offsets = np.arange(0, 257, 64, dtype=np.int64)
+    batch = PackedBatch(tokens=tokens, positions=torch.arange(64).repeat(4), offsets=offsets)
+    with parameters.collect_gradients():
+        if offload:
+            with offloading_activations(model, from_host=True) as moved:
+                hidden = model.hidden(batch)
+            layers = shape.layers * 256 * saved_per_token(shape, settings)
+            assert layers < moved.moved_bytes < 1.1 * layers + 256 * 16 * shape.hidden
+        else:
+            hidden = model.hidden(batch)
+        model.token_logprobs(hidden, tokens).logp.sum().backward()
+    return parameters.gradient
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_activations_in_the_host_s_memory_keep_the_bits(compute: str) -> None:
+    """What a layer keeps is moved, and no weight is."""
+    if available_kernels() is None:
+        pytest.skip("no compiler here")
+    settings = replace(STEP, compute=compute, rounds_again=True)  # type: ignore[arg-type]
+    shape = CASES["wide"][0]
+    assert torch.equal(one_gradient(shape, settings), one_gradient(shape, settings, offload=True))
 
 
 def test_what_cannot_be_counted_says_why() -> None:

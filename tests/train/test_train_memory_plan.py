@@ -103,3 +103,15 @@ def test_plans_print_their_memory_and_refuse_what_cannot_fit(
         assert hone(command, "c.toml", "network.hidden=[500000,500000]") == 5
         assert "network.hidden = [500000, 500000]: the run cannot fit" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_activations_leave_a_device_with_memory_of_its_own_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert hone("plan", "grpo.toml", "model.activation_offload=true") == 2
+    assert "model.activation_offload = true needs a GPU; with run.device = 'cpu'" in capsys.readouterr().err
+    both = ["model.activation_offload=true", "model.activation_checkpointing=true"]
+    assert hone("plan", "grpo.toml", *both) == 2
+    assert "set one of the two" in capsys.readouterr().err

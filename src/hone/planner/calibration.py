@@ -93,5 +93,14 @@ def _checked(values: object) -> MachineCalibration | None:
     }
     if set(words) | set(numbers) != set(given) or len(given) != len(_WORDS) + len(_NUMBERS):
         return None
-    context = int(numbers.pop("context_bytes"))
-    return MachineCalibration(**words, **numbers, context_bytes=context)
+    return MachineCalibration(
+        device=words["device"],
+        processor=words["processor"],
+        day=words["day"],
+        context_bytes=int(numbers["context_bytes"]),
+        allocator_ratio=numbers["allocator_ratio"],
+        float32_flops=numbers["float32_flops"],
+        bfloat16_flops=numbers["bfloat16_flops"],
+        bandwidth_bytes=numbers["bandwidth_bytes"],
+        step_share=numbers["step_share"],
+    )

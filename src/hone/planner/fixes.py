@@ -86,8 +86,8 @@ _Move = Callable[[RunDimensions, DeviceSpec], Iterator[_Change]]
 def propose_fixes(run: RunDimensions, device: DeviceSpec) -> FixLadder:
     """Fixes of a run that does not fit, each on top of those before it that change nothing but memory and time.
 
-    The order is that of their cost: smaller micro-batches down to the longest text, activations computed again, fewer
-    answers at a time; then what is only proposed.
+    The order is that of their cost: smaller micro-batches down to the longest text, weights rounded again, activations
+    computed again, fewer answers at a time; then what is only proposed.
     """
     fixes, enough = _climb(run, device)
     now = fixes[-1].run if fixes else run
@@ -216,6 +216,21 @@ def _checkpointing(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]
         yield _Change(setting=setting, words=words, time="+30%", keeps="bits", run=changed)
 
 
+def _rounded_again(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]:
+    if run.step.compute != run.step.weights and not run.step.rounds_again:
+        changed = replace(run, step=replace(run.step, rounds_again=True))
+        setting, words = "model.round_weights_again=true", "weights rounded again in the backward pass"
+        yield _Change(setting=setting, words=words, time="1 to 2%", keeps="bits", run=changed)
+
+
+def _offloaded(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
+    """Activations in the host's memory; in the place of those that are computed again, which are few already."""
+    if device.is_gpu and not run.step.offload and not run.step.checkpointing:
+        changed = replace(run, step=replace(run.step, offload=True))
+        setting, words = "model.activation_offload=true", "activations in the host's memory"
+        yield _Change(setting=setting, words=words, time="copies over the bus", keeps="bits", run=changed)
+
+
 def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
     """Halve the answers at a time until the run fits."""
     if run.generation is None:
@@ -229,7 +244,9 @@ def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         yield _Change(setting=setting, words=words, time="slower generation", keeps="bits", run=changed)
 
 
-_SAFE: Final[tuple[_Move, ...]] = (_smaller_batches, _checkpointing, _fewer_answers)
+_SAFE: Final[tuple[_Move, ...]] = (
+    _smaller_batches, _rounded_again, _checkpointing, _offloaded, _fewer_answers,
+)  # fmt: skip
 _HALVING: Final[tuple[_Move, ...]] = (_smaller_batches, _fewer_answers)
 _ADAPTER_RANK: Final = 16
 _SHARDS: Final = (2, 4, 8)

@@ -15,13 +15,13 @@ from hone.planner.run_memory import GenerationSettings, RunDimensions
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, KernelPath, NumberType, StepSettings
 
 PLANNED_KEYS: Final = (
-    "algorithm.batch", "algorithm.entropy", "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart",
-    "algorithm.correction.first_stage_steps", "algorithm.critic.path", "batch", "evaluation", "learner.lr",
-    "learner.micro_batch_tokens", "learner.minibatches", "model.activation_checkpointing", "model.compute",
-    "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path", "model.weights",
-    "rollout.context", "rollout.max_concurrent", "rollout.max_staleness", "rollout.max_staleness.steps",
-    "rollout.max_tokens", "rollout.prompts_per_step", "rollout.runner", "rollout.samples_per_prompt", "run.device",
-    "samples.prompts",
+    "algorithm.batch", "algorithm.correction.first_stage_steps", "algorithm.critic.path", "algorithm.entropy",
+    "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart", "batch", "evaluation", "learner.lr",
+    "learner.micro_batch_tokens", "learner.minibatches", "model.activation_checkpointing", "model.activation_offload",
+    "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
+    "model.round_weights_again", "model.weights", "rollout.context", "rollout.max_concurrent",
+    "rollout.max_staleness", "rollout.max_staleness.steps", "rollout.max_tokens", "rollout.prompts_per_step",
+    "rollout.runner", "rollout.samples_per_prompt", "run.device", "samples.prompts",
 )  # fmt: skip
 """Keys of a config that memory depends on; those of a new network aside."""
 PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
@@ -188,6 +188,8 @@ def dimensions_from_settings(
             compute=compute,
             path=_path(settings, shape, device, processor, whole),
             checkpointing=settings.flag("model.activation_checkpointing"),
+            rounds_again=settings.flag("model.round_weights_again"),
+            offload=settings.flag("model.activation_offload"),
             entropy=settings.number("algorithm.entropy") > 0,
             trained_vocabulary=trained is None,
             tile_scratch=device == "cpu" and processor.tiles,

@@ -43,6 +43,10 @@ class StepSettings:
     path: KernelPath = "compiled"
     checkpointing: bool = False
     """Activations are computed again, a layer at a time."""
+    rounds_again: bool = False
+    """Rounded weights are not kept, but rounded again."""
+    offload: bool = False
+    """Activations wait in the host's memory, but for those of one layer."""
     entropy: bool = False
     """The loss has an entropy term, or reports the entropy."""
     trained_vocabulary: bool = True
@@ -114,7 +118,7 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     b = NUMBER_BYTES[settings.compute]
     mixed = settings.compute != settings.weights
     per_layer = saved_per_token(shape, settings) * tokens
-    rounded = 2 * shape.layer_weights if mixed else 0
+    rounded = 2 * shape.layer_weights if mixed and not settings.rounds_again else 0
     outside = (2 * _STREAM * h + 4 + 4 * shape.head_dim + _table_bytes(shape, settings)) * tokens
     if settings.checkpointing:
         deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
@@ -123,6 +127,8 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         kept, kept_weights, recomputed = inputs + outside, 0, per_layer - shared + rounded
     else:
         kept, kept_weights, recomputed = shape.layers * per_layer + outside, shape.layers * rounded, 0
+    if settings.offload and not settings.checkpointing:
+        kept, recomputed = outside, per_layer
     vocabulary = _STREAM * shape.vocabulary_weights if settings.trained_vocabulary else 0
     waiting = vocabulary if shape.tied else 0
     everything = kept + kept_weights
@@ -150,7 +156,8 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     h, f, tokens = shape.hidden, shape.intermediate * max(1, shape.experts_per_token), settings.tokens
     b = NUMBER_BYTES[settings.compute]
     freed = (2 * _STREAM * h + 4) * tokens  # the last norm's
-    gate_freed = 2 * f * h if mixed else 0  # the rounded weights of the projection after the gate
+    kept = mixed and not settings.rounds_again
+    gate_freed = 2 * f * h if kept else 0  # the rounded weights of the projection after the gate
     if settings.path == "compiled":
         tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
         scratch = 2 * _TILE_ROWS * f if mixed and tiles else 0
@@ -174,7 +181,7 @@ def _softmax_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: b
     """Bytes while the scores' gradients are alive twice; the MLP of the layer is freed by then."""
     h, f, b = shape.hidden, shape.intermediate, NUMBER_BYTES[settings.compute]
     freed = (_STREAM + b) * h + 4 + 3 * b * f + b * shape.query_width
-    weights = 2 * (3 * h * f + shape.query_width * h) if mixed else 0
+    weights = 2 * (3 * h * f + shape.query_width * h) if mixed and not settings.rounds_again else 0
     scores = 2 * b * shape.heads * settings.text_tokens
     return (_STREAM * h + scores - freed) * settings.tokens - weights
 

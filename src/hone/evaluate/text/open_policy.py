@@ -11,6 +11,7 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig, ModelFamily
+from hone.models.language.decoder import Decoder
 from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
@@ -108,6 +109,11 @@ class ModelSource(Config):
     a CPU, with generation by torch, slower. `parity` agrees to about 1e-6 nats."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass instead of storing them (activation checkpointing)."""
+    activation_offload: bool = False
+    """Keep activations in the host's memory until the backward pass (GPU only): the same bits; copies take time."""
+    round_weights_again: bool = False
+    """Round the weights again in the backward pass of mixed precision instead of keeping bfloat16 copies of them: the
+    same bits, 2 bytes less for each weight."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "ModelSource":
@@ -125,6 +131,10 @@ class ModelSource(Config):
             raise ValueError(
                 'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
                 '= "float32" (model.compute = "bfloat16" is as fast)'
+            )
+        if self.activation_offload and self.activation_checkpointing:
+            raise ValueError(
+                "model.activation_offload moves what model.activation_checkpointing computes again: set one of the two"
             )
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
@@ -163,7 +173,7 @@ def open_policy(
             adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
             decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
-    decoder.set_compute_dtype(resolved_compute(source, device))
+    set_arithmetic(decoder, source, device)
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
@@ -171,6 +181,23 @@ def open_policy(
     if source.experts is not None and source.experts.balance == "bias":
         decoder.add_selection_bias()
     return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
+
+
+def set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
+    """Give a decoder the products' type and the memory settings of its config. Raises as `require_own_memory`."""
+    require_own_memory(source, device)
+    decoder.set_compute_dtype(resolved_compute(source, device))
+    decoder.rounds_weights_again = source.round_weights_again
+    decoder.offloads_activations = source.activation_offload
+
+
+def require_own_memory(source: ModelSource, device: str) -> None:
+    """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
+    if source.activation_offload and not device.startswith("cuda"):
+        raise ConfigError(
+            f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the host's "
+            "memory anyway: remove it, or set model.activation_checkpointing = true"
+        )
 
 
 def resolved_compute(source: ModelSource, device: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from hone.core.errors import ConfigError, DataError
-from hone.evaluate.text.open_policy import ModelSource, open_policy, policy_folder, resolved_compute
+from hone.evaluate.text.open_policy import ModelSource, open_policy, policy_folder, set_arithmetic
 from hone.models.language.lora import new_adapter
 from hone.models.language.scalar_head import (
     ScalarHeadModel,
@@ -41,7 +41,7 @@ def open_scorer(
     model.train()
     tokenizer = tokenizer or load_tokenizer(folder)
     tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
-    model.decoder.set_compute_dtype(resolved_compute(source, device))
+    set_arithmetic(model.decoder, source, device)
     adapter = None if source.lora is None else new_adapter(model.decoder, source.lora, folder, seed=seed)
     return TokenScorer(with_head_for(model, reads), tokenizer, adapter=adapter)
 

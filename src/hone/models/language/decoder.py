@@ -9,7 +9,7 @@ one complex product; hf_checkpoint.py translates both, exactly, to and from the 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, Self
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
+from hone.models.language.activation_offload import offloading_activations
 from hone.models.language.batch_invariant import (
     BatchInvariantAttention,
     BatchInvariantLinear,
@@ -32,7 +33,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder_layer import CompiledLayerHalves, DecoderLayer, ForwardArithmetic, RmsNorm
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
-from hone.models.language.fused_ops import gated_silu, mixed_linear, tiled_linear
+from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
 from hone.models.language.half_products import uses_half_products
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rotary import rope_frequencies
@@ -91,6 +92,10 @@ class Decoder(nn.Module):
         """Ranks that hold the layers together, each of them its part; set by `tensor_parallel.split_decoder`."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
+        self.rounds_weights_again = False
+        """Mixed products keep no rounded weights between the passes; the same bits."""
+        self.offloads_activations = False
+        """What the forward pass keeps waits in the host's memory (activation_offload.py); the same bits."""
         self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         self.layers = nn.ModuleList(DecoderLayer(config, number, kind) for number in range(config.layers))
         self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind)
@@ -207,7 +212,7 @@ class Decoder(nn.Module):
             return ForwardArithmetic(linear, kind, steady, group=self.tensor_group)
         experts = ExpertArithmetic(
             linear=linear,
-            router_linear=functional.linear if linear is mixed_linear else linear,
+            router_linear=functional.linear if linear in (mixed_linear, rounding_linear) else linear,
             gate=native_gated_silu if native else partial(gated_silu, steady=steady),
             tile=self.rows.tile if linear is self.rows else 1,
         )
@@ -242,12 +247,14 @@ class Decoder(nn.Module):
         Raises DataError for a routing of another depth or width.
         """
         if self.config.experts is None:
-            return DecoderStates(hidden=self._hidden(packed, None), routing=None)
+            with offloading_activations(self) if self.offloads_activations else nullcontext():
+                return DecoderStates(hidden=self._hidden(packed, None), routing=None)
         check_routing_shape(packed.routing, layers=self.config.layers, experts=self.config.experts)
         record = RoutingRecord(packed.routing)
         if self.routing_records is not None:
             self.routing_records.append(record)
-        return DecoderStates(hidden=self._hidden(packed, record), routing=record)
+        with offloading_activations(self) if self.offloads_activations else nullcontext():
+            return DecoderStates(hidden=self._hidden(packed, record), routing=record)
 
     @contextmanager
     def recording_routes(self) -> Iterator[list[RoutingRecord]]:
@@ -257,6 +264,12 @@ class Decoder(nn.Module):
             yield self.routing_records
         finally:
             self.routing_records = before
+
+    def save_memory_like(self, other: Self) -> None:
+        """Take over the settings that trade time for memory and keep the bits."""
+        self.checkpoint_activations = other.checkpoint_activations
+        self.rounds_weights_again = other.rounds_weights_again
+        self.offloads_activations = other.offloads_activations
 
     def add_selection_bias(self) -> None:
         """Give the routers' choices a bias, 0 at first; nothing where they have one."""
@@ -296,7 +309,7 @@ class Decoder(nn.Module):
 
     def _linear(self) -> LinearFn:
         if self.is_mixed_precision:
-            return mixed_linear
+            return rounding_linear if self.rounds_weights_again else mixed_linear
         tiled = self.dtype == torch.float32 and self.device.type == "cpu" and uses_amx_tiles()
         return tiled_linear if tiled else functional.linear
 

@@ -72,7 +72,7 @@ class _MixedLinear(torch.autograd.Function):
         input_kind, weight_kind = ctx.kinds
         g = grads[0]
         return (
-            (g @ rounded).to(input_kind) if to_x else None,
+            (g @ rounded.to(torch.bfloat16)).to(input_kind) if to_x else None,
             write_gradient(
                 ctx.weight, partial(_write_weight_gradient, g, low), partial(_weight_gradient, g, low, weight_kind)
             )
@@ -80,6 +80,19 @@ class _MixedLinear(torch.autograd.Function):
             else None,
             g.sum(0, dtype=weight_kind) if to_bias else None,
         )
+
+
+class _RoundingLinear(_MixedLinear):
+    """`_MixedLinear` that keeps the weight itself, which is there anyway, and rounds it again: the same numbers, and 2
+    bytes less for each weight between the passes."""
+
+    @staticmethod
+    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        low = x.to(torch.bfloat16)
+        ctx.save_for_backward(low, weight)
+        ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
+        rounded = weight.to(torch.bfloat16)
+        return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
 
 
 class _TiledLinear(torch.autograd.Function):
@@ -184,6 +197,11 @@ def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     up over micro-batches without rounding (Micikevicius et al., "Mixed Precision Training", 2018).
     """
     return _MixedLinear.apply(x, weight, bias)
+
+
+def rounding_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`mixed_linear` that rounds the weight again in the backward pass in place of keeping its copy: the same bits."""
+    return _RoundingLinear.apply(x, weight, bias)
 
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

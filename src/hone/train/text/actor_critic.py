@@ -99,7 +99,7 @@ def open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: C
     else:
         decoder = policies.open_frozen(critic.path).decoder
     decoder.requires_grad_(requires_grad=True)
-    decoder.checkpoint_activations = policy.decoder.checkpoint_activations
+    decoder.save_memory_like(policy.decoder)
     network = ValueNetwork(decoder, outputs=outputs).to(config.run.device)
     if scorer is not None and outputs == 1:
         network.take_head(scorer)

@@ -33,7 +33,7 @@ class CuriosityConfig(Config):
 def open_world_model(config: TextGradientRunConfig, policies: TextPolicies, curiosity: CuriosityConfig) -> WorldModel:
     """The world model as it starts: a copy of the policy that the run starts from."""
     model = policies.open_frozen(None).requires_grad_(requires_grad=True)
-    model.decoder.checkpoint_activations = policies.policy.decoder.checkpoint_activations
+    model.decoder.save_memory_like(policies.policy.decoder)
     changes = {"lr": curiosity.lr or config.learner.lr, "epochs": curiosity.epochs, "minibatches": 1}
     learner = token_learner(
         config.learner.model_copy(update=changes),

@@ -8,7 +8,7 @@ import torch
 
 from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
-from hone.evaluate.text.open_policy import ModelSource, model_config, policy_folder
+from hone.evaluate.text.open_policy import ModelSource, model_config, policy_folder, require_own_memory
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import read_config
@@ -79,7 +79,8 @@ def text_memory(
 ) -> MemoryPlan:
     """The memory plan of a policy: weights, gradients, `moments` of the optimizer, `copies` of the weights (bytes per
     parameter), and the folders of `others`, policies that are only read; with `batch` also what the whole run depends
-    on. Raises DataError for a damaged folder."""
+    on. Raises DataError for a damaged folder, ConfigError for settings that the device has no use for."""
+    require_own_memory(model, device)
     config, size = model_config(model, tokenizer), WEIGHT_BYTES[model.weights]
     count = parameter_count(config)
     parts = {"weights": count * size, "gradients": count * size, "optimizer state": moments * count * size}

@@ -112,6 +112,8 @@ def planned_dimensions(
             compute=compute,
             path=_kernel_path(source, config, device, batch.longest_tokens),
             checkpointing=source.activation_checkpointing,
+            rounds_again=source.round_weights_again,
+            offload=source.activation_offload,
             entropy=batch.entropy,
             trained_vocabulary=settings is None,
             tile_scratch=device == "cpu" and uses_amx_tiles(),

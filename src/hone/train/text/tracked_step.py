@@ -88,6 +88,7 @@ def tracked_step(shape: PlannedDecoder, settings: StepSettings, *, clock: Clock,
             for parameter in model.parameters():
                 torch.nn.init.normal_(parameter, std=_SPREAD)
         model.set_compute_dtype(settings.compute)
+        model.rounds_weights_again = settings.rounds_again
         parameters = FlatParameters(model.parameters())
         adam = Adam(parameters)
         memory = stack.enter_context(TensorMemory())
