@@ -13,14 +13,16 @@ def is_ranked(config: RunConfig) -> bool:
     return config.run.ranks > 1 or config.run.virtual_ranks > 0
 
 
-def require_ranks_fit(spec: RecipeSpec, config: RunConfig) -> None:
+def require_ranks_fit(config: RunConfig) -> None:
     """Raise ConfigError for a recipe whose learner ranks cannot share, and for more ranks than rows."""
     if not is_ranked(config):
         return
+    from hone.train.learner.config import OptimizerConfig  # noqa: PLC0415 - torch: not needed without ranks
+
     run = config.run
     key = f"run.ranks = {run.ranks}" if run.ranks > 1 else f"run.virtual_ranks = {run.virtual_ranks}"
-    if not spec.parts.loss:
-        raise ConfigError(f"{key}: {config.recipe} has no gradient that ranks could share; leave it out")
+    if not isinstance(dict(config).get("learner"), OptimizerConfig):
+        raise ConfigError(f"{key}: {config.recipe} has no steps along a gradient that ranks could share; leave it out")
     rows = rows_of_step(config)
     shares = config.run.virtual_ranks or config.run.ranks
     if rows is not None and rows < shares:

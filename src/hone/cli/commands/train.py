@@ -183,7 +183,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
             with _locating_errors(stage):
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
                 require_layers_fit(settings)
-                require_ranks_fit(stage.spec, stage.resolved.config)
+                require_ranks_fit(stage.resolved.config)
                 opened = stage.spec.open(stage.resolved.config)
                 require_opened_fit(opened, settings)
             stack.callback(opened.close)

@@ -48,9 +48,13 @@ class Adam:
     def _kernel(self, rate: float) -> None:
         tensors = (list(self.parameters.owned), list(self.parameters.gradients), self.means, self.squares)
         padded = [[self._padded(one) for one in row] for row in tensors]
+        data, gradients, means, squares = padded
         nothing: list[Tensor] = []
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage] - the kernel of torch.optim.AdamW(fused=True)
-            *padded,
+            data,
+            gradients,
+            means,
+            squares,
             nothing,
             [self.steps] * len(self.means),
             lr=rate,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage] - where torch documents it
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hone.core.errors import ResourceError
@@ -121,7 +122,7 @@ class RankGroup:
             dist.broadcast(tensor, src=0)
 
 
-def open_meeting(meeting: RankMeeting) -> tuple[dist.TCPStore, int]:
+def open_meeting(meeting: RankMeeting) -> tuple[TCPStore, int]:
     """The place where the ranks meet, opened by rank 0, and its port. Raises ResourceError."""
     if not dist.is_available():
         raise ResourceError("run.ranks: this build of torch has no torch.distributed; install one that has")
@@ -130,7 +131,7 @@ def open_meeting(meeting: RankMeeting) -> tuple[dist.TCPStore, int]:
             "run.ranks: this process is in a process group of torch already; start the run from another"
         )
     try:
-        place = dist.TCPStore(
+        place = TCPStore(
             meeting.address,
             meeting.port,
             world_size=meeting.ranks,
@@ -145,12 +146,12 @@ def open_meeting(meeting: RankMeeting) -> tuple[dist.TCPStore, int]:
 
 
 @contextmanager
-def joined(meeting: RankMeeting, place: dist.TCPStore | None = None) -> Iterator[RankGroup]:
+def joined(meeting: RankMeeting, place: TCPStore | None = None) -> Iterator[RankGroup]:
     """Context of a process group. Raises ResourceError where the ranks do not meet within the patience."""
     wait, cuda = timedelta(seconds=meeting.patience_s), meeting.device.startswith("cuda")
     try:
         with _loopback_only(meeting.address):
-            place = place or dist.TCPStore(meeting.address, meeting.port, meeting.ranks, timeout=wait)
+            place = place or TCPStore(meeting.address, meeting.port, meeting.ranks, timeout=wait)
             if cuda:
                 torch.cuda.set_device(meeting.device)
             dist.init_process_group(

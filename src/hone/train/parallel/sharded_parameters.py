@@ -230,7 +230,7 @@ def shard(policy: TokenPolicy, mesh: DeviceMesh, virtual: int) -> Sequence[Share
         cut.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
         if virtual:
             sums.append(ShareSum(virtual // mesh.size()))
-            cut.set_custom_reduce_scatter(TreeReduceScatter())
+            cut.set_custom_reduce_scatter(TreeReduceScatter())  # pyright: ignore[reportArgumentType] - its base is private
             cut.set_all_reduce_hook(sums[-1])
     return sums
 
