@@ -1,8 +1,9 @@
-"""The learner over ranks against one process: every recipe with a gradient, and the bits of virtual ranks.
+"""The learner over ranks against one process: every recipe with a gradient, bits of virtual ranks, a killed rank.
 
 `python benchmarks/ranks.py out.json` trains the short runs of `run_digests.py` on one process and on 2 ranks (with
 `--ranks 4`: on 4) and compares what the optimizer holds: the gradient, as the first moment tells it. A second part
-trains GRPO with `run.virtual_ranks = 4` on 1, 2 and 4 ranks and compares bits. `--only NAME` takes some of the runs.
+trains GRPO with `run.virtual_ranks = 4` on 1, 2 and 4 ranks and compares bits; a third kills a rank. `--only NAME`
+takes some of the runs.
 
 Each row has the largest difference of a moment as a share of the largest moment, and the CPU seconds of both runs.
 """
@@ -13,8 +14,10 @@ import hashlib
 import json
 import os
 import resource
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from hone import api
+from hone.api import StepEvent
 from hone.core.errors import ConfigError, HoneError
 
 BAR = 1e-6
@@ -65,20 +69,64 @@ def largest_difference(one: dict[str, NDArray[np.generic]], other: dict[str, NDA
 
 
 def compare_recipe(name: str, ranks: int) -> Row:
-    """One recipe on one process and on `ranks`."""
-    steps = "steps=1" if any(key.startswith("rollout") or key == "batch" for key in RUNS[name][1]) else None
-    settings = [] if steps is None else [steps]
-    row: Row = {"run": name}
+    """One recipe on one process and on `ranks`: after one step where the recipe can have a single one."""
+    try:
+        return compared(name, ranks, "steps=1")
+    except ConfigError:
+        pass
+    try:
+        return compared(name, ranks)
+    except ConfigError as fault:
+        return {"run": name, "refused": str(fault)}
+
+
+def compared(name: str, ranks: int, *settings: str) -> Row:
+    """Differences between one process and `ranks`."""
+    row: Row = {"run": name, "settings": settings}
     try:
         alone, row["cpu_one_s"] = trained(name, f"{name}_1", *settings)
         shared, row["cpu_ranks_s"] = trained(name, f"{name}_{ranks}", *settings, f"run.ranks={ranks}")
-    except ConfigError as fault:
-        return {**row, "refused": str(fault)}
+    except ConfigError:
+        raise
     except HoneError as fault:
         return {**row, "failed": str(fault)}
     row["gradient"] = largest_difference(alone, shared, "/exp_avg/")
     row["weights"] = largest_difference(alone, shared, "policy:")
     return row
+
+
+def rank_of(driver: int) -> int:
+    """Process number of a rank among the children of `driver`."""
+    for entry in (one for one in Path("/proc").iterdir() if one.name.isdigit()):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == driver and b"hone.recipes.rank_process" in words:
+                return int(entry.name)
+    raise LookupError("no rank is running")
+
+
+def killed_rank() -> Row:
+    """GRPO on 2 ranks, of which one is killed after step 3: seconds until the next step, and the weights at the end."""
+    settings = ("run.ranks=2", "run.checkpoint_every=2", "steps=5")
+    whole, _ = trained("grpo", "undisturbed", *settings)
+    seen: list[tuple[int, float]] = []
+
+    def on_step(event: StepEvent) -> None:
+        seen.append((event.step, time.monotonic()))
+        if [step for step, _ in seen] == [1, 2, 3]:
+            os.kill(rank_of(os.getpid()), signal.SIGKILL)
+
+    path = api.train("grpo.toml", ["name=killed", *settings], on_step=on_step).folder
+    last = sorted((path / "checkpoints").iterdir())[-1]
+    weights = load_file(last / "policy" / "model.safetensors")
+    equal = all(np.array_equal(value, whole[f"policy:{name}"]) for name, value in weights.items())
+    return {
+        "run": "killed rank",
+        "steps": [step for step, _ in seen],
+        "goes_on_s": seen[3][1] - seen[2][1],
+        "equal": equal,
+    }
 
 
 def virtual_bits(ranks: Sequence[int]) -> Row:
@@ -108,6 +156,8 @@ def main() -> int:
             print(json.dumps(rows[-1]), flush=True)
             out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         rows.append(virtual_bits([1, 2] if asked.ranks == 2 else [1, 2, 4]))
+        print(json.dumps(rows[-1]), flush=True)
+        rows.append(killed_rank())
         print(json.dumps(rows[-1]), flush=True)
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     beyond = [row["run"] for row in rows if row.get("gradient", 0) > BAR or "failed" in row or not row.get("equal", 1)]

@@ -14,11 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from hone.core.clock import SystemClock
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
 from hone.core.state import State
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.process.child import ChildProcess, LineParser
 from hone.process.parent import connect_to_parent
@@ -31,7 +33,7 @@ from hone.train.parallel.group import RankGroup, RankMeeting, joined, open_meeti
 from hone.train.parallel.ranked_learner import RankWork
 from hone.train.parallel.sharded_parameters import ShardedBuild
 from hone.train.text.learners import token_learner
-from hone.train.text.rows import TokenLayout
+from hone.train.text.rows import TokenBatch, TokenLayout
 
 Results = dict[str, NDArray[np.generic]]
 PATIENCE_S = 60.0
@@ -171,6 +173,37 @@ def fewer_rows(group: RankGroup) -> Results:
     return {"weights": weights(policy)}
 
 
+def whole_networks(group: RankGroup) -> Results:
+    """`train64` of ranks that hold whole networks and sum their gradients."""
+    policy = tiny_policy("float64")
+    work = RankWork(learner=make_learner(policy), group=group)
+    work.take_weights()
+    episodes, credits = batch(policy)
+    for _ in range(3):
+        work.update(episodes, credits)
+    return {"weights": weights(policy), "squares": flat_moments(work.state())}
+
+
+def not_finite_on_one(group: RankGroup) -> Results:
+    """The loss of rank 1 is not a number: what every rank raises, and the weights."""
+    policy, work = ranked(group, "float32")
+    assert isinstance(work.learner, GradientLearner)
+    phase, before = work.learner.phases[0], weights(policy)
+    objective = phase.objective
+
+    def spoilt(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
+        terms = objective(policy, batch)
+        return replace(terms, loss=terms.loss * (float("nan") if group.rank == 1 else 1.0))
+
+    phase.objective = spoilt
+    try:
+        work.update(*batch(policy))
+    except DivergedError:
+        work.twins[0].gather(group)
+        return {"before": before, "after": weights(policy)}
+    raise AssertionError("a step was taken")
+
+
 def in_pairs(group: RankGroup) -> RankGroup:
     """The same ranks, of which two neighbours hold the layers together."""
     sides = (group.meeting.ranks // 2, 2)
@@ -208,6 +241,8 @@ CASES: dict[str, Callable[[RankGroup], Results]] = {
         train64,
         resume,
         fewer_rows,
+        whole_networks,
+        not_finite_on_one,
         pairs_gradient32,
         pairs_gradient64,
         pairs_train64,

@@ -87,6 +87,16 @@ def test_two_ranks_that_hold_the_layers_together_train_as_one_process(two):
     assert_pairs_train_as_one_process(two)
 
 
+def test_ranks_that_hold_whole_networks_sum_their_gradients(two):
+    expected = alone("float64")
+    for name, value in two["whole_networks"].items():
+        assert_close(value, expected[name], 1e-12)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_stepped_by_none(two):
+    assert np.array_equal(two["not_finite_on_one"]["before"], two["not_finite_on_one"]["after"])
+
+
 def test_one_row_is_learnt_by_one_rank_and_filled_up_by_the_other(two):
     policy = session.tiny_policy("float64")
     learner = session.make_learner(policy, session.LEARNER.model_copy(update={"minibatches": 1}))

@@ -32,6 +32,8 @@ class RoundLearner(Generic[P, B]):
     initial: Sequence[Tensor] | None = None
     """Copies of the trained tensors as they were when the run began (`trained_tensors`); None: rounds go on from the
     policy of the one before."""
+    initial_sha256: str = ""
+    """Sha256 of these weights, whole, where a rank steps a part of them; empty: `initial` is whole."""
     steps: int = 0
 
     @property
@@ -52,12 +54,13 @@ class RoundLearner(Generic[P, B]):
         return self.learner.update(episodes, credits)
 
     def state(self) -> State:
-        first = {} if self.initial is None else {"first": _sha256(self.initial)}
+        first = {} if self.initial is None else {"first": self.initial_sha256 or tensors_sha256(self.initial)}
         return {"steps": self.steps, "learner": self.learner.state(), **first}
 
     def restore(self, state: State) -> None:
         """Raises DataError when the first policy is not the one that the run was started with."""
-        if self.initial is not None and state.get("first") != (now := _sha256(self.initial)):
+        now = None if self.initial is None else self.initial_sha256 or tensors_sha256(self.initial)
+        if now is not None and state.get("first") != now:
             raise DataError(
                 f"the first policy (model.path) is not what this run was started with (was {state.get('first')}, is "
                 f"{now}), and every round starts from it; put the old one back, or start a new run"
@@ -81,7 +84,8 @@ def trained_tensors(learner: GradientLearner[P, B]) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in _trained(learner)]
 
 
-def _sha256(tensors: Sequence[Tensor]) -> str:
+def tensors_sha256(tensors: Sequence[Tensor]) -> str:
+    """Sha256 of the bytes of `tensors`, one after another."""
     digest = sha256()
     for tensor in tensors:
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())

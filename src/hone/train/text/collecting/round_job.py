@@ -17,7 +17,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
-from hone.train.learner.rounds import RoundLearner, trained_tensors
+from hone.train.learner.rounds import RoundLearner, tensors_sha256, trained_tensors
 from hone.train.loop import Recipe
 from hone.train.sources.rounds import RoundSchedule, RoundSource, Selection
 from hone.train.text.collecting.collect_job import score_as_advantage
@@ -117,7 +117,12 @@ def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]
         seed=config.seed,
         steps=config.algorithm.learn_steps * (1 if config.algorithm.restart else config.rounds),
     )
-    learner = RoundLearner(inner, config.schedule, initial=trained_tensors(inner) if config.algorithm.restart else None)
+    learner = RoundLearner(
+        inner,
+        config.schedule,
+        initial=trained_tensors(inner) if config.algorithm.restart else None,
+        initial_sha256="" if inner.policy is policy else tensors_sha256([one.detach() for one in policy.parameters()]),
+    )
     credit = partial(_credit, learns=lambda: source.learns, rewards=config.rewards.names)
     recipe = Recipe(source=source, credit=credit, learner=learner)
     job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *live.actor.notes()])
