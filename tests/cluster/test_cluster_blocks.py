@@ -14,6 +14,7 @@ from hone.cluster.config import ClusterConfig
 from hone.cluster.doctor import inspect_cluster
 from hone.cluster.tasks import NO_FOLDER, RayCommands
 from hone.core.episodes import Episodes
+from hone.core.errors import ResourceError
 from hone.envs.gym.make import GymConfig
 from hone.envs.gym.remote_block import RemoteProcess
 from hone.envs.gym.subprocess_env import ProcessVectorEnv
@@ -64,6 +65,11 @@ def test_trajectories_are_the_same_for_any_number_of_actors() -> None:
     expected = [columns(world(isolation="none").rollout(Uniform())) for _ in range(1)]
     for workers in (1, 2):
         assert [columns(world(isolation="ray", workers=workers).rollout(Uniform()))] == expected
+
+
+def test_more_actors_than_cores_are_refused() -> None:
+    with pytest.raises(ResourceError, match=r"5 actors need a CPU core each, and the Ray cluster has 4"):
+        world(isolation="ray", workers=5, num_envs=5)
 
 
 @pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])

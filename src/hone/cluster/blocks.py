@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hone.cluster.tasks import connect_to_ray
 from hone.core.clock import SystemClock
+from hone.core.errors import ResourceError
 from hone.envs.gym.make import GymConfig
 from hone.envs.gym.remote_block import BlockHandle, BlockHost, BlockReply, BlockRequest, RemoteBlocks
 from hone.envs.gym.worker_process import EnvProcess
@@ -30,16 +31,34 @@ _RETRY_S = 0.5
 def block_transport(config: GymConfig) -> RemoteBlocks | None:
     """The transport of `env.isolation = "ray"`, connected; None for environments on this machine.
 
-    Raises ResourceError without Ray or without the cluster.
+    Raises ResourceError without Ray, without the cluster, and for more actors than it has cores.
     """
     if config.isolation != "ray":
         return None
-    connect_to_ray(os.environ.get(ADDRESS_VARIABLE) or "local")
+    actors = min(config.workers, config.num_envs)
+    connect_to_ray(os.environ.get(ADDRESS_VARIABLE) or "local", cpus=actors)
+    require_cores(actors, cluster_cores())
     return RemoteBlocks(
         open_handle=partial(RayBlockHandle.open, Path.cwd()),
         wait_handles=wait_for_handles,
         call_s=config.step_timeout_s,
     )
+
+
+def cluster_cores() -> float:
+    """CPU cores of the connected cluster."""
+    import ray  # noqa: PLC0415 - an extra
+
+    return float(ray.cluster_resources().get("CPU", 0.0))
+
+
+def require_cores(actors: int, cores: float) -> None:
+    """Raise ResourceError for more actors, one core each, than the cluster has: they would wait for ever."""
+    if actors > cores:
+        raise ResourceError(
+            f"env.workers: {actors} actors need a CPU core each, and the Ray cluster has {cores:g}; lower env.workers, "
+            "or add machines"
+        )
 
 
 class BlockActor:

@@ -24,8 +24,9 @@ NO_FOLDER = 5
 """Exit code of a command on a machine without the driver's folder."""
 
 
-def connect_to_ray(address: str) -> None:
-    """Connect this process to a cluster; `local` starts one on this machine, unless there is one.
+def connect_to_ray(address: str, *, cpus: int = 0) -> None:
+    """Connect this process to a cluster; `local` starts one on this machine, for at least `cpus` cores, unless this
+    process has one.
 
     Raises ResourceError without Ray, without the cluster, and for a cluster of another version.
     """
@@ -37,7 +38,7 @@ def connect_to_ray(address: str) -> None:
         return
     start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        start(include_dashboard=False) if address == "local" else start()
+        start(include_dashboard=False, num_cpus=max(cpus, os.cpu_count() or 1)) if address == "local" else start()
     except (ConnectionError, RuntimeError, ValueError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ResourceError(

@@ -71,7 +71,7 @@ class WrittenRuns:
 
 def sweep(
     folder: Path, runner: WrittenRuns, *, proposer: TrialProposer | None = None, rungs: Sequence[int] = (9,),
-    finalists: int = 1, stopping: Callable[[], bool] = lambda: False, retries: int = 0,
+    finalists: int = 1, stopping: Callable[[], bool] = lambda: False, retries: int = 0, metric: str = "reward/mean",
 ) -> SweepSearch:  # fmt: skip
     """A search over the learning rates in `folder`, new or resumed."""
     folder.mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ def sweep(
         return [str(folder / run.folder), str(run.seed), str(run.steps), str(rate), str(begun)]
 
     trainer = TrialTrainer(
-        journal=journal, runner=runner, arguments=arguments, stopping=stopping, retries=retries, metric="reward/mean"
+        journal=journal, runner=runner, arguments=arguments, stopping=stopping, retries=retries, metric=metric
     )
     plan = SweepPlan(seeds=(0, 1), fresh_seeds=(5, 6), rungs=tuple(rungs), factor=3, finalists=finalists)
     chosen = proposer or GridProposer(combinations=grid(swept_keys({"learner.lr": RATES})))
@@ -169,6 +169,16 @@ def test_a_sweep_of_failures_ends_with_their_errors_and_can_be_tried_again(tmp_p
     begun = WrittenRuns(tmp_path)
     assert sweep(tmp_path / "s", begun).run().record.finalists == (3,)
     assert all(one.endswith("+") for one in begun.made if one.startswith("search/"))
+
+
+def test_a_metric_that_no_run_has_leaves_the_runs(tmp_path: Path) -> None:
+    runner = WrittenRuns(tmp_path)
+    with pytest.raises(DataError, match="has no metric 'reward/mena'") as caught:
+        sweep(tmp_path / "s", runner, metric="reward/mena").run()
+    assert "--resume --metric NAME judges them by another metric" in caught.value.messages[-1]
+    again = WrittenRuns(tmp_path)
+    assert sweep(tmp_path / "s", again).run().record.finalists == (3,)
+    assert all(one.startswith("fresh/") for one in again.made)
 
 
 def test_keys_that_a_comparison_ignores_cannot_be_swept() -> None:

@@ -4,6 +4,7 @@ Belongs here: the checks before the first run, and the screen. `hone.evaluate.sw
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,14 +68,15 @@ def _open_journal(folder: Path, sweep: CheckedSweep, *, resume: bool) -> SweepJo
         return journal
     if not resume:
         raise ConfigError(f"{folder} contains a sweep already; --resume continues it, a new --name starts another")
+    free = () if before.rungs else ("metric",)  # nothing was judged yet
     changed = [
         f"{key}: was {before.plan.get(key)!r}, is {sweep.identity.get(key)!r}"
         for key in {**before.plan, **sweep.identity}
-        if before.plan.get(key) != sweep.identity.get(key)
+        if key not in free and before.plan.get(key) != sweep.identity.get(key)
     ]
     if changed:
         raise ConfigError(*(f"{folder / SWEEP}: {one}" for one in changed), "a new --name starts another sweep")
-    return SweepJournal(folder, before)
+    return SweepJournal(folder, replace(before, plan=sweep.identity))
 
 
 def _search(call: CommandCall, screen: TerminalScreen, sweep: CheckedSweep, journal: SweepJournal) -> "SweepResult":

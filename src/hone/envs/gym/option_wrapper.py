@@ -81,6 +81,6 @@ def with_option_memory(config: GymConfig, options: int) -> GymConfig:
             "env": config.id, "options": options, "env_kwargs": config.kwargs, "env_steps": config.max_episode_steps
         },
         "max_episode_steps": None,
-        "isolation": "process" if runs_isolated(config) else "none",
+        "isolation": config.isolation if config.isolation == "ray" else "process" if runs_isolated(config) else "none",
     }  # fmt: skip
     return config.model_copy(update=changed)

@@ -77,7 +77,13 @@ class TrialTrainer:
             )
             for one in trials
         ]
-        return judge(judged, root=folder, metric=self.metric)
+        try:
+            return judge(judged, root=folder, metric=self.metric)
+        except DataError as fault:
+            if not self.metric:
+                raise
+            advice = f"the runs are kept; --resume --metric NAME judges them by another metric than {self.metric}"
+            raise DataError(*fault.messages, advice) from None
 
     def _train(self, runs: Sequence[TrialRun]) -> dict[str, CommandEnd]:
         """Make the runs that are missing; returns those that failed."""
