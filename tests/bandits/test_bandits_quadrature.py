@@ -40,6 +40,16 @@ def test_probabilities_are_those_of_adaptive_integration(arms: list[tuple[float,
     assert (found >= 0).all()
 
 
+def test_arms_of_like_widths_are_right_to_a_ten_thousandth() -> None:
+    rng = np.random.default_rng(1)
+    for arms in (2, 3, 10):
+        mean, spread = rng.normal(size=(8, arms)), np.exp(rng.uniform(-1.0, 0.5, size=(8, arms)))
+        found = normal_best_rows(mean, spread**2)
+        for row in range(8):
+            expected = adaptive_best(mean[row], spread[row])
+            np.testing.assert_allclose(found[row], expected / expected.sum(), atol=1e-4)
+
+
 def test_two_arms_by_hand() -> None:
     """P(a > b) = Phi((mean_a - mean_b) / sqrt(var_a + var_b))."""
     mean, variance = np.array([0.3, -0.4]), np.array([0.5, 2.0])
@@ -60,9 +70,9 @@ def test_a_very_narrow_arm_is_not_missed() -> None:
 
 def test_rows_are_the_single_ones() -> None:
     rng = np.random.default_rng(0)
-    mean, variance = rng.normal(size=(5, 4)), rng.gamma(1.0, size=(5, 4))
+    mean, variance = rng.normal(size=(60, 4)), rng.gamma(1.0, size=(60, 4)) ** rng.integers(0, 9, size=(60, 1))
     rows = normal_best_rows(mean, variance)
-    assert all((rows[row] == normal_best(mean[row], variance[row])).all() for row in range(5))
+    assert all((rows[row] == normal_best(mean[row], variance[row])).all() for row in range(60))
     assert normal_best_rows(mean[:0], variance[:0]).shape == (0, 4)
 
 

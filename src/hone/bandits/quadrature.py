@@ -1,7 +1,16 @@
 """Probability that each arm is the best of independent posteriors: what Thompson sampling is the draw of.
 
-With F(x) the product of the arms' distribution functions F_k, P(k is best) is the integral of dF(x), shared among the
-arms by d log F_k / d log F. On a grid x_0 < x_1 < ... it is
+With F(x) the product of the arms' distribution functions F_k,
+
+    P_k = integral of F(x) f_k(x) / F_k(x) dx
+
+For normal scores whose widths are alike this is a sum over an even grid. The integrand is analytic and falls to 0 at
+both ends, so the error falls exponentially with the grid's step: at 0.7 standard deviations of the narrowest arm, and
+4.2 of them beyond the outermost arm, it is below 1e-4 (1.2e-5 against adaptive integration of ten arms). Many contexts
+are summed at once.
+
+Where an arm is much narrower than another an even grid is too long, and for Beta rates it is the wrong one. There
+P(k is best) is the integral of dF(x), shared among the arms by d log F_k / d log F. On a grid x_0 < x_1 < ... it is
 
     P_k = sum_i (F(x_i+1) - F(x_i)) * (log F_k(x_i+1) - log F_k(x_i)) / (log F(x_i+1) - log F(x_i))
 
@@ -24,6 +33,14 @@ LARGEST_ERROR: Final = 1e-2
 """Distance of the probabilities' sum from 1 beyond which they are refused."""
 _STEPS: Final = np.linspace(-5.0, 5.0, POINTS)
 """Grid points of one arm, in standard deviations."""
+_EVEN_SIZES: Final = np.array([12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256])
+"""Points of an even grid; a row takes the smallest that is fine enough."""
+_EVEN_STEP: Final = 0.7
+"""Step of an even grid, in standard deviations of the narrowest arm."""
+_EVEN_REACH: Final = 4.2
+"""Standard deviations of each arm that an even grid covers."""
+_AT_ONCE: Final = 1 << 17
+"""Grid points of rows that are summed at once: they fit into a processor's cache."""
 _DEEPEST: Final = 7.0
 """Standard deviations below an arm's mean at which the best arm is not: the mass there is below 1e-11."""
 _MILLS: Final = (
@@ -43,19 +60,26 @@ _TAIL_NATS: Final = 25.0
 
 def normal_cdf(z: Floats) -> Floats:
     """Distribution function of the standard normal by a rational approximation; relative error below 1e-6 at any z."""
-    size = np.abs(z)
-    t = 1.0 / (1.0 + _MILLS_SCALE * size)
+    return _normal(z)[0]
+
+
+def _normal(z: Floats) -> tuple[Floats, Floats]:
+    """Distribution function and density of the standard normal."""
+    density = np.abs(z)
+    t = density * _MILLS_SCALE
+    t += 1.0
+    np.divide(1.0, t, out=t)
     mills = np.full_like(t, _MILLS[-1])
     for coefficient in _MILLS[-2::-1]:
         mills *= t
         mills += coefficient
     mills *= t
-    size *= size
-    size *= -0.5
-    np.exp(size, out=size)
-    mills *= size
-    mills *= _DENSITY_AT_0
-    return np.where(z > 0.0, 1.0 - mills, mills)
+    density *= density
+    density *= -0.5
+    np.exp(density, out=density)
+    density *= _DENSITY_AT_0
+    mills *= density
+    return np.where(z > 0.0, 1.0 - mills, mills), density
 
 
 def normal_best(mean: Floats, variance: Floats) -> Floats:
@@ -63,21 +87,59 @@ def normal_best(mean: Floats, variance: Floats) -> Floats:
 
     Raises DataError where they do not sum to 1 within `LARGEST_ERROR`, as for scores that are not finite.
     """
-    mean = mean - mean.max()
+    return normal_best_rows(mean[None], variance[None])[0]
+
+
+def normal_best_rows(mean: Floats, variance: Floats) -> Floats:
+    """Probabilities `[n, K]` for means and variances `[n, K]`: `normal_best` of each row, to the bit."""
+    if not len(mean):
+        return np.zeros(mean.shape)
+    mean = mean - mean.max(axis=1, keepdims=True)
     spread = np.sqrt(variance)
-    spread = np.maximum(spread, 1e-9 * spread.max() + 1e-12 * (1.0 - mean.min()))
+    least = 1e-9 * spread.max(axis=1, keepdims=True) + 1e-12 * (1.0 - mean.min(axis=1, keepdims=True))
+    spread = np.maximum(spread, least)
+    low, high = (mean - _EVEN_REACH * spread).max(axis=1), mean + _EVEN_REACH * spread
+    narrowest = np.where(high > low[:, None], spread, np.inf).min(axis=1)  # of the arms that may be the best
+    grids = np.stack([low, high.max(axis=1)])
+    size = _EVEN_SIZES.searchsorted((grids[1] - grids[0]) / (_EVEN_STEP * narrowest) + 1.0)
+    best = np.empty_like(mean)
+    for place in np.unique(size):
+        rows = np.flatnonzero(size == place)
+        if place == len(_EVEN_SIZES):  # a narrow arm, or numbers that are not finite
+            best[rows] = [_merged_best(one, other) for one, other in zip(mean[rows], spread[rows], strict=True)]
+            continue
+        points = int(_EVEN_SIZES[place])
+        step = max(1, _AT_ONCE // (points * mean.shape[1]))
+        for begin in range(0, len(rows), step):
+            some = rows[begin : begin + step]
+            best[some] = _even_best(mean[some], spread[some], grids[:, some], points)
+    return best
+
+
+def _even_best(mean: Floats, spread: Floats, ends: Floats, points: int) -> Floats:
+    """Probabilities `[n, K]` on even grids between `ends` `[2, n]`."""
+    width = ends[1] - ends[0]
+    grid = ends[0][:, None] + width[:, None] * np.linspace(0.0, 1.0, points)
+    z = grid[:, None, :] - mean[:, :, None]
+    z /= spread[:, :, None]
+    below, rate = _normal(z)
+    rate /= below
+    rate *= below.prod(axis=1)[:, None, :]
+    probabilities = rate.sum(axis=2)
+    probabilities *= width[:, None] / (points - 1) / spread
+    total = probabilities.sum(axis=1, keepdims=True)
+    _check_total(float(total.flat[np.abs(total - 1.0).argmax()]), mean.shape[1])
+    return probabilities / total
+
+
+def _merged_best(mean: Floats, spread: Floats) -> Floats:
+    """Probabilities `[K]` on the merged grid, for means below 0 and standard deviations."""
     grid = (mean[:, None] + spread[:, None] * _STEPS).ravel()
     grid.sort()
     grid = grid[grid.searchsorted((mean - _DEEPEST * spread).max()) :]
     z = grid - mean[:, None]
     z /= spread[:, None]
     return _shared_mass(np.log(normal_cdf(z)))
-
-
-def normal_best_rows(mean: Floats, variance: Floats) -> Floats:
-    """Probabilities `[n, K]` for means and variances `[n, K]`: `normal_best` of each row."""
-    rows = [normal_best(one, other) for one, other in zip(mean, variance, strict=True)]
-    return np.array(rows).reshape(mean.shape)
 
 
 def beta_best(alpha: Floats, beta: Floats) -> Floats:
@@ -114,9 +176,13 @@ def _shared_mass(log_cdf: Floats) -> Floats:
     shares = np.divide(mass, rise, out=np.zeros_like(mass), where=rise > 0.0)
     probabilities = np.diff(log_cdf, axis=1) @ shares
     total = float(probabilities.sum())
+    _check_total(total, len(probabilities))
+    return np.maximum(probabilities, 0.0) / total
+
+
+def _check_total(total: float, arms: int) -> None:
     if not abs(total - 1.0) <= LARGEST_ERROR:
         raise DataError(
-            f"the probabilities of Thompson sampling sum to {total} over {len(probabilities)} arms: the posterior "
+            f"the probabilities of Thompson sampling sum to {total} over {arms} arms: the posterior "
             "holds numbers that are not finite: look at its means and variances"
         )
-    return np.maximum(probabilities, 0.0) / total
