@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hone.cluster.tasks import connect_to_ray
+from hone.cluster.connect import connect_to_ray
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.envs.gym.make import GymConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hone.cluster.config import ClusterConfig
+from hone.cluster.connect import connect_to_ray
 from hone.cluster.placement import NodeRoom, needed_store_bytes, placement_faults
-from hone.cluster.tasks import connect_to_ray
 from hone.core.errors import ResourceError
 
 LIBRARIES: Final = ("hone-rl", "torch", "numpy", "ray")
@@ -160,7 +160,7 @@ def inspect_cluster(
     *,
     config: ClusterConfig | None = None,
     weights_bytes: int = 0,
-    connect: Callable[[str], None] = connect_to_ray,
+    connect: Callable[[str], object] = connect_to_ray,
 ) -> list[ClusterFinding]:
     """Ask every machine of the cluster at `address`; `folder` is the one that runs are written to.
 

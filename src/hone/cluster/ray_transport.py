@@ -1,14 +1,9 @@
 """Replicas as Ray actors: the `FleetTransport` of clusters."""
 
-import contextlib
-import logging
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -21,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hone import __version__
 from hone.cluster.config import ClusterConfig
+from hone.cluster.connect import connect_to_ray, own_signal_handlers
 from hone.cluster.placement import NodeRoom, needed_store_bytes, placement_faults
 from hone.cluster.replica_actor import RefusedAsk, ReplicaActor, ReplicaFault, ReplicaHello, ReplicaSpec, end_process
 from hone.core.errors import ResourceError
@@ -75,10 +71,9 @@ class RayTransport:
     def open(self) -> None:
         """Connect, and check that there is room. Raises ResourceError with all faults."""
         rollout = self.config.rollout
-        if not ray.is_initialized():
-            with _own_signal_handlers():
-                connect(self.config, store_bytes=needed_store_bytes(self.spec.settings.layout.nbytes))
-            self._owns_connection = True
+        store = rollout.store_mib << 20 if rollout.store_mib else None
+        store = store or max(_LEAST_STORE, needed_store_bytes(self.spec.settings.layout.nbytes))
+        self._owns_connection = connect_to_ray(self.config.address, store_bytes=store)
         began = time.monotonic()
         wait_s = 0.0 if self.config.address == "local" else self.config.patience_s
         while faults := placement_faults(_rooms(), rollout, self.spec.settings.layout.nbytes):
@@ -178,7 +173,7 @@ class RayTransport:
                 self.end(replica)
         if self._owns_connection:
             self._owns_connection = False
-            with _own_signal_handlers():
+            with own_signal_handlers():
                 ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -267,24 +262,6 @@ _METHODS: Final = {
 }
 
 
-def connect(config: ClusterConfig, *, store_bytes: int) -> None:
-    """Start Ray on this machine, or join a cluster. Raises ResourceError where there is none, or one of another
-    version."""
-    local = config.address == "local"
-    room = config.rollout.store_mib
-    start = partial(ray.init, config.address, logging_level=logging.ERROR, log_to_driver=False)
-    if local:
-        store = room << 20 if room else max(store_bytes, _LEAST_STORE)
-        start = partial(start, include_dashboard=False, object_store_memory=store)
-    try:
-        start()
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ResourceError(
-            f"cluster.address = {config.address!r}: {_last_line(str(error))}; this process has Ray {ray.__version__}, "
-            "and every machine needs the same one"
-        ) from None
-
-
 def _rooms() -> list[NodeRoom]:
     """The machines of the connected cluster."""
     rooms: list[NodeRoom] = []
@@ -300,20 +277,6 @@ def _rooms() -> list[NodeRoom]:
                 )
             )
     return rooms
-
-
-@contextlib.contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Keep the handlers of this process: Ray sets its own for SIGTERM, and a run's would no longer save."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _last_line(text: str) -> str:

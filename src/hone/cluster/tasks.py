@@ -4,16 +4,14 @@ A task runs its command as a child process, as `LocalCommands` does, in the driv
 see.
 """
 
-import logging
 import os
 import platform
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hone.cluster.connect import connect_to_ray
 from hone.core.clock import SystemClock
-from hone.core.errors import ResourceError
 from hone.process.commands import LOST, CommandEnd, HoneCommand, LocalCommands
 
 if TYPE_CHECKING:
@@ -22,30 +20,6 @@ if TYPE_CHECKING:
 TICK_S = 0.2
 NO_FOLDER = 5
 """Exit code of a command on a machine without the driver's folder."""
-
-
-def connect_to_ray(address: str, *, cpus: int = 0) -> None:
-    """Connect this process to a cluster; `local` starts one on this machine, for at least `cpus` cores, unless this
-    process has one.
-
-    Raises ResourceError without Ray, without the cluster, and for a cluster of another version.
-    """
-    try:
-        import ray  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ResourceError(f'Ray cannot be imported ({error}): pip install "hone-rl[ray]"') from error
-    if ray.is_initialized():
-        return
-    start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
-    try:
-        start(include_dashboard=False, num_cpus=max(cpus, os.cpu_count() or 1)) if address == "local" else start()
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        raise ResourceError(
-            f"no Ray cluster at {address!r}: {lines[0] if lines else type(error).__name__}; start one with `ray start "
-            f"--head`, or name its host:port. This process has Ray {ray.__version__}, and a cluster needs one version "
-            "everywhere"
-        ) from None
 
 
 def run_task(command: HoneCommand, folder: str) -> CommandEnd:

@@ -12,7 +12,8 @@ from hone.cli.commands.sweep_checks import CheckedSweep, check_sweep, read_sweep
 from hone.cli.options import CommandCall
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.cluster.tasks import RayCommands, connect_to_ray
+from hone.cluster.connect import connect_to_ray
+from hone.cluster.tasks import RayCommands
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, InterruptedRun
 from hone.evaluate.sweep.search import SweepSearch, kept_count

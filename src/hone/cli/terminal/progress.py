@@ -24,6 +24,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "kl": ("policy/kl_nats",),
     "nll": ("policy/nll_nats",),
     "entropy": ("policy/entropy_nats",),
+    "replicas": ("fleet/replicas",),
+    "lost": ("fleet/lost",),
 }
 SPEED: Mapping[str, tuple[str, ...]] = {
     "tok/s": ("episodes/tokens", "tokens"),

@@ -1,0 +1,53 @@
+"""The connection of this process to Ray."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+from hone.core.errors import ResourceError
+
+
+def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = None) -> bool:
+    """Connect this process to a cluster, unless it is connected; returns whether it was not. `local` starts one on this
+    machine, for at least `cpus` cores and with an object store of `store_bytes` (None: Ray's choice).
+
+    Raises ResourceError without Ray, without the cluster, and for a cluster of another version.
+    """
+    try:
+        import ray  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ResourceError(f'Ray cannot be imported ({error}): pip install "hone-rl[ray]"') from error
+    if ray.is_initialized():
+        return False
+    start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
+    if address == "local":
+        cores = max(cpus, os.cpu_count() or 1)
+        start = partial(start, include_dashboard=False, num_cpus=cores, object_store_memory=store_bytes)
+    try:
+        with own_signal_handlers():
+            start()
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ResourceError(
+            f"no Ray cluster at {address!r}: {' '.join(str(error).split()) or type(error).__name__}; start one with "
+            f"`ray start --head`, or name its host:port. This process has Ray {ray.__version__}, and a cluster needs "
+            "one version everywhere"
+        ) from None
+    return True
+
+
+@contextlib.contextmanager
+def own_signal_handlers() -> Iterator[None]:
+    """Keep the handlers of this process: Ray sets its own for SIGTERM, and a run's would no longer save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
