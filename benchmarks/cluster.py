@@ -13,6 +13,7 @@ random moments, `--harms` times each; the same sha256, and the longest step, whi
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -24,7 +25,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from hone.cli.main import main as hone
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 STORE = 256 << 20
 PATIENCE_S = 5.0
-DRILL_STEPS = 20
+DRILL_STEPS = 60
 CONFIG = """
 recipe = "grpo"
 name = "run"
@@ -123,7 +123,7 @@ def without_times(files: dict[str, object]) -> dict[str, object]:
     return {name: found for name, found in files.items() if name != "state/state.json"}
 
 
-@contextmanager
+@contextlib.contextmanager
 def two_nodes() -> Iterator[Any]:
     """A connected cluster of two nodes on this machine."""
     with warnings.catch_warnings():
@@ -143,15 +143,20 @@ def two_nodes() -> Iterator[Any]:
 
 
 def replicas() -> list[int]:
-    """Processes of replicas on this machine that are not stopped."""
-    found: list[int] = []
+    """Processes of this program's replicas that are not stopped."""
+    children: dict[int, list[tuple[int, str]]] = {}
     for path in Path("/proc").iterdir():
-        try:
-            if path.name.isdecimal() and b"ray::ReplicaActor" in (path / "cmdline").read_bytes():
-                state = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-                found += [] if state in "TZ" else [int(path.name)]
-        except OSError:
-            continue
+        if path.name.isdecimal():
+            with contextlib.suppress(OSError):
+                fields = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append((int(path.name), fields[0]))
+    found, waiting = list[int](), [os.getpid()]
+    while waiting:
+        for child, state in children.get(waiting.pop(), []):
+            waiting.append(child)
+            with contextlib.suppress(OSError):
+                is_replica = b"ray::ReplicaActor" in Path(f"/proc/{child}/cmdline").read_bytes()
+                found += [child] if is_replica and state not in "TZ" else []
     return found
 
 

@@ -175,6 +175,17 @@ def test_two_answers_that_differ_end_the_run_and_name_the_work() -> None:
         fleet.answered(first, ask.number, "y", 12.0)
 
 
+def test_answers_across_a_publication_may_differ() -> None:
+    fleet = book(2)
+    fleet.queue([request("p1")], 0)
+    ((first, ask),) = fleet.give(0.0)
+    fleet.late(PATIENCE_S)
+    ((second, _),) = fleet.give(PATIENCE_S)
+    fleet.published(1, 11.0)
+    assert fleet.answered(second, ask.number, "x", 12.0) == "take"
+    assert fleet.answered(first, ask.number, "y", 13.0) == "drop"
+
+
 def test_a_late_answer_still_counts_and_its_copy_is_dropped() -> None:
     fleet = book(2)
     fleet.queue([request("p1")], 0)

@@ -76,7 +76,7 @@ class FleetBook:
     def answered(self, replica: str, number: int, digest: str, now_s: float) -> Literal["take", "drop"]:
         """Record an answer: the first to an ask is taken, a later one compared by its digest and dropped.
 
-        Raises DivergedError when two replicas answered differently.
+        Raises DivergedError when two replicas answered differently; they may where weights were published meanwhile.
         """
         record, told = self.asks.get(number), self.replicas.get(replica)
         if told is not None:
@@ -92,7 +92,7 @@ class FleetBook:
         if not first:
             self._homes.update((one.id, replica) for one in record.ask.requests if one.keep_s)
             return "take"
-        if first != digest:
+        if first != digest and record.ask.version == self.version:
             names = ", ".join(item.name for item in record.items)
             raise DivergedError(
                 f"two replicas answered {names} differently with the weights of version {record.ask.version} "
