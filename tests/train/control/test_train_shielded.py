@@ -6,9 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.envs.gym.action_replacement import ActionReplacementWrapper
 from hone.envs.services.car_following import LATTICE_ROAD, shield_tables
+from hone.recipes.off_policy import discrete_sac, dqn
 from hone.recipes.on_policy.ppo import ENTRY
 from hone.shield.certificate import certificate_text, certify
 from hone.shield.spec import shield_spec
@@ -53,6 +55,39 @@ def test_a_recipe_trains_under_the_shield_by_its_config_alone(certificate: str) 
         job.close()
     assert ended
     assert not any(ended)
+
+
+@pytest.mark.parametrize("recipe", ["dqn", "discrete_sac"])
+def test_off_policy_recipes_store_what_the_executed_action_did(certificate: str, recipe: str) -> None:
+    """A stored transition is that of the shielded world: the chosen action, and the next state that the executed one
+    brought. So every action has a value, an unsafe one that of the safe action in its place."""
+    entry = {"dqn": dqn, "discrete_sac": discrete_sac}[recipe].ENTRY
+    config = entry.config.model_validate({
+        "recipe": recipe, "name": "car", "steps": 25, "replay": {"warmup": 40, "batch": 16},
+        "env": {
+            "id": "hone.train.control.shielded:make_shielded_env", "num_envs": 1, "isolation": "none",
+            "max_episode_steps": 30,
+            "kwargs": {"env": "hone/CarFollowing-v0", "shield": certificate, "env_kwargs": {"road": "lattice"}},
+        },
+    })  # fmt: skip
+    job = entry.open(config).build(config)
+    seen = list[Episodes]()
+    try:
+        train(job.recipe, steps=25, callback=lambda step, episodes, *_: seen.append(episodes))
+    finally:
+        job.close()
+    rule = make_shielded_env("hone/CarFollowing-v0", certificate, env_kwargs={"road": "lattice"}).replace
+    replaced = 0
+    for one in seen:
+        assert not one.terminated.any()
+        assert one.final is not None
+        for before, chosen, after in zip(one.observations, one.chosen, one.final, strict=True):
+            executed = rule(before.astype(np.float64), int(chosen))
+            speeds = [min(max(before[1] + LATTICE_ROAD.accelerations[each], 0.0), LATTICE_ROAD.top)
+                      for each in (executed, int(chosen))]  # fmt: skip
+            assert after[1] == speeds[0]
+            replaced += speeds[0] != speeds[1]
+    assert replaced > 0
 
 
 def test_faults_are_told_before_the_first_step(certificate: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from hone.core.clock import Clock
-from hone.core.errors import ConfigError, ErrorCollector
+from hone.core.errors import ConfigError, ErrorCollector, HoneError
 from hone.serve.gateway.assembly import make_catalogue, open_access
 from hone.serve.gateway.opening import MOST_OPEN, log_address, read_service_file, service_folder
 from hone.serve.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
@@ -18,6 +18,8 @@ from hone.serve.rollout.plan import (
     preview,
     stage_name,
 )
+from hone.shield.certificate import read_certificate
+from hone.shield.service import open_shield
 
 ANSWER_BYTES: Final = 900
 """Memory of a remembered answer."""
@@ -27,7 +29,6 @@ OPEN_BYTES: Final = 1100
 
 def plan_lines(path: Path, *, clock: Clock) -> list[str]:
     """Lines of the plan. Raises ConfigError with every fault of the file, tokens that are not set included."""
-    del clock
     resolved = read_service_file(path)
     config, faults = resolved.config, ErrorCollector(ConfigError)
     try:
@@ -37,10 +38,18 @@ def plan_lines(path: Path, *, clock: Clock) -> list[str]:
     if isinstance(config.policy, FolderServiceConfig) and not (path.parent / config.policy.path).is_dir():
         origin = resolved.origins.get("policy.path", "[policy]")
         faults.add(f"{origin}: policy.path {config.policy.path!r} is no folder beside {path.name}")
+    shield: list[str] = []
+    try:
+        shield = list(_shield_lines(path, config, clock))
+    except HoneError as error:
+        if not faults.messages:
+            raise
+        faults.extend(error.messages)
     faults.raise_if_any()
     folder = service_folder(path, config)
     parts = (
         _service_lines(path, folder, config),
+        shield,
         _rollout_lines(config),
         _memory_lines(config),
         _missing_lines(config),
@@ -79,6 +88,28 @@ def _policy_words(config: ServiceFileConfig) -> str:
 
 def _default_words(config: ServiceFileConfig) -> str:
     return config.service.safe_action or "each action with equal probability"
+
+
+def _shield_lines(path: Path, config: ServiceFileConfig, clock: Clock) -> Iterator[str]:
+    """What the shield holds. Raises as `open_shield`: a claim that does not hold comes with its counterexample."""
+    if config.shield is None:
+        return
+    names = config.service.features
+    open_shield(config.shield, path.parent, names, clock, actions=make_catalogue(config.service).declared)
+    rules, deadline_ms = config.shield.rules, 1000 * config.shield.deadline_s
+    if rules is not None:
+        count = "one rule" if len(rules.rules) == 1 else f"{len(rules.rules)} rules"
+        yield f"shield     {count}, not proved; after {deadline_ms:g} ms, or blind: {rules.fallback}"
+        yield from (f"rule       {', '.join(one.actions)}: only if {one.only_if}" for one in rules.rules)
+        free = sorted(set(rules.actions) - {action for one in rules.rules for action in one.actions})
+        yield f"rule       {', '.join(free)}: always"
+        return
+    certificate = read_certificate(path.parent / config.shield.certificate)
+    approved = "approved by its sha256" if config.shield.sha256 else "any whose proof holds is taken: give its sha256"
+    yield f"shield     {config.shield.certificate}, {certificate.sha256[:8]}, a {certificate.spec.kind}; {approved}"
+    yield f"shield     after {deadline_ms:g} ms, or blind: {certificate.spec.fallback}"
+    yield from (f"proved     {words}" for words in certificate.proved)
+    yield from (f"assumed    {words}" for words in certificate.assumed)
 
 
 def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:

@@ -4,7 +4,9 @@ Any recipe for environments takes it: `env.id = "hone.train.control.shielded:mak
 environment's id and the shield's certificate as `env.kwargs`.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,8 @@ def make_shielded_env(
 
     `features` name the columns of the observation, or of `info["context"]` (default: the shield's sensors in their
     order); `actions` name the numbered actions (default: the shield's). An unsafe action becomes the safe one whose
-    columns in the shield's model are nearest. Raises as `open_shield`, and ConfigError for a wrong number of actions.
+    columns in the shield's model are nearest; a verdict has no deadline here. Raises as `open_shield`, and ConfigError
+    for a wrong number of actions.
     """
     path = Path(shield)
     certificate = read_certificate(path)
@@ -53,13 +56,15 @@ def make_shielded_env(
     )  # fmt: skip
     known = model.action_features()
     places = [model.actions.index(name) if name in model.actions else 0 for name in names]
+    # A simulated world waits for the verdict: with a deadline a busy machine would make another run of the same seed.
+    opened = replace(opened, deadline_s=math.inf)
     return shielded_wrapper(inner, opened, ActionSet(names=names, features=None if known is None else known[places]))
 
 
 def shielded_wrapper(env: GymEnv, shield: ActionShield, actions: ActionSet) -> ActionReplacementWrapper:
     """`env` under an open shield."""
 
-    def replace(context: Floats, action: int) -> int:
+    def safe_action(context: Floats, action: int) -> int:
         return project_action(shield, context, actions, action)
 
-    return ActionReplacementWrapper(env, replace)
+    return ActionReplacementWrapper(env, safe_action)
