@@ -184,6 +184,11 @@ def whole_networks(group: RankGroup) -> Results:
     return {"weights": weights(policy), "squares": flat_moments(work.state())}
 
 
+def virtual_train32(group: RankGroup) -> Results:
+    """`train32` of four virtual ranks."""
+    return training(RankGroup(replace(group.meeting, virtual=4), group.mesh), "float32")
+
+
 def not_finite_on_one(group: RankGroup) -> Results:
     """The loss of rank 1 is not a number: what every rank raises, and the weights."""
     policy, work = ranked(group, "float32")
@@ -242,6 +247,7 @@ CASES: dict[str, Callable[[RankGroup], Results]] = {
         resume,
         fewer_rows,
         whole_networks,
+        virtual_train32,
         not_finite_on_one,
         pairs_gradient32,
         pairs_gradient64,
@@ -251,14 +257,14 @@ CASES: dict[str, Callable[[RankGroup], Results]] = {
 }
 
 
-def run_cases(names: Sequence[str], *, ranks: int, virtual: int = 0) -> dict[str, Results]:
+def run_cases(names: Sequence[str], *, ranks: int) -> dict[str, Results]:
     """Results of the cases, run by `ranks` processes that live for all of them."""
-    meeting = RankMeeting(rank=0, ranks=ranks, virtual=virtual, patience_s=PATIENCE_S, device="cpu")
+    meeting = RankMeeting(rank=0, ranks=ranks, virtual=0, patience_s=PATIENCE_S, device="cpu")
     place, port = open_meeting(meeting)
     children: list[ChildProcess[bytes]] = []
     try:
         for rank in range(1, ranks):
-            arguments = (*map(str, (rank, ranks, virtual, port)), *names)
+            arguments = (*map(str, (rank, ranks, port)), *names)
             child = ChildProcess(__spec__.name, LineParser(), clock=SystemClock(), arguments=arguments)
             child.start()
             children.append(child)
@@ -275,13 +281,13 @@ def run_cases(names: Sequence[str], *, ranks: int, virtual: int = 0) -> dict[str
 def main() -> None:
     """Run one rank as a child process."""
     channel = connect_to_parent()
-    rank, ranks, virtual, port = map(int, channel.arguments[:4])
+    rank, ranks, port = map(int, channel.arguments[:3])
     torch.set_num_threads(1)
     meeting = RankMeeting(
-        rank=rank, ranks=ranks, virtual=virtual, port=port, patience_s=PATIENCE_S, device="cpu"
+        rank=rank, ranks=ranks, virtual=0, port=port, patience_s=PATIENCE_S, device="cpu"
     )  # fmt: skip
     with joined(meeting) as group:
-        for name in channel.arguments[4:]:
+        for name in channel.arguments[3:]:
             CASES[name](group)
     channel.reply(b"done\n")
 

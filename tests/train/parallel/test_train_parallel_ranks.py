@@ -106,19 +106,22 @@ def test_one_row_is_learnt_by_one_rank_and_filled_up_by_the_other(two):
     assert_close(two["fewer_rows"]["weights"], session.weights(policy), 1e-12)
 
 
-def test_virtual_ranks_give_equal_bits_on_one_and_two_ranks():
-    found = [session.run_cases(["train32"], ranks=ranks, virtual=4)["train32"] for ranks in (1, 2)]
+def test_virtual_ranks_give_equal_bits_on_one_and_two_ranks(two):
+    assert_virtual_bits(two)
+
+
+def assert_virtual_bits(found: Mapping[str, session.Results]) -> None:
+    one = session.run_cases(["virtual_train32"], ranks=1)["virtual_train32"]
     for name in ("weights", "squares"):
-        assert np.array_equal(found[0][name], found[1][name]), name
-    assert_close(found[0]["weights"], alone("float32")["weights"], 1e-5)
+        assert np.array_equal(one[name], found["virtual_train32"][name]), name
+    assert_close(one["weights"], alone("float32")["weights"], 1e-5)
 
 
-@pytest.mark.slow  # 8 processes
+@pytest.mark.slow  # 4 processes
 def test_four_ranks_are_one_process_and_virtual_ranks_give_their_bits():
     four = session.run_cases([*session.CASES], ranks=4)
     assert_pairs_train_as_one_process(four)
     for case, dtype, within in (("gradient32", "float32", 1e-6), ("gradient64", "float64", 1e-12)):
         expected = alone(dtype, session.ONE_STEP, updates=1)
         assert_close(four[case]["gradient"], expected["gradient"], within)
-    found = [session.run_cases(["train32"], ranks=ranks, virtual=4)["train32"] for ranks in (1, 4)]
-    assert np.array_equal(found[0]["weights"], found[1]["weights"])
+    assert_virtual_bits(four)
