@@ -84,8 +84,9 @@ def compared(name: str, ranks: int, *settings: str) -> Row:
     """Differences between one process and `ranks`."""
     row: Row = {"run": name, "settings": settings}
     try:
-        alone, row["cpu_one_s"] = trained(name, f"{name}_1", *settings)
-        shared, row["cpu_ranks_s"] = trained(name, f"{name}_{ranks}", *settings, f"run.ranks={ranks}")
+        place = f"{name}_{len(settings)}"
+        alone, row["cpu_one_s"] = trained(name, f"{place}_one", *settings)
+        shared, row["cpu_ranks_s"] = trained(name, f"{place}_ranks", *settings, f"run.ranks={ranks}")
     except ConfigError:
         raise
     except HoneError as fault:

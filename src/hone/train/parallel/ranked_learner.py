@@ -13,6 +13,7 @@ from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes
 from hone.core.errors import HoneError, LostRankError
 from hone.core.state import State, array, number, substate
+from hone.credit.novelty import NoveltyCredits
 from hone.models.control.actor_critic import ControlPolicy
 from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.share import sharing
@@ -30,6 +31,7 @@ STATE: Final = "state"
 RESTORE: Final = "restore"
 WEIGHTS: Final = "weights"
 INPUTS: Final = "inputs"
+CREDIT_COLUMNS: Final = ("advantage", "target", "discount", "novelty_target")
 
 
 class RankPeers(Protocol):
@@ -55,11 +57,13 @@ class RankWork:
 
     def values(self, episodes: Episodes) -> Values:
         """Values of the learner's critic."""
+        self._take_buffers()
         with sharing(self.group.share()):
             return self.learner.values(episodes)
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Update the policy; afterwards rank 0's whole policy has the new weights."""
+        self._take_buffers()
         with sharing(self.group.share()):
             metrics = self.learner.update(episodes, credits)
         for twin in self.twins:
@@ -84,6 +88,13 @@ class RankWork:
         if not self.twins and isinstance(policy, nn.Module):
             with torch.no_grad():
                 self.group.copy_from_driver([*policy.parameters(), *policy.buffers()])
+
+    def _take_buffers(self) -> None:
+        """Take up the buffers of rank 0's small policy: its credit keeps statistics there."""
+        policy = self.learner.policy
+        if isinstance(policy, ControlPolicy):
+            with torch.no_grad():
+                self.group.copy_from_driver(list(policy.buffers()))
 
     def take_statistics(self, given: State) -> None:
         """Take up what the driver's source has put into a small policy: statistics that normalise observations."""
@@ -189,6 +200,8 @@ def source_statistics(policy: object) -> State:
 def pack_credits(credits: Credits) -> State:
     """Credits as a state, without those columns that are not there."""
     columns = {"advantage": credits.advantage, "target": credits.target, "discount": credits.discount}
+    if isinstance(credits, NoveltyCredits):
+        columns["novelty_target"] = credits.novelty_target
     found: State = {name: column for name, column in columns.items() if column is not None}
     return {**found, "metrics": {name: float(value) for name, value in credits.metrics.items()}}
 
@@ -196,9 +209,14 @@ def pack_credits(credits: Credits) -> State:
 def unpack_credits(state: State) -> Credits:
     """Inverse of `pack_credits`."""
     metrics = {name: float(value) for name, value in substate(state, "metrics").items() if isinstance(value, float)}
-    return Credits(
-        advantage=array(state, "advantage").astype("float32"),
-        target=array(state, "target").astype("float32") if "target" in state else None,
-        discount=array(state, "discount").astype("float32") if "discount" in state else None,
+    found = {name: array(state, name).astype(np.float32) for name in CREDIT_COLUMNS if name in state}
+    advantage, target, discount = found["advantage"], found.get("target"), found.get("discount")
+    if "novelty_target" not in found:
+        return Credits(advantage=advantage, target=target, discount=discount, metrics=metrics)
+    return NoveltyCredits(
+        advantage=advantage,
+        target=target,
+        discount=discount,
         metrics=metrics,
+        novelty_target=found["novelty_target"],
     )
