@@ -58,8 +58,8 @@ def engine(
         sequence_tokens=context,
         **changes,
     )
-    if kind == "native":
-        chosen = choose_runner("native", model, vocab_used=vocab, threads=1)
+    if kind.startswith("native"):
+        chosen = choose_runner(kind, model, vocab_used=vocab, threads=1)
         assert chosen.runner.page_tokens == page_tokens
     else:
         runner = TorchRunner(model, vocab_used=vocab, page_tokens=page_tokens, fixed_tokens=fixed)

@@ -31,9 +31,9 @@ def model() -> Decoder:
     return new_model(CONFIG, seed=1)
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
+@pytest.fixture(scope="module", params=["torch", "native", "native_int8"])
 def kind(request) -> str:
-    if request.param == "native" and (reason := unavailable_reason()) is not None:
+    if request.param.startswith("native") and (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
     return request.param
 
@@ -168,8 +168,9 @@ def test_recorded_log_probabilities_are_the_trainers_on_a_trained_model(trained,
         gaps.append(np.abs(np.concatenate([one.logp for one in done]) - logp))
     gap = np.concatenate(gaps)
     assert len(gap) > 300
-    assert gap.max() <= 1e-4
-    assert gap.mean() <= 2e-6
+    worst, mean = (0.5, 0.02) if kind == "native_int8" else (1e-4, 2e-6)
+    assert gap.max() <= worst
+    assert gap.mean() <= mean
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from hone.lab.experiments.delayed_rewards import WEIGHTED as WEIGHTED_OPEN
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.drift_with_and_without_recall import ANEW, LEARNER, RECALL
 from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VERSION
+from hone.lab.experiments.int8_or_fp8 import FORMATS
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
@@ -309,6 +310,7 @@ REFUTED: dict[str, Sequence[Case]] = {
         }
     ],
     "sampling": [{"over_fresh": EQUAL, "bias": {**EQUAL, WEIGHTED: np.full(3, 5.0)}, "apart": 0.5}],
+    "int8-or-fp8": [{"nats": dict.fromkeys(FORMATS, np.ones(3))}],
     "rank-of-lora": [
         {
             "rewarded": {0: 0.9, 1: 0.3, 2: 0.4, 16: 0.9},

@@ -115,7 +115,9 @@ def resolve(
     def origin(path: KeyPath) -> str:
         if path in given:
             return document.source_of((*at, *path))
-        return f"preset {format_value(values['preset'])}" if path in preset else "default"
+        if path not in preset:
+            return "default"
+        return f"preset {format_value(values['preset'])}" if "preset" in values else "set by another key"
 
     origins = {dotted(path): origin(path) for path, _ in leaves(config.model_dump(mode="json"))}
     return ResolvedConfig(config=config, origins=origins, warnings=warnings)

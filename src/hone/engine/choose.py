@@ -2,23 +2,28 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 import torch
 
 from hone.core.errors import ConfigError, ResourceError
 from hone.engine.native import weights
-from hone.engine.native.library import unavailable_reason
+from hone.engine.native.library import NumberKind, unavailable_reason
 from hone.engine.native.runner import NativeRunner
 from hone.engine.protocol import GenerationModel
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import ModelRunner
 
-RunnerKind = Literal["auto", "native", "native_bfloat16", "torch", "torch_compiled"]
+RunnerKind = Literal["auto", "native", "native_bfloat16", "native_int8", "torch", "torch_compiled"]
 """`torch_compiled`: layers compiled by torch.compile, for GPUs; a token's result may then depend on its batch.
 `native_bfloat16` packs the weights in bfloat16: faster where the processor multiplies it in tiles (AMX), with about the
-difference of a bfloat16 trainer to float32.
+difference of a bfloat16 trainer to float32. `native_int8` multiplies weights and activations in codes of 8 bits, with
+equal bits on every processor from AVX2 on.
 """
+KvCache = Literal["auto", "bfloat16", "int8"]
+"""Numbers of the compiled runner's keys and values; `auto`: those of its products, and bfloat16 for `native_int8`."""
+
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,8 @@ class RunnerChoice:
     """True if it copies the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
     dtype: torch.dtype | None = None
     """Dtype of its products; None: the weights' own."""
+    cache_dtype: torch.dtype | None = None
+    """Dtype of its keys and values; None: that of its products."""
     note: str = ""
     """Note for the user about the choice; empty if none."""
 
@@ -42,6 +49,7 @@ def choose_runner(
     threads: int | None = None,
     fixed_tokens: int | None = None,
     copy_weights: bool = False,
+    kv_cache: KvCache = "auto",
 ) -> RunnerChoice:
     """Runner by name; `auto` is native where it can be built, else torch with a note that gives the reason.
 
@@ -51,6 +59,11 @@ def choose_runner(
     model, ResourceError where it cannot be built.
     """
     unfit = _unfit(model)
+    if kv_cache != "auto" and not kind.startswith("native"):
+        raise ConfigError(
+            f'kv_cache = "{kv_cache}" is for the compiled runner; set runner = "native", "native_bfloat16" or '
+            f'"native_int8", not "{kind}"'
+        )
     reason = unfit or (None if kind.startswith("torch") else unavailable_reason())
     if kind.startswith("native") and reason is not None:
         error = ConfigError if unfit else ResourceError
@@ -72,13 +85,21 @@ def choose_runner(
         return RunnerChoice(runner=runner, own_weights=copy_weights, dtype=runner.dtype, note=message)
     readable = cast(weights.DecoderWeights, model)  # what its layers are called is checked when they are read
     low = kind == "native_bfloat16" or model.dtype == torch.bfloat16
+    number: NumberKind = "int8" if kind == "native_int8" else "bfloat16" if low else "float32"
     native = NativeRunner(
         readable,
         vocab_used=vocab_used,
         threads=threads or torch.get_num_threads(),
-        dtype="bfloat16" if low else "float32",
+        dtype=number,
+        cache=None if kv_cache == "auto" else kv_cache,
     )
-    return RunnerChoice(runner=native, own_weights=True, dtype=torch.bfloat16 if low else None)
+    cache = "bfloat16" if kv_cache == "auto" and number == "int8" else kv_cache
+    return RunnerChoice(
+        runner=native,
+        own_weights=True,
+        dtype=_DTYPES.get(number),
+        cache_dtype=_DTYPES.get(cache),
+    )
 
 
 def _unfit(model: GenerationModel) -> str | None:

@@ -16,7 +16,7 @@ from hone.core.errors import DivergedError
 from hone.core.fleet import AskAnswers, GenerationAsk, RunnerArithmetic, WeightLayout, pack_answers, weights_digest
 from hone.core.generation import Completion, GenerationStats, OnPublish
 from hone.engine.canary import WeightFingerprint
-from hone.engine.choose import RunnerKind
+from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.fleet.flat_weights import unpack_weights
 from hone.engine.native.build import build
@@ -44,6 +44,7 @@ class ReplicaSettings:
     threads: int
     batch_invariant: bool = False
     on_publish: OnPublish = "recompute"
+    kv_cache: KvCache = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,5 +139,7 @@ def _engine(model: GenerationModel, settings: ReplicaSettings) -> EmbeddedEngine
         size=EngineSize(slots=settings.slots, sequence_tokens=settings.sequence_tokens, threads=settings.threads),
         seed=settings.seed,
         runner=settings.runner,
-        guarantees=EngineGuarantees(batch_invariant=settings.batch_invariant, on_publish=settings.on_publish),
+        guarantees=EngineGuarantees(
+            batch_invariant=settings.batch_invariant, on_publish=settings.on_publish, kv_cache=settings.kv_cache
+        ),
     )

@@ -44,6 +44,7 @@ class DecoupledPpoConfig(recipe.TextGradientRunConfig):
 
     requires = (recipe.require_groups, require_no_correction)
     needs_old_policy = True
+    corrects_itself = True
     algorithm: DecoupledAlgorithm = DecoupledAlgorithm()
     """Clip widths, bound, penalties."""
 

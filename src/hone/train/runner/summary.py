@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from hone.core.clock import Clock
 from hone.core.errors import HoneError
 from hone.report.timeline import step_timeline
@@ -10,7 +12,7 @@ from hone.report.wait_graph import bottleneck_line
 from hone.store.checkpoints import step_name
 from hone.store.evaluations import read_evaluations
 from hone.store.folder import RunFolder
-from hone.store.metrics import read_metrics
+from hone.store.metrics import MetricColumns, read_metrics
 from hone.store.speed import MatmulRate, speed_line, update_flops_per_s, write_matmul_rate
 
 
@@ -23,6 +25,8 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
         metrics = read_metrics(folder.metrics_path)
         found = step_timeline(metrics)
         lines = [] if found is None else [bottleneck_line(found)]
+        if (line := mismatch_line(metrics)) is not None:
+            lines.append(line)
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
             rate = measure_matmuls(clock)
             write_matmul_rate(folder.path, rate)
@@ -56,3 +60,15 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
     place = folder.checkpoints_folder / step_name(best)
     kept = f"kept in {place}" if place.is_dir() else "not kept (run.keep_best = 1 keeps it)"
     return [*warnings, f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
+
+
+def mismatch_line(metrics: MetricColumns) -> str | None:
+    """A line on how far the answers' policy was from the trainer's, of a run that corrects for it; None otherwise."""
+    divergence, above = metrics.values.get("mismatch/k3_nats"), metrics.values.get("mismatch/ratio_above_cap")
+    if divergence is None or above is None or not np.isfinite(divergence).any():
+        return None
+    mean, worst = np.nanmean(divergence), np.nanmax(divergence)
+    return (
+        f"answers' policy against the trainer's: KL {mean:.2g} nats a token, {worst:.2g} in the worst step; "
+        f"{np.nanmean(above):.2%} of the tokens beyond the correction's cap."
+    )

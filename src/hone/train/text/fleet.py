@@ -38,6 +38,7 @@ def fleet_actor(
         threads=cluster.rollout.replica_threads,
         batch_invariant=rollout.deterministic == "batch",
         on_publish=rollout.mid_rollout_publish or "recompute",
+        kv_cache=rollout.kv_cache,
     )
     return EngineActor(open_fleet(cluster, decoder, settings))
 

@@ -241,7 +241,9 @@ def engine_actor(
         seed=seed,
         runner=rollout.runner,
         guarantees=EngineGuarantees(
-            batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
+            batch_invariant=rollout.deterministic == "batch",
+            on_publish=rollout.mid_rollout_publish,
+            kv_cache=rollout.kv_cache,
         ),
     )
     if asynchrony.replay_interleaving is not None:

@@ -121,6 +121,8 @@ class TokenLoss:
     correction: CorrectionFactor | None = None
     step_correction: StepCorrection | None = None
     """Takes the place of `correction`, where that needs all tokens of the step."""
+    weight_cap: float | None = None
+    """Largest weight of a token's correction; the share of tokens beyond it is measured."""
     diagnostics: bool = False
     """Measure perplexities and chi-square divergences of the mismatch, too."""
 
@@ -173,7 +175,7 @@ class TokenLoss:
         )
 
     def _measure_mismatch(self, view: TokenView) -> Mapping[str, Tensor]:
-        found = mismatch_metrics(view)
+        found = mismatch_metrics(view, weight_cap=self.weight_cap)
         if not self.diagnostics:
             return found
         return {**found, **mismatch_diagnostics(view.old_logp, view.behaviour_logp, view.sequence)}
@@ -291,18 +293,23 @@ def collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tenso
     return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
 
 
-def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:
+def mismatch_metrics(view: TokenView, *, weight_cap: float | None = None) -> Mapping[str, Tensor]:
     """Distance of the trainer's policy before the update from the behaviour policy, before any clipping; `[n]` each.
 
-    |difference| in nats (mean and largest), the share of ratios above 2, and the ratio itself, of which the learner
-    reports the effective sample size (sum w)^2 / (n sum w^2): 1 when nothing has to be corrected.
+    |difference| in nats (mean and largest), the k3 estimate of KL(behaviour || trainer), exp(d) - 1 - d, the shares of
+    ratios above 2 and above `weight_cap`, and the ratio itself, of which the learner reports the effective sample size
+    (sum w)^2 / (n sum w^2): 1 when nothing has to be corrected.
     """
     gap = (view.old_logp - view.behaviour_logp).double()
     weight = gap.clamp(max=20.0).exp()
     size = gap.abs()
-    return {
+    found = {
         "mismatch/mean": size,
         "mismatch/value_max": size,
+        "mismatch/k3_nats": torch.expm1(gap.clamp(max=20.0)) - gap.clamp(max=20.0),
         "mismatch/ratio_above_2": (weight > 2.0).to(gap.dtype),
         "mismatch/ratio_ess": weight,
     }
+    if weight_cap is not None:
+        found["mismatch/ratio_above_cap"] = (weight > weight_cap).to(gap.dtype)
+    return found

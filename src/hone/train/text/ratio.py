@@ -298,6 +298,16 @@ def _require_order(config: RatioConfig, method: Callable[..., Tensor], bounds: t
         )
 
 
+def token_weight_cap(config: RatioConfig) -> float | None:
+    """The largest weight of a token's correction; None where no token is weighted by its own ratio."""
+    if config.correction not in TOKEN_CORRECTIONS or config.correction == "kpop":
+        return None
+    if config.weight_cap is not None:
+        return config.weight_cap
+    method, _ = CORRECTIONS[config.correction]
+    return float(inspect.signature(method).parameters["weight_cap"].default)
+
+
 def require_small_mismatch(config: RatioConfig, metrics: Metrics) -> None:
     """Raises DivergedError when engine and trainer differ by more than the config allows."""
     found, limit = metrics.get("mismatch/mean"), config.max_mismatch_nats

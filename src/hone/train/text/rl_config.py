@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from hone.cluster.config import ClusterConfig
+from hone.core.config import with_values
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import Stateful
@@ -30,6 +31,7 @@ from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig
 from hone.train.text.planned_memory import BatchDimensions, TextLengths
 from hone.train.text.presets import PresetName, preset_values
+from hone.train.text.quantised import ratio_defaults, require_correction, require_ratio
 from hone.train.text.ratio import Denominator, RatioLearnerConfig, resolve_denominator, resolve_step_correction
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
@@ -46,6 +48,8 @@ class TextRunConfig(LanguageRunConfig):
     optimizer_moments: ClassVar[int] = 0
     keeps_last_words: ClassVar[bool] = False
     """The recipe learns from what a world says at the end of a dialogue, after the policy's last turn."""
+    has_ratio: ClassVar[bool] = False
+    """The loss has an importance ratio, which can correct for answers of another policy."""
     labels: ClassVar[LabelCredit | None] = None
     """Labels that the loss takes in the place of advantages; None: it takes any advantages."""
 
@@ -71,6 +75,7 @@ class TextRunConfig(LanguageRunConfig):
             require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
             requirement(self)
+        require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
         require_own_engine(self.rollout, self.cluster)
         if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:
@@ -129,6 +134,9 @@ class TextGradientRunConfig(TextRunConfig):
 
     needs_old_policy: ClassVar[bool] = False
     """The recipe computes log-probabilities of the policy before the update, whatever the ratio's denominator."""
+    has_ratio: ClassVar[bool] = True
+    corrects_itself: ClassVar[bool] = False
+    """The loss corrects for the behaviour policy by a weight of its own."""
 
     learner: RatioLearnerConfig
     """The optimizer, minibatches and the importance ratio."""
@@ -144,8 +152,18 @@ class TextGradientRunConfig(TextRunConfig):
                 "against recorded log-probabilities computes only the second; set learner.ratio.denominator = "
                 '"recomputed"'
             )
+        if not self.corrects_itself:
+            require_correction(self.rollout, self.learner.ratio, denominator=self.denominator())
         resolve_step_correction(self.learner.ratio)
         return self
+
+    @classmethod
+    def preset_values(cls, given: Mapping[str, object]) -> Mapping[str, object]:
+        """What `preset` sets, and what quantised rollouts set where neither it nor `given` does."""
+        values = super().preset_values(given)
+        if cls.corrects_itself or cls.auto_denominator == "recorded":
+            return values
+        return with_values(values, ratio_defaults(with_values(given, values)))
 
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens

@@ -47,6 +47,7 @@ from hone.train.text.ratio import (
     require_small_mismatch,
     resolve_correction,
     resolve_step_correction,
+    token_weight_cap,
 )
 from hone.train.text.reference_policies import TextPolicies, text_policies
 from hone.train.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
@@ -262,6 +263,7 @@ def gradient_learner(
         reference=policies.reference() if loss.needs_reference else None,
         correction=resolve_correction(config.learner.ratio),
         step_correction=resolve_step_correction(config.learner.ratio),
+        weight_cap=token_weight_cap(config.learner.ratio),
         diagnostics=config.learner.ratio.diagnostics,
     )
     learner = token_learner(

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.generation import OnPublish, SamplingParams
-from hone.engine.choose import RunnerKind
+from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.clients.config import ServerEngine
 from hone.evaluate.text.dialogues import History
 
@@ -75,9 +75,12 @@ class RolloutConfig(Config):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
     runner: RunnerKind | ServerEngine = "auto"
-    """Generation engine: `native` (compiled code), `native_bfloat16` (the same in lower precision), `torch`,
-    `torch_compiled` (torch.compile, for GPUs), or `auto` (native where it can be built). A table selects a server
-    (docs/howto/servers.md)."""
+    """Generation engine: `native` (compiled code), `native_bfloat16` and `native_int8` (the same in lower precision),
+    `torch`, `torch_compiled` (torch.compile, for GPUs), or `auto` (native where it can be built). A table selects a
+    server (docs/howto/servers.md)."""
+    kv_cache: KvCache = "auto"
+    """Numbers of keys and values in compiled code: `bfloat16` or `int8` (fewer bytes, a larger mismatch); `auto`: those
+    of the runner's products, and bfloat16 for `native_int8`."""
     deterministic: Literal["off", "batch"] = "off"
     """`batch`: on CUDA too, an answer does not depend on its batch mates; on a CPU it never does."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] | AsyncRolloutConfig = 0
@@ -91,6 +94,13 @@ class RolloutConfig(Config):
     history: History = "append"
     """Earlier turns of a dialogue: `append` keeps all tokens as they are; `template` lets a chat template rewrite them
     (drop thoughts, say), and the dialogue goes on in another row of tokens."""
+
+    @property
+    def quantised(self) -> str | None:
+        """The setting by which answers are drawn from codes of 8 bits; None: they are not."""
+        if self.runner == "native_int8":
+            return 'rollout.runner = "native_int8"'
+        return 'rollout.kv_cache = "int8"' if self.kv_cache == "int8" else None
 
     @property
     def asynchrony(self) -> AsyncRolloutConfig:
@@ -117,6 +127,17 @@ class RolloutConfig(Config):
             f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}": which weights drew which token '
             f"depends on time, so {again}"
         ]
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> "RolloutConfig":
+        compiled = not isinstance(self.runner, ServerEngine) and self.runner.startswith("native")
+        if self.kv_cache != "auto" and not compiled:
+            told = "a server" if isinstance(self.runner, ServerEngine) else f'"{self.runner}"'
+            raise ValueError(
+                f'kv_cache = "{self.kv_cache}" is for compiled code, and runner is {told}; set runner = "native", '
+                '"native_bfloat16" or "native_int8", or leave kv_cache out'
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_server_options(self) -> "RolloutConfig":

@@ -118,9 +118,9 @@ HONE_INLINE float encode_shares(const CodedPast& past, float* shares, int64_t st
 }
 
 // VECTORS registers of the values' features from `feature` on, for HEADS heads; `scale`: what a sum counts.
-template <class A, int HEADS, int VECTORS>
+template <int HEADS, int VECTORS>
 HONE_INLINE void mix_codes(const CodedPast& past, int feature, const uint8_t* codes, int64_t stride, const float* scale,
-                           A* out) {
+                           float* out) {
   const int head = past.engine->dims.head;
   vi upper[HEADS][VECTORS] = {}, lower[HEADS][VECTORS] = {};
   for (int first = 0; first < past.count; first += PAGE_TOKENS) {
@@ -148,9 +148,9 @@ HONE_INLINE void mix_codes(const CodedPast& past, int feature, const uint8_t* co
     }
 }
 
-template <class A, int HEADS>
+template <int HEADS>
 static void attend_coded_heads(const CodedPast& past, const float* q, float factor, Scratch& scratch, int64_t stride,
-                               A* out) {
+                               float* out) {
   constexpr int MOST = LANES == 16 ? 4 : 2, PAGES = MOST / HEADS > 1 ? MOST / HEADS : 1;
   constexpr int WIDE = SUMS / (2 * HEADS), VECTORS = WIDE > 4 ? 4 : (WIDE < 1 ? 1 : WIDE);
   float* scores = scratch.scores.as<float>();
@@ -165,33 +165,40 @@ static void attend_coded_heads(const CodedPast& past, const float* q, float fact
   const int head = past.engine->dims.head;
   int feature = 0;
   for (; feature + VECTORS * LANES <= head; feature += VECTORS * LANES)
-    mix_codes<A, HEADS, VECTORS>(past, feature, codes, stride, scale, out);
-  for (; feature < head; feature += LANES) mix_codes<A, HEADS, 1>(past, feature, codes, stride, scale, out);
+    mix_codes<HEADS, VECTORS>(past, feature, codes, stride, scale, out);
+  for (; feature < head; feature += LANES) mix_codes<HEADS, 1>(past, feature, codes, stride, scale, out);
 }
 
 // Token `token` of the pass, all query heads of one key head: into `mixed`.
-template <class A>
 static void attend_codes(Engine& e, int layer, int token, int kv_head, int thread) {
   const HonePass& pass = *e.work.pass;
   const Dims& d = e.dims;
   const CodedPast past = {&e, pass.pages + int64_t(pass.sequence[token]) * pass.most_pages, layer, kv_head,
                           pass.positions[token] + 1};
   const float* q = e.qkv.as<float>() + int64_t(token) * d.qkv + kv_head * d.group * d.head;
-  A* out = e.mixed.as<A>() + int64_t(token) * d.mixed + kv_head * d.group * d.head;
+  const int64_t place = int64_t(token) * d.mixed + kv_head * d.group * d.head;
   Scratch& scratch = e.scratch[thread];
   const int64_t stride = round_up(past.count, PAGE_TOKENS);
   HONE_CHECK(scratch.shares.bytes >= size_t(8 * stride));
   const float factor = 1.0f / __builtin_sqrtf(float(d.shape.head_dim));
-  int h = 0;
-  for (; h + 4 <= d.group; h += 4)
-    attend_coded_heads<A, 4>(past, q + h * d.head, factor, scratch, stride, out + h * d.head);
-  for (; h + 2 <= d.group; h += 2)
-    attend_coded_heads<A, 2>(past, q + h * d.head, factor, scratch, stride, out + h * d.head);
-  for (; h < d.group; ++h)
-    attend_coded_heads<A, 1>(past, q + h * d.head, factor, scratch, stride, out + h * d.head);
+  const bool half = d.number == sizeof(bf16);
+  alignas(64) float wide[4 * MOST_CODED_HEAD];
+  for (int h = 0, heads = 0; h < d.group; h += heads) {
+    const float* queries = q + h * d.head;
+    float* out = half ? wide : e.mixed.as<float>() + place + h * d.head;
+    heads = d.group - h >= 4 ? 4 : (d.group - h >= 2 ? 2 : 1);
+    if (heads == 4)
+      attend_coded_heads<4>(past, queries, factor, scratch, stride, out);
+    else if (heads == 2)
+      attend_coded_heads<2>(past, queries, factor, scratch, stride, out);
+    else
+      attend_coded_heads<1>(past, queries, factor, scratch, stride, out);
+    for (int i = 0; half && i < heads * d.head; i += LANES)
+      store(e.mixed.as<bf16>() + place + h * d.head + i, load(wide + i));
+  }
 }
 
-constexpr CodeKernels CODE_KERNELS = {any_code_tile<CODE_ROWS>, CODE_ROWS, attend_codes<float>, attend_codes<bf16>};
+constexpr CodeKernels CODE_KERNELS = {any_code_tile<CODE_ROWS>, CODE_ROWS, attend_codes};
 
 }  // namespace HONE_ISA
 }  // namespace hone

@@ -141,9 +141,7 @@ using TileCodes = void (*)(const uint8_t* a, int64_t stride, int rows, const int
 struct CodeKernels {
   TileCodes tile;
   int tile_rows;
-  // Attention over a cache of codes, with a result in float32 or bfloat16.
-  void (*attend)(Engine& engine, int layer, int token, int kv_head, int thread);
-  void (*attend_bf16)(Engine& engine, int layer, int token, int kv_head, int thread);
+  void (*attend)(Engine& engine, int layer, int token, int kv_head, int thread);  // over a cache of codes
 };
 
 struct Kernels {

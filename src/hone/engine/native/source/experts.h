@@ -123,10 +123,9 @@ static void run_experts(Engine& e, const Layer& layer, int number, const A* norm
                   d.hidden);
   });
   const auto product = [&](const std::vector<Linear>& linears, const A* a, int width, const auto& finish_of) {
-    if (d.shape.int8)
-      multiply_experts(e, linears, encoded(e, a, width, rows * count), finish_of);
-    else
-      multiply_experts(e, linears, Rows<A>{a, width}, finish_of);
+    if constexpr (MAY_BE_CODED<A>)
+      if (d.shape.int8) return multiply_experts(e, linears, encoded(e, a, width, rows * count), finish_of);
+    multiply_experts(e, linears, Rows<A>{a, width}, finish_of);
   };
   product(layer.expert_gate_up, gathered, d.hidden,
           [&](int row) { return GatedSilu<A>{inner + int64_t(row) * d.inner, d.inner}; });

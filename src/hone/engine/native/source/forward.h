@@ -36,7 +36,7 @@ HONE_INLINE void copy_row(const bf16* from, float* to, int count) {
 
 // Queries and keys are normalised (Qwen3) and turned to their position; keys and values go to their page.
 template <class KV>
-HONE_INLINE void place(Engine& e, const Layer& layer, int number, int token) {
+static __attribute__((noinline)) void place(Engine& e, const Layer& layer, int number, int token) {
   const HonePass& pass = *e.work.pass;
   const Dims& d = e.dims;
   const int position = pass.positions[token], at = position % PAGE_TOKENS;
@@ -68,10 +68,8 @@ template <class A, class KV>
 HONE_INLINE void attend_one(Engine& e, int layer, int token, int kv_head, int thread) {
   if constexpr (sizeof(KV) > 1)
     attend<KV, A>(e, layer, token, kv_head, thread);
-  else if constexpr (sizeof(A) == sizeof(float))
-    e.kernels->codes.attend(e, layer, token, kv_head, thread);
   else
-    e.kernels->codes.attend_bf16(e, layer, token, kv_head, thread);
+    e.kernels->codes.attend(e, layer, token, kv_head, thread);
 }
 
 template <class A, class KV>
@@ -89,12 +87,10 @@ static void run_layer(Engine& e, int number, int thread) {
     });
   };
   const auto product = [&](const Linear& linear, const A* a, int width, const auto& finish) {
-    if (!d.shape.int8)
-      multiply(e, linear, Rows<A>{a, width}, rows, finish);
-    else if (a == normed)  // its codes are known
-      multiply(e, linear, codes_of(e, rows), rows, finish);
-    else
-      multiply(e, linear, encoded(e, a, width, rows), rows, finish);
+    if constexpr (MAY_BE_CODED<A>)
+      if (d.shape.int8)
+        return multiply(e, linear, a == normed ? codes_of(e, rows) : encoded(e, a, width, rows), rows, finish);
+    multiply(e, linear, Rows<A>{a, width}, rows, finish);
   };
   norm(layer.attention_norm);
   product(layer.qkv, normed, d.hidden, Store{e.qkv.as<float>(), d.qkv});
@@ -128,7 +124,7 @@ static void run_draws(Engine& e, int thread) {
       if (d.shape.int8) encode_at(e, to, d.hidden, r, rows, true);
     });
     const Store finish = {e.logits.as<float>(), d.logits};
-    if (d.shape.int8)
+    if (MAY_BE_CODED<A> && d.shape.int8)
       multiply(e, e.head, codes_of(e, rows), rows, finish);
     else
       multiply(e, e.head, Rows<A>{normed, d.hidden}, rows, finish);

@@ -181,7 +181,10 @@ HONE_INLINE void for_rows(Engine& e, int rows, const Do& act) {
   pool_barrier(e.pool);
 }
 
-// Codes of rows of activations, ready for a product; with `wide` of 16 bits. Only float32 activations are coded.
+template <class A>
+constexpr bool MAY_BE_CODED = sizeof(A) == sizeof(float);  // activations that are coded are float32 before
+
+// Codes of rows of activations, ready for a product; with `wide` of 16 bits.
 HONE_INLINE void encode_at(Engine& e, const float* x, int count, int row, int64_t rows, bool wide) {
   uint8_t* codes = e.codes.as<uint8_t>() + int64_t(row) * e.dims.codes;
   float* scale = e.code_scale.as<float>() + row;

@@ -1,0 +1,213 @@
+"""Answers drawn in INT8: speed beside bfloat16, distance from the trainer's policy, and what GRPO learns from them.
+
+    python benchmarks/quantised.py             all, about an hour of CPU time
+    python benchmarks/quantised.py --speed     decoding alone, a minute of CPU time
+    python benchmarks/quantised.py --distance  KL to the trainer's policy after imitation, two minutes
+    python benchmarks/quantised.py --learning  GRPO from that policy, on seeds that chose no setting
+
+Speed: interleaved pairs with `native_bfloat16` on the same instruction set, CPU time of one thread, 64 rows. The floor
+of a decoding pass of model S (M) is 0.40 (3.3) G operations and 3.1 (25) MB of weights in INT8, twice the bytes in
+bfloat16; attention reads 64 x 88 keys and values of each layer, which bfloat16 widens number by number.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from chain_sums import TASK, answers, base
+from engine_native import MODELS, generate
+from tables import Row, rewrite, tell
+
+from hone.core.generation import Request, SamplingParams
+from hone.core.generation import generate as draw
+from hone.engine.choose import KvCache, RunnerKind
+from hone.engine.native.library import CacheKind, NumberKind, load_library
+from hone.engine.native.runner import NativeRunner
+from hone.engine.open_engine import EngineGuarantees
+from hone.evaluate.text.engine_actor import make_engine
+from hone.lab.tasks.chain_of_sums import SumProblem, hurried_solution, make_problems, right_chain
+from hone.models.language.init import new_model
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.packing import pack_shared_prompts
+from hone.recipes.text import grpo
+from hone.train.loop import train
+
+ROWS, MAX_TOKENS, HELD_OUT = 64, 40, 500
+WAYS: tuple[tuple[NumberKind, CacheKind], ...] = (
+    ("bfloat16", "bfloat16"), ("int8", "bfloat16"), ("int8", "int8"),
+)  # fmt: skip
+RUNNERS: tuple[tuple[RunnerKind, KvCache], ...] = (
+    ("native", "auto"), ("native_bfloat16", "auto"), ("native", "int8"),
+    ("native_int8", "auto"), ("native_int8", "int8"),
+)  # fmt: skip
+MOST_KL = 5e-5
+
+
+def speed(pairs: int) -> list[Row]:
+    """Decoded tokens per CPU second of INT8, by model, instruction set and cache."""
+    library, rows = load_library(), list[Row]()
+    torch.set_num_threads(1)
+    runs = library.instruction_sets()
+    sets = [("amx", "amx"), ("avx512_bf16", "avx512_vnni"), ("avx2", "avx2")]
+    for name, (half, coded) in [(name, one) for name in MODELS for one in sets if set(one) <= set(runs)]:
+        model = new_model(MODELS[name], seed=0, dtype="float32")
+        vocab = model.config.vocab_size
+        runners = [
+            NativeRunner(model, vocab_used=vocab, threads=1, dtype=dtype, cache=cache, isa=half if n == 0 else coded)
+            for n, (dtype, cache) in enumerate(WAYS)
+        ]
+        for runner in runners:
+            runner.publish()
+        found = [
+            [ROWS * 64 / generate(one, ROWS, vocab, time.process_time)[1] for one in runners] for _ in range(pairs)
+        ]
+        columns = list(zip(*found, strict=True))
+        for runner, own in zip(runners[1:], columns[1:], strict=True):
+            ratio = statistics.median(a / b for a, b in zip(own, columns[0], strict=True))
+            beside = f"{runners[0].name}: {statistics.median(columns[0]):,.0f}"
+            rows.append(
+                Row(
+                    row=f"decoding {name}, {ROWS} rows, {runner.name}", value=statistics.median(own),
+                    unit="tokens per CPU second", seeds=pairs, peer=beside, ratio=ratio, bar=">= 1.3 x bfloat16",
+                    met=ratio >= 1.3,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def imitated(folder: Path, seed: int) -> TokenPolicy:
+    """A policy that imitated the hurried teacher of chains of sums."""
+    return base(folder, make_problems(3000, seed=seed), hurried_solution, steps=250, seed=seed)
+
+
+def distance(seed: int, asked: int) -> list[Row]:
+    """KL(answers' policy || trainer's), k3 over the answers' tokens, by runner."""
+    rows = list[Row]()
+    with tempfile.TemporaryDirectory() as name:
+        policy = imitated(Path(name), seed)
+        problems = make_problems(asked, seed=seed + 1)
+        for runner, cache in RUNNERS:
+            gap = gaps(policy, problems, runner, cache)
+            kl = float((np.expm1(gap) - gap).mean())
+            title = runner if cache == "auto" else f"{runner}, kv_cache {cache}"
+            rows.append(
+                Row(
+                    row=f"{title}: KL to the trainer's policy ({len(gap):,} tokens, largest difference "
+                    f"{np.abs(gap).max():.2g}, above ratio 2 {(gap > np.log(2)).mean():.2g})",
+                    value=kl, unit="nats a token", bar=f"<= {MOST_KL:g}", met=kl <= MOST_KL,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def gaps(policy: TokenPolicy, problems: list[SumProblem], runner: RunnerKind, cache: KvCache) -> np.ndarray:
+    """Trainer minus engine, nats, of every token of four answers to each problem."""
+    prompts = [policy.tokenizer.encode(one.prompt) for one in problems]
+    engine = make_engine(
+        policy, slots=ROWS, longest_prompt=max(map(len, prompts)), max_tokens=MAX_TOKENS, seed=0, runner=runner,
+        guarantees=EngineGuarantees(kv_cache=cache),
+    )  # fmt: skip
+    engine.publish(0)
+    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    asked = [Request(id=str(n), prompt=prompt, samples=4, sampling=sampling) for n, prompt in enumerate(prompts)]
+    found: list[np.ndarray] = []
+    for done in draw(engine, asked):
+        packed, at = pack_shared_prompts([(prompts[int(done.request_id)], [done.tokens])])
+        with torch.no_grad():
+            decoder = policy.decoder
+            told = decoder.token_logprobs(
+                decoder.hidden(packed)[at.at], at.chosen, 1.0, vocab_size_used=policy.tokenizer.size
+            )
+        found.append(told.logp.numpy().astype(np.float64) - done.logp)
+    return np.concatenate(found)
+
+
+def learning(seeds: list[int], steps: int) -> list[Row]:
+    """Share of whole chains that are right, greedily, after GRPO on answers of each runner; the same starts."""
+    runners: tuple[RunnerKind, ...] = ("native", "native_int8")
+    ends: dict[str, list[float]] = {runner: [] for runner in runners}
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as name:
+            imitated(Path(name), seed)
+            for runner in runners:
+                ends[runner].append(learnt(Path(name), seed, steps, runner))
+                print(seed, runner, ends[runner][-1], flush=True)
+    plain, rows = ends["native"], list[Row]()
+    half = 2.776 * statistics.stdev(plain) / len(plain) ** 0.5 if len(plain) == 5 else max(plain) - min(plain)
+    low, high = statistics.fmean(plain) - half, statistics.fmean(plain) + half
+    for runner, own in ends.items():
+        mean = statistics.fmean(own)
+        rows.append(
+            Row(
+                row=f"GRPO on chains of sums, {steps} steps, {runner}: right at the end (worst seed {min(own):.3f})",
+                value=mean, unit="of held-out problems", low=min(own), high=max(own), seeds=len(own),
+                bar=None if runner == "native" else f"within {low:.3f} .. {high:.3f}",
+                met=None if runner == "native" else low <= mean <= high or mean > high,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def learnt(folder: Path, seed: int, steps: int, runner: RunnerKind) -> float:
+    problems = make_problems(2000, seed=seed + 2)
+    source = folder / "problems.jsonl"
+    source.write_text("".join(f'{{"prompt": "{one.prompt}"}}\n' for one in problems), encoding="utf-8")
+    config = grpo.GrpoConfig.model_validate(
+        {
+            "recipe": "grpo",
+            "name": "quantised",
+            "seed": seed,
+            "steps": steps,
+            "run": {"threads": 1},
+            "model": {"path": str(folder / "base"), "compute": "float32"},
+            "task": {"source": str(source)},
+            "rewards": {"functions": [{"use": f"{TASK}:right_chain"}], "workers": 1},
+            "rollout": {"prompts_per_step": 32, "max_tokens": MAX_TOKENS, "runner": runner},
+            "learner": {"lr": 3e-4},
+        }
+    )
+    job = grpo.ENTRY.build(config)
+    try:
+        policy = train(job.recipe, steps=steps, callback=lambda *_: None)
+    finally:
+        job.close()
+    held_out = make_problems(HELD_OUT, seed=seed + 3, exclude=problems)
+    drawn = answers(policy, held_out, samples=1, temperature=1e-3, max_tokens=MAX_TOKENS, seed=0)
+    return float(np.mean(right_chain([one.prompt for one, _ in drawn], [text for _, text in drawn])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for part in ("speed", "distance", "learning"):
+        parser.add_argument(f"--{part}", action="store_true")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--asked", type=int, default=256)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    every = not (options.speed or options.distance or options.learning)
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    parts = {
+        "speed": ("Quantised rollouts, speed", lambda: speed(options.pairs)),
+        "distance": (
+            "Quantised rollouts, distance from the trainer",
+            lambda: distance(options.seeds[0], options.asked),
+        ),
+        "learning": ("Quantised rollouts, learning", lambda: learning(options.seeds, options.steps)),
+    }
+    asked = [name for name in parts if every or getattr(options, name)]
+    for name in asked:
+        title, measure = parts[name]
+        rows = measure()
+        tell(rows)
+        rewrite(title, "benchmarks/quantised.py", rows, threads=1, quick=False)
+
+
+if __name__ == "__main__":
+    main()
