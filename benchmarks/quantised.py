@@ -33,7 +33,7 @@ from hone.evaluate.text.engine_actor import make_engine
 from hone.lab.tasks.chain_of_sums import SumProblem, hurried_solution, make_problems, right_chain
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.packing import pack_shared_prompts
+from hone.models.packing import pack_rows
 from hone.recipes.text import grpo
 from hone.train.loop import train
 
@@ -117,12 +117,12 @@ def gaps(policy: TokenPolicy, problems: list[SumProblem], runner: RunnerKind, ca
     asked = [Request(id=str(n), prompt=prompt, samples=4, sampling=sampling) for n, prompt in enumerate(prompts)]
     found: list[np.ndarray] = []
     for done in draw(engine, asked):
-        packed, at = pack_shared_prompts([(prompts[int(done.request_id)], [done.tokens])])
+        text = np.concatenate([prompts[int(done.request_id)], done.tokens]).astype(np.int32)
+        answer = torch.arange(len(text) - len(done.tokens), len(text))
         with torch.no_grad():
-            decoder = policy.decoder
-            told = decoder.token_logprobs(
-                decoder.hidden(packed)[at.at], at.chosen, 1.0, vocab_size_used=policy.tokenizer.size
-            )
+            hidden = policy.decoder.hidden(pack_rows([text[:-1]]))[answer - 1]
+            chosen = torch.from_numpy(text).long()[answer]
+            told = policy.decoder.token_logprobs(hidden, chosen, 1.0, vocab_size_used=policy.tokenizer.size)
         found.append(told.logp.numpy().astype(np.float64) - done.logp)
     return np.concatenate(found)
 
