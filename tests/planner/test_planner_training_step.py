@@ -8,7 +8,6 @@ import torch
 from manual_clock import ManualClock
 
 from hone.models.language.activation_offload import offloading_activations
-from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
 from hone.models.native.attention import MAX_POSITIONS
@@ -21,7 +20,7 @@ from hone.planner.run_memory import RunDimensions
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, LOGITS_AT_ONCE, StepSettings, saved_per_token, step_memory
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.text.tracked_step import tracked_step, why_not_tracked
+from hone.train.text.tracked_step import decoder_config, tracked_step, why_not_tracked
 
 TEXTS = 4
 BASE = PlannedDecoder(
@@ -32,17 +31,7 @@ STEP = StepSettings(tokens=512, text_tokens=128)
 
 
 def decoder(shape: PlannedDecoder, settings: StepSettings) -> Decoder:
-    config = ModelConfig(
-        family=shape.family,  # type: ignore[arg-type]
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        tie_embeddings=shape.tied,
-    )
+    config = decoder_config(shape)
     model = Decoder(config, checkpoint_activations=settings.checkpointing)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -225,6 +214,39 @@ def test_an_unused_end_of_the_vocabulary_takes_no_second_gradient() -> None:
     assert peaks[1] < peaks[0]
 
 
+MIXTURE = replace(BASE, family="qwen3_moe", experts=8, experts_per_token=2, intermediate=96)
+MIXTURES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
+    "as it is": (MIXTURE, STEP),
+    "wide": (replace(MIXTURE, hidden=128, intermediate=256), STEP),
+    "four of sixteen": (replace(MIXTURE, experts=16, experts_per_token=4), STEP),
+    "vocabulary": (replace(MIXTURE, vocab=512, tied=False), STEP),
+    "Mixtral": (replace(MIXTURE, family="mixtral", qk_norm=False, intermediate=320), STEP),
+    "checkpointing": (replace(MIXTURE, layers=6, intermediate=320), replace(STEP, checkpointing=True)),
+}
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_of_experts_are_what_a_tracker_counts(
+    name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path == "compiled" and available_kernels() is None:
+        pytest.skip("no compiler here")
+    if path == "torch":
+        monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
+    shape, settings = MIXTURES[name]
+    settings = replace(settings, path=path, compute=compute, tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    found = tracked_step(shape, settings, clock=ManualClock(), fake=False)
+    assert found.resident_bytes == 16 * shape.parameters
+    assert step_memory(shape, settings).peak == pytest.approx(found.working_bytes, rel=0.02)
+
+
+def test_a_layer_of_experts_by_hand() -> None:
+    """h 64, a 4, g 2, d 16, f 96, 2 of 8, float32: 4*64*4 + 8 + 4*(8+4)*16 + 32 + 8*2*64 + 12*2*96 + 96 + 48 + 4."""
+    assert saved_per_token(MIXTURE, STEP) == 1024 + 8 + 768 + 32 + 1024 + 2304 + 96 + 48 + 4
+
+
 def saved_bytes(shape: PlannedDecoder, settings: StepSettings, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes that a forward pass keeps for the backward pass, each storage once and the parameters left out."""
     model = decoder(shape, settings)
@@ -256,18 +278,20 @@ def id_of(tensor: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("path", ["compiled", "torch"])
-@pytest.mark.parametrize("name", ["as it is", "wide", "many heads", "grouped queries", "no norm of heads", "wide MLP"])
+@pytest.mark.parametrize(
+    "name", ["as it is", "wide", "many heads", "grouped queries", "no norm of heads", "wide MLP", "experts"]
+)
 def test_what_a_layer_keeps_is_exact_to_the_byte(
     name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three layers less two: one layer's bytes."""
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
-    shape = replace(CASES[name][0], layers=2)
+    shape = replace(MIXTURE if name == "experts" else CASES[name][0], layers=2)
     settings = replace(STEP, tokens=256, text_tokens=64, path=path, compute=compute)  # type: ignore[arg-type]
     two = saved_bytes(shape, settings, monkeypatch)
     three = saved_bytes(replace(shape, layers=3), settings, monkeypatch)
-    rounded = 2 * shape.layer_weights if compute == "bfloat16" else 0
+    rounded = 2 * (shape.attention_weights if shape.experts else shape.layer_weights) if compute == "bfloat16" else 0
     assert three - two == 256 * saved_per_token(shape, settings) + rounded
 
 

@@ -102,10 +102,11 @@ def _table_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
 
 
 def _expert_bytes(shape: PlannedDecoder, b: int) -> int:
-    """Bytes for each token in a layer of experts: k copies of its input and result, both inputs of the gate and its
-    result, and the router's numbers."""
-    k = shape.experts_per_token
-    return 2 * b * k * shape.hidden + 3 * b * k * shape.intermediate + 8 * shape.experts + 40 * k
+    """Bytes for each token in a layer of experts: the router's input in float32 in the place of the norm's result, k
+    copies of the experts' inputs and float32 copies of their results, both inputs of the gate and its result, and the
+    router's numbers."""
+    k, h = shape.experts_per_token, shape.hidden
+    return (b + 4) * k * h + (4 - b) * h + 3 * b * k * shape.intermediate + 12 * shape.experts + 24 * k + 4
 
 
 def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
@@ -118,7 +119,7 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     b = NUMBER_BYTES[settings.compute]
     mixed = settings.compute != settings.weights
     per_layer = saved_per_token(shape, settings) * tokens
-    rounded = 2 * shape.layer_weights if mixed and not settings.rounds_again else 0
+    rounded = 2 * _kept_weights(shape) if mixed and not settings.rounds_again else 0
     outside = (2 * _STREAM * h + 4 + 4 * shape.head_dim + _table_bytes(shape, settings)) * tokens
     if settings.checkpointing:
         deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
@@ -151,9 +152,16 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     )
 
 
+def _kept_weights(shape: PlannedDecoder) -> int:
+    """Weights of a layer whose rounded copies products keep: experts round theirs one after another, in both passes."""
+    return shape.attention_weights if shape.experts else shape.layer_weights
+
+
 def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
     """Most bytes of the last layer's backward pass, less those that it has freed by then."""
-    h, f, tokens = shape.hidden, shape.intermediate * max(1, shape.experts_per_token), settings.tokens
+    if shape.experts:
+        return _experts_backward(shape, settings, mixed=mixed)
+    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
     b = NUMBER_BYTES[settings.compute]
     freed = (2 * _STREAM * h + 4) * tokens  # the last norm's
     kept = mixed and not settings.rounds_again
@@ -171,6 +179,24 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     return max(gate, _softmax_backward(shape, settings, mixed=mixed) - freed)
 
 
+def _experts_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
+    """The same of a layer of experts, the largest of: `combine`, where the gradients of k results are added in float32;
+    `gate` and `down`, its products, the latter beside the gradient of all experts' weights; `scores` of attention."""
+    h, f, k, tokens = shape.hidden, shape.intermediate, shape.experts_per_token, settings.tokens
+    b = NUMBER_BYTES[settings.compute]
+    freed = (2 * _STREAM * h + 4) * tokens  # the last norm's
+    results = (4 - b) * k * h
+    combine = (4 * min(k, 3) * k * h - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
+    tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
+    stack = _STREAM * shape.experts * f * h + (2 * _TILE_ROWS * f if mixed and tiles else 0)
+    down = (b * k * f + (8 if b == 4 else 4) * h - results - 8 * k) * tokens + stack - freed
+    if settings.path == "compiled":
+        return max(combine, down, (2 * b * k * f + 4 * h - results - 8 * k) * tokens - freed)
+    gate = (3 * b * k * f - 4 * h * (k - 1) - 8 * k) * tokens - freed
+    scores = 0 if settings.path == "fused" else _softmax_backward(shape, settings, mixed=mixed) - freed
+    return max(combine, down, gate, scores)
+
+
 def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes of the last norm's backward pass: the compiled one makes its result only."""
     widths = 1 if settings.path == "compiled" else 4
@@ -180,8 +206,10 @@ def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
 def _softmax_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
     """Bytes while the scores' gradients are alive twice; the MLP of the layer is freed by then."""
     h, f, b = shape.hidden, shape.intermediate, NUMBER_BYTES[settings.compute]
-    freed = (_STREAM + b) * h + 4 + 3 * b * f + b * shape.query_width
-    weights = 2 * (3 * h * f + shape.query_width * h) if mixed and not settings.rounds_again else 0
+    inner = _expert_bytes(shape, b) if shape.experts else 3 * b * f
+    freed = (_STREAM + b) * h + 4 + inner + b * shape.query_width
+    weights = 2 * ((0 if shape.experts else 3 * h * f) + shape.query_width * h)
+    weights = weights if mixed and not settings.rounds_again else 0
     scores = 2 * b * shape.heads * settings.text_tokens
     return (_STREAM * h + scores - freed) * settings.tokens - weights
 
