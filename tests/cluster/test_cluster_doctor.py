@@ -7,6 +7,7 @@ import pytest
 
 from hone.cli.main import main
 from hone.cluster.config import ClusterConfig
+from hone.cluster.connect import require_listener
 from hone.cluster.doctor import ClusterFinding, NodeReport, findings_of, inspect_cluster, inspect_node
 from hone.cluster.placement import NodeRoom
 from hone.core.errors import ResourceError
@@ -69,6 +70,21 @@ def test_a_node_reads_and_writes_the_token(tmp_path: Path) -> None:
     assert "No such file" in inspect_node("a", str(tmp_path / "elsewhere"), "t").folder_fault
     (tmp_path / "t").write_text("other")
     assert "other contents" in inspect_node("a", str(tmp_path), "t").folder_fault
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("127.0.0.1:1", "no Ray cluster at '127.0.0.1:1'"),
+        ("127.0.0.1:99999", "no Ray cluster at '127.0.0.1:99999'"),
+        ("ray://head:10001", "an address of Ray Client, which is not used"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(address: str, told: str) -> None:
+    with pytest.raises(ResourceError, match=told):
+        require_listener(address)
+    require_listener("auto")
+    require_listener("local")
 
 
 def test_a_cluster_that_is_not_there_is_the_only_finding(

@@ -4,11 +4,15 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
 
 from hone.core.errors import ResourceError
+
+LISTENER_S = 5.0
+"""Seconds in which a cluster's port must answer."""
 
 
 def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = None) -> bool:
@@ -23,6 +27,7 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
         raise ResourceError(f'Ray cannot be imported ({error}): pip install "hone-rl[ray]"') from error
     if ray.is_initialized():
         return False
+    require_listener(address)
     start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     if address == "local":
         cores = max(cpus, os.cpu_count() or 1)
@@ -37,6 +42,26 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
             "one version everywhere"
         ) from None
     return True
+
+
+def require_listener(address: str) -> None:
+    """Raise ResourceError for an address `host:port` where nothing listens: Ray would try for minutes, and end this
+    process. Ray Client's addresses are refused."""
+    if address.startswith("ray://"):
+        raise ResourceError(
+            f"{address!r} is an address of Ray Client, which is not used: run the command on the cluster, with "
+            "`ray job submit --address http://HEAD:8265 --working-dir . -- hone ...`"
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=LISTENER_S).close()
+    except (OSError, OverflowError) as error:
+        raise ResourceError(
+            f"no Ray cluster at {address!r}: {error}; check the host and the port, which is that of `ray start --head` "
+            "(6379), and not the dashboard's"
+        ) from None
 
 
 @contextlib.contextmanager

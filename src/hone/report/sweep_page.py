@@ -88,6 +88,7 @@ def _winner(record: SweepRecord, labels: Mapping[int, str], fresh: Comparison | 
         if one.failure:
             lines.append(styled("p", "verdict", text(f"{labels[one.trial]} failed on the fresh seeds: {one.failure}")))
             continue
+        chosen = ", where the best of many looks better than it is" if one is record.fresh[0] else ""
         lines.append(
             styled(
                 "p",
@@ -96,7 +97,7 @@ def _winner(record: SweepRecord, labels: Mapping[int, str], fresh: Comparison | 
                 element("b", text(score_text(one))),
                 text(
                     f" on fresh seeds, worst seed {format_number(one.worst)}; {score_text(search[one.trial])} on the "
-                    "seeds that chose it, where the best of many looks better than it is."
+                    f"search seeds{chosen}."
                 ),
             )
         )
@@ -135,7 +136,7 @@ def _trials(record: SweepRecord, labels: Mapping[int, str]) -> Html:
 
 
 def _value(value: object) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _first_groups(searched: Comparison, record: SweepRecord, labels: Mapping[int, str]) -> Comparison:

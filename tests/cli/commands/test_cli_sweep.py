@@ -161,15 +161,20 @@ def test_a_killed_and_an_interrupted_sweep_leave_nothing_running_and_end_as_a_wh
     for number, kill in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
         resume = ["--resume"] if number == signal.SIGINT else []
         process = subprocess.Popen([*command, "--name", "cut", *resume])
-        while not list(place.glob("runs/cut/search/*/*/manifest.json")):
+        while not _runs_of(place) or not list(place.glob("runs/cut/search/*/*/manifest.json")):
             time.sleep(0.1)
         process.send_signal(number)
         assert process.wait(60) == kill
         time.sleep(1.0)
-        assert [one for one in Path("/proc").glob("[0-9]*") if str(place) in _words(one)] == []
+        assert _runs_of(place) == []
     subprocess.run([*command, "--name", "cut", "--resume"], check=True)
     whole, cut = (json.loads((place / f"runs/{name}/sweep.json").read_text()) for name in ("whole", "cut"))
     assert whole == cut
+
+
+def _runs_of(place: Path) -> list[str]:
+    """Processes that train a run of a sweep in this place."""
+    return [one.name for one in Path("/proc").glob("[0-9]*") if f"{place}/runs" in _words(one)]
 
 
 def _words(process: Path) -> str:
