@@ -2,7 +2,8 @@
 
 `python benchmarks/ranks.py out.json` trains the short runs of `run_digests.py` on one process and on 2 ranks (with
 `--ranks 4`: on 4) and compares what the optimizer holds: the gradient, as the first moment tells it. A second part
-trains GRPO with `run.virtual_ranks = 4` on 1, 2 and 4 ranks and compares bits; a third kills a rank. `--only NAME`
+trains GRPO with `run.virtual_ranks = 4` on 1, 2 and 4 ranks and compares bits; a third kills a rank. With
+`--tensor 2` two ranks hold each layer of a language model together, and the first part alone is done. `--only NAME`
 takes some of the runs.
 
 Each row has the largest difference of a moment as a share of the largest moment, and the CPU seconds of both runs.
@@ -36,6 +37,8 @@ from hone.core.errors import ConfigError, HoneError
 
 BAR = 1e-6
 """Largest difference of a gradient in float32 that is rounding."""
+TENSOR_BAR = 5e-6
+"""The same where layers are cut among ranks, which add parts of a product."""
 Row = dict[str, Any]
 
 
@@ -68,25 +71,28 @@ def largest_difference(one: dict[str, NDArray[np.generic]], other: dict[str, NDA
     return float(max(gaps)) / size if size else 0.0
 
 
-def compare_recipe(name: str, ranks: int) -> Row:
-    """One recipe on one process and on `ranks`: after one step where the recipe can have a single one."""
+def compare_recipe(name: str, ranks: int, tensor: int) -> Row:
+    """One recipe on one process and on `ranks`, of which `tensor` hold each layer together: after one step where the
+    recipe can have a single one."""
+    heads = [f"model.new.kv_heads={tensor}"] if tensor > 1 and "model.new" in RUNS[name][1] else []
     try:
-        return compared(name, ranks, "steps=1")
+        return compared(name, ranks, tensor, "steps=1", *heads)
     except ConfigError:
         pass
     try:
-        return compared(name, ranks)
+        return compared(name, ranks, tensor, *heads)
     except ConfigError as fault:
         return {"run": name, "refused": str(fault)}
 
 
-def compared(name: str, ranks: int, *settings: str) -> Row:
+def compared(name: str, ranks: int, tensor: int, *settings: str) -> Row:
     """Differences between one process and `ranks`."""
     row: Row = {"run": name, "settings": settings}
     try:
         place = f"{name}_{len(settings)}"
         alone, row["cpu_one_s"] = trained(name, f"{place}_one", *settings)
-        shared, row["cpu_ranks_s"] = trained(name, f"{place}_ranks", *settings, f"run.ranks={ranks}")
+        ranked = (f"run.ranks={ranks}", f"run.tensor={tensor}")
+        shared, row["cpu_ranks_s"] = trained(name, f"{place}_ranks", *settings, *ranked)
     except ConfigError:
         raise
     except HoneError as fault:
@@ -144,6 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The learner over ranks against one process.")
     parser.add_argument("out", type=Path, help="JSON file to write")
     parser.add_argument("--ranks", type=int, default=2, help="ranks to compare with one process")
+    parser.add_argument("--tensor", type=int, default=1, help="ranks that hold each layer together")
     parser.add_argument("--only", action="append", choices=RUNS, help="these runs")
     asked = parser.parse_args()
     out, names = asked.out.absolute(), asked.only or list(RUNS)
@@ -153,16 +160,18 @@ def main() -> int:
         for need in {NEEDS[name] for name in names if name in NEEDS}:
             api.train(f"{need}.toml")
         for name in names:
-            rows.append(compare_recipe(name, asked.ranks))
+            rows.append(compare_recipe(name, asked.ranks, asked.tensor))
             print(json.dumps(rows[-1]), flush=True)
             out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        rows.append(virtual_bits([1, 2] if asked.ranks == 2 else [1, 2, 4]))
-        print(json.dumps(rows[-1]), flush=True)
-        rows.append(killed_rank())
-        print(json.dumps(rows[-1]), flush=True)
+        if asked.tensor == 1:
+            rows.append(virtual_bits([1, 2] if asked.ranks == 2 else [1, 2, 4]))
+            print(json.dumps(rows[-1]), flush=True)
+            rows.append(killed_rank())
+            print(json.dumps(rows[-1]), flush=True)
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    beyond = [row["run"] for row in rows if row.get("gradient", 0) > BAR or "failed" in row or not row.get("equal", 1)]
-    print(f"{len(rows)} rows, {cpu_seconds():.0f} s of CPU time; beyond {BAR:g}: {', '.join(beyond) or 'none'}")
+    bar = BAR if asked.tensor == 1 else TENSOR_BAR
+    beyond = [row["run"] for row in rows if row.get("gradient", 0) > bar or "failed" in row or not row.get("equal", 1)]
+    print(f"{len(rows)} rows, {cpu_seconds():.0f} s of CPU time; beyond {bar:g}: {', '.join(beyond) or 'none'}")
     return 1 if beyond else 0
 
 

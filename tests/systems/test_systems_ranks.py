@@ -123,6 +123,19 @@ def test_a_resume_on_another_number_of_ranks_is_equal_to_rounding_and_says_so(pl
     assert np.abs(found - expected).max() <= 1e-7 * np.abs(expected).max()
 
 
+def test_layers_held_by_two_ranks_are_saved_as_one_folder_and_keep_their_number(place):
+    model = "model.new.kv_heads=2"
+    finish(place, "parts", "steps=1", "run.tensor=2", model)
+    finish(place, "undivided", "steps=1", "run.ranks=1", model)
+    found, expected = weights(place, "parts", 1), weights(place, "undivided", 1)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    finish(place, "parts", "steps=2", "run.tensor=2", model, "--resume")
+    process = tiny_runs.start(place, *command("parts", "steps=3", model, "--resume"))
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 2 and "run.tensor: 2 -> 1" in said
+
+
 def weights(folder: Path, name: str, step: int) -> np.ndarray:
     saved = load_file(folder / "runs" / name / "checkpoints" / f"step_{step:08d}" / "policy" / "model.safetensors")
     return np.concatenate([saved[key].astype(np.float64).ravel() for key in sorted(saved)])

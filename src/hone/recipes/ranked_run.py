@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, ErrorCollector
 from hone.train.config import RunConfig
 from hone.train.job import RecipeSpec, TrainingJob
 
@@ -23,13 +23,37 @@ def require_ranks_fit(config: RunConfig) -> None:
     key = f"run.ranks = {run.ranks}" if run.ranks > 1 else f"run.virtual_ranks = {run.virtual_ranks}"
     if not isinstance(dict(config).get("learner"), OptimizerConfig):
         raise ConfigError(f"{key}: {config.recipe} has no steps along a gradient that ranks could share; leave it out")
+    if run.tensor > 1:
+        require_layers_split(config)
     rows = rows_of_step(config)
-    shares = config.run.virtual_ranks or config.run.ranks
+    shares = run.virtual_ranks or run.ranks // run.tensor
     if rows is not None and rows < shares:
         raise ConfigError(
             f"{key}: an optimizer step has {rows} sequences, fewer than {shares} shares, so that ranks would have "
             "nothing to do; take fewer ranks, fewer learner.minibatches, or more sequences"
         )
+
+
+def require_layers_split(config: RunConfig) -> None:
+    """Raise ConfigError, with every reason, for a run whose layers cannot be cut among `run.tensor` ranks."""
+    from hone.evaluate.text.open_policy import model_config, open_tokenizer  # noqa: PLC0415 - torch
+    from hone.models.language.tensor_parallel import tensor_split_faults  # noqa: PLC0415 - as above
+    from hone.train.text.open_text import NetworkRunConfig  # noqa: PLC0415 - as above
+
+    key = f"run.tensor = {config.run.tensor}"
+    if not isinstance(config, NetworkRunConfig):
+        raise ConfigError(f"{key}: {config.recipe} trains no language model whose layers could be cut; leave it out")
+    source, faults = config.model, ErrorCollector(ConfigError)
+    if source.lora is not None:
+        faults.add(f"{key}: a low-rank adapter (model.lora) is whole on every rank; leave one of the two out")
+    if source.exactness == "bitwise":
+        faults.add(
+            f"{key}: layers that are cut among ranks add in another order than the engine, so that log-probabilities "
+            'are not equal to the bit; use model.exactness = "parity"'
+        )
+    tokenizer, _ = open_tokenizer(source)
+    faults.extend(f"run.{fault}" for fault in tensor_split_faults(model_config(source, tokenizer), config.run.tensor))
+    faults.raise_if_any()
 
 
 def rows_of_step(config: RunConfig) -> int | None:
@@ -56,11 +80,14 @@ def rank_placement(config: RunConfig) -> Mapping[str, str]:
         if run.virtual_ranks
         else "another number of ranks gives results equal to rounding, not to the bit"
     )
-    return {
+    placement = {
         "ranks": "; ".join([f"rank 0: this process, on {place.format(0)}, with rollouts", *shown]),
         "threads of each rank": f"{run.threads}, {run.threads * run.ranks} in all",
-        "share of each batch": f"{1 / run.ranks:.3g}; {bits}",
+        "share of each batch": f"{run.tensor / run.ranks:.3g}; {bits}",
     }
+    if run.tensor > 1:
+        placement["share of each layer"] = f"{1 / run.tensor:.3g}; {run.tensor} neighbours compute the same rows"
+    return placement
 
 
 def over_ranks(

@@ -33,6 +33,9 @@ class RunSettings(Config):
     ranks: int = Field(default=1, ge=1)
     """Processes that share the learner: each computes a part of every batch, and holds a part of a language model's
     weights. Rank 0 is this process; the others are its children, on as many GPUs where the device is `cuda`."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that hold each layer of a language model together, its heads and the columns of its MLP cut among them, for
+    the same rows; a divisor of `ranks`. 1: ranks only share out the rows."""
     virtual_ranks: int = Field(default=0, ge=0)
     """Shares that every batch is cut into whatever the number of ranks: the weights then have the same bits on 1, 2, 4
     ... ranks. A power of two that `ranks` divides; 0: as many as ranks."""
@@ -43,6 +46,13 @@ class RunSettings(Config):
     @model_validator(mode="after")
     def _check_ranks(self) -> "RunSettings":
         virtual = self.virtual_ranks
+        if self.ranks % self.tensor:
+            raise ValueError(f"ranks = {self.ranks} must be a multiple of tensor = {self.tensor}")
+        if virtual and self.tensor > 1:
+            raise ValueError(
+                f"virtual_ranks = {virtual} with tensor = {self.tensor}: layers that are cut among ranks have other "
+                "bits than whole ones; leave one of the two out"
+            )
         if virtual and (virtual & (virtual - 1) or virtual % self.ranks):
             raise ValueError(
                 f"virtual_ranks = {virtual} with ranks = {self.ranks}: it must be a power of two that ranks divides; "

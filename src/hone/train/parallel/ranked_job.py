@@ -75,7 +75,13 @@ def driver_meeting(config: RunConfig, address: str) -> RankMeeting:
         )
     device = "cuda:0" if run.device == "cuda" else run.device
     return RankMeeting(
-        rank=0, ranks=run.ranks, virtual=run.virtual_ranks, patience_s=run.patience_s, device=device, address=address
+        rank=0,
+        ranks=run.ranks,
+        tensor=run.tensor,
+        virtual=run.virtual_ranks,
+        patience_s=run.patience_s,
+        device=device,
+        address=address,
     )
 
 
@@ -86,6 +92,11 @@ def rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) ->
         raise ConfigError(
             "run.ranks: priorities of a replay buffer are set by the process that computed them, and the buffer is the "
             "driver's; leave run.ranks out, or the priorities"
+        )
+    if group.tensor is not None and not sharded.twins:
+        raise ConfigError(
+            f"run.tensor = {group.meeting.tensor}: this recipe trains no language model whose layers could be cut; "
+            "leave it out"
         )
     return RankWork(learner=learner, group=group, twins=sharded.twins)
 
