@@ -180,7 +180,7 @@ class HarmingThread:
     def _work(self) -> None:
         chance = random.Random(0)
         while self.left and not self.over:
-            time.sleep(chance.uniform(0.2, 4.0))
+            time.sleep(chance.uniform(1.0, 8.0))
             self.left -= self.harm(chance)
 
 

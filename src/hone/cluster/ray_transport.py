@@ -282,4 +282,4 @@ def _rooms() -> list[NodeRoom]:
 def _last_line(text: str) -> str:
     """The last line of a message of Ray that says something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
+    return lines[-1].partition(" Some common causes")[0][:300] if lines else "no reason given"

@@ -260,6 +260,21 @@ def test_a_prompt_that_ends_three_replicas_is_named_and_its_neighbours_are_not()
     assert asked[-1] == ("p2",)
 
 
+def test_a_loss_elsewhere_acquits_a_prompt() -> None:
+    fleet = book(2, slots=4, ready=2)
+    fleet.queue([request("p1")], 0)
+    for life in range(6):
+        ((holder, _),) = fleet.give(0.0)
+        other = next(name for name in fleet.replicas if name != holder)
+        for place, lost in enumerate((holder, other)):
+            fleet.gone(lost, "preempted")
+            name = f"life {life} {place}"
+            fleet.start(name, 0.0)
+            fleet.join(name, 0.0)
+            fleet.ready(name, 0, 0.0)
+    assert fleet.pending == 1
+
+
 def test_losses_beyond_the_allowed_end_the_run_and_old_ones_are_forgotten() -> None:
     fleet = book(2, losses_allowed=1)
     fleet.gone("a", "out of memory on node 7")

@@ -196,14 +196,16 @@ class FleetBook:
     def gone(self, replica: str, cause: str) -> None:
         """Record the loss of a replica: its work is asked again.
 
-        Raises DataError for a prompt that was with several lost replicas, LostResourceError when too many were lost.
+        Raises DataError for a prompt that was with several lost replicas in a row, LostResourceError when too many were
+        lost. A loss elsewhere acquits a prompt: something else ends replicas, too.
         """
         told = self.replicas.pop(replica, None)
         if told is None:
             return
         held = [self.asks[number] for number in told.asks if number in self.asks]
-        for item in (item for record in held if not record.digest for item in record.items):
-            item.losses += 1
+        suspects = [item for record in held if not record.digest for item in record.items]
+        for item in (*self._waiting, *(item for record in self.asks.values() for item in record.items)):
+            item.losses = item.losses + 1 if item in suspects else 0
         self._release(replica, sorted(told.asks))
         self._losses = [one for one in self._losses if one[0] > self.version - _WINDOW]
         self._losses.append((self.version, f"{replica}: {cause}"))

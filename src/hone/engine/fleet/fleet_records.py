@@ -24,7 +24,7 @@ class FleetLimits:
     losses_allowed: int = 20
     """Number of replicas that may be lost per 100 versions."""
     losses_of_work: int = 3
-    """Number of lost replicas after which their common prompt is taken for the cause."""
+    """Number of replicas lost one after the other after which their common prompt is taken for the cause."""
 
 
 class ReplicaPhase(Enum):
@@ -64,7 +64,7 @@ class WorkItem:
     request: Request | None = None
     texts: tuple[ScoreRequest, ...] = ()
     losses: int = 0
-    """Number of replicas that were lost while they held it."""
+    """Number of replicas that were lost one after the other while they held it."""
     returned: bool = False
     """True if it was given out before; it then goes first."""
 
