@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from hone.core.decisions import Floats
+from hone.core.decisions import Floats, Ints
 from hone.core.errors import DataError
 
 POINTS: Final = 41
@@ -33,7 +33,7 @@ LARGEST_ERROR: Final = 1e-2
 """Distance of the probabilities' sum from 1 beyond which they are refused."""
 _STEPS: Final = np.linspace(-5.0, 5.0, POINTS)
 """Grid points of one arm, in standard deviations."""
-_EVEN_SIZES: Final = np.array([12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256])
+_EVEN_SIZES: Final = np.array([12.0, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256])
 """Points of an even grid; a row takes the smallest that is fine enough."""
 _EVEN_STEP: Final = 0.7
 """Step of an even grid, in standard deviations of the narrowest arm."""
@@ -101,7 +101,8 @@ def normal_best_rows(mean: Floats, variance: Floats) -> Floats:
     low, high = (mean - _EVEN_REACH * spread).max(axis=1), mean + _EVEN_REACH * spread
     narrowest = np.where(high > low[:, None], spread, np.inf).min(axis=1)  # of the arms that may be the best
     grids = np.stack([low, high.max(axis=1)])
-    size = _EVEN_SIZES.searchsorted((grids[1] - grids[0]) / (_EVEN_STEP * narrowest) + 1.0)
+    needed: Floats = (grids[1] - grids[0]) / (_EVEN_STEP * narrowest) + 1.0
+    size: Ints = np.digitize(needed, _EVEN_SIZES, right=True)
     best = np.empty_like(mean)
     for place in np.unique(size):
         rows = np.flatnonzero(size == place)

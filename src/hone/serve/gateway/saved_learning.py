@@ -183,9 +183,9 @@ class LearningCheckpoints:
                 self.tell("learning_unsaved", told + "writes to it, or a reward was repeated; a restart reads more")
             return None
         position = end_position(self.log)
-        if not position:
+        last = self.log.read(position - 1, 1) if position else []
+        if not last:
             return None
-        last = self.log.read(position - 1, 1)[0]
         mark = LogMark(position=position, decisions=self.decisions, next_seq=dict(self._next_seq))
         learning = {name: one.learning for name, one in self.policies.tenants.items() if one.learning is not None}
         start = self._start(learning)
@@ -193,7 +193,7 @@ class LearningCheckpoints:
         tenants: State = {name: _learning_state(one) for name, one in learning.items()}
         return {
             "digest": self.digest, "records": held, "erased": erased, "start": start.position, "position": position,
-            "last": _identity(last), "tenants": tenants,
+            "last": _identity(last[0]), "tenants": tenants,
             "marks": {str(place): _mark_state(one) for place, one in enumerate(self.marks)},
         }  # fmt: skip
 
