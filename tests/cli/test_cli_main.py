@@ -272,20 +272,9 @@ LOG_OPTIONS = [
 
 
 PLAN_OPTIONS = [
-    *(
-        "--calibrate",
-        "--device",
-        "--exact",
-        "--json",
-        "--longest-text",
-        "--memory",
-        "--model",
-        "--name",
-        "--runs",
-        "--solve",
-        "--yes",
-    ),
-]
+    "--calibrate", "--device", "--exact", "--json", "--longest-text", "--memory", "--model", "--name", "--runs",
+    "--solve", "--yes",
+]  # fmt: skip
 TRAIN_OPTIONS = [
     "--allow-changed-code", "--allow-changed-config", "--device", "--dry-run",
     "--jobs", "--name", "--resume", "--runs", "--seeds", "--yes",
