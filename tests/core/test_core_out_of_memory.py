@@ -78,6 +78,12 @@ def test_memory_that_ran_out_is_recognised(error: BaseException, says: str) -> N
         raise error
 
 
+def test_what_was_planned_is_quoted() -> None:
+    told = r"^out of memory in .*: CUDA out of memory\. .*; planned were 3 GiB; lower batch \(8\)$"
+    with pytest.raises(ResourceError, match=told), memory_errors({"batch": 8}, lambda: "planned were 3 GiB"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
 def test_compiled_code_that_has_no_memory_is_told_with_the_keys() -> None:
     for text, told in (
         ("out of memory: 3 GiB of pages", r"^out of memory: 3 GiB of pages; lower batch \(8\)$"),

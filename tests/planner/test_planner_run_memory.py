@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
 from hone.planner.devices import DEVICES, GIB, cpu_device, find_device
-from hone.planner.fixes import propose_fixes
+from hone.planner.fixes import first_changes, propose_fixes
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import (
     GenerationSettings,
@@ -23,6 +23,7 @@ from hone.planner.run_memory import (
 )
 from hone.planner.run_time import flops_per_token, generation_time, learning_time
 from hone.planner.training_step import StepSettings, step_memory
+from hone.train.memory_plan import MemoryPlan, planned_words, readable_bytes
 
 QWEN3_17B = shape_from_hf(
     {
@@ -114,6 +115,20 @@ def test_what_fits_is_the_most_that_fits() -> None:
     assert run_memory(more).peak_bytes > device.usable_bytes
     assert most_concurrent(replace(GRPO, generation=None), device) == 0
     assert largest_micro_batch(GRPO, cpu_device(GIB)) == 0
+
+
+def test_a_run_whose_memory_ran_out_is_told_its_plan() -> None:
+    """The peak, what makes it, and two changes that keep the run, each with the peak that it leads to."""
+    plan = MemoryPlan(parameters=1, parts={}, run=GRPO)
+    said = planned_words(plan)
+    peak = readable_bytes(run_memory(GRPO).peak_bytes)
+    assert said.startswith(f"planned were {peak} of tensors in learn, most of it activations; first try learner.m")
+    assert all(fix.keeps != "algorithm" for fix in first_changes(GRPO, 2))
+    assert planned_words(None) == planned_words(MemoryPlan(parameters=1, parts={})) == ""
+    small = replace(GRPO, step=replace(GRPO.step, tokens=GRPO.step.text_tokens), generation=None)
+    told = planned_words(MemoryPlan(parameters=1, parts={}, run=small))
+    assert "first try model.round_weights_again=true (" in told
+    assert ", then model.activation_checkpointing=true (" in told
 
 
 sizes = st.builds(

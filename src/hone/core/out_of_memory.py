@@ -7,7 +7,7 @@ import contextlib
 import errno
 import re
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from hone.core.errors import HoneError, ResourceError
@@ -56,19 +56,25 @@ def memory_remedy(settings: Mapping[str, object]) -> str:
 
 
 @contextlib.contextmanager
-def memory_errors(settings: Mapping[str, object]) -> Generator[None, None, None]:
-    """Turn an allocation that fails in the block into ResourceError, with the keys of `settings` that lower it."""
+def memory_errors(settings: Mapping[str, object], planned: Callable[[], str] = str) -> Generator[None, None, None]:
+    """Turn an allocation that fails in the block into ResourceError, with the plan's words, where `planned` has any,
+    and the keys of `settings` that lower it."""
     try:
         yield
     except ResourceError as error:  # compiled code reports its own allocations
         text = str(error)
         if not text.startswith(_PREFIX) or "; lower " in text:
             raise
-        raise ResourceError(f"{text}; {memory_remedy(settings)}") from error
+        raise ResourceError("; ".join([text, *_told(planned), memory_remedy(settings)])) from error
     except (MemoryError, RuntimeError, OSError, ImportError) as error:
         if not (what := out_of_memory(error)):
             raise
-        raise ResourceError(f"{what}; {memory_remedy(settings)}") from error
+        raise ResourceError("; ".join([what, *_told(planned), memory_remedy(settings)])) from error
+
+
+def _told(planned: Callable[[], str]) -> list[str]:
+    words = planned()
+    return [words] if words else []
 
 
 def _place(error: BaseException) -> str:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import cast
 
 from hone.core.errors import ResourceError
-from hone.planner.run_memory import RunDimensions
+from hone.planner.fixes import first_changes
+from hone.planner.run_memory import RunDimensions, run_memory
 from hone.process.machine_memory import memory_limit_bytes
 
 _FLOAT_BYTES = 4
@@ -53,6 +54,18 @@ def readable_bytes(count: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def planned_words(plan: MemoryPlan | None) -> str:
+    """The planned peak and the first two changes that lower it, for the message of a run whose memory ran out; empty
+    for a run that was not planned."""
+    if plan is None or plan.run is None:
+        return ""
+    memory = run_memory(plan.run)
+    changes = [f"{fix.setting} ({readable_bytes(fix.memory.peak_bytes)})" for fix in first_changes(plan.run, 2)]
+    peak = readable_bytes(memory.peak_bytes)
+    words = f"planned were {peak} of tensors in {memory.peak_phase}, most of it {memory.largest}"
+    return f"{words}; first try {', then '.join(changes)}" if changes else words
 
 
 def require_fit(plan: MemoryPlan, settings: Mapping[str, object]) -> None:

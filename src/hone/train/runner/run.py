@@ -7,6 +7,7 @@ import contextlib
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from hone.store.metrics import MetricsWriter, open_metrics
 from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.loop import train
-from hone.train.memory_plan import MemoryPlan
+from hone.train.memory_plan import MemoryPlan, planned_words
 from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
 from hone.train.runner.display import HangupSafeDisplay, ProgressDisplay
 from hone.train.runner.memory_watch import MemoryWatch
@@ -116,7 +117,7 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
         refuse_fewer_steps(checkpoints, config.steps, config.name)
     settings = {key: setting.value for key, setting in request.settings.items()}
     memory = MemoryWatch.begin(config.run.device)
-    with memory_errors(settings):
+    with memory_errors(settings, partial(planned_words, request.memory)):
         job = request.build(config)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
@@ -131,7 +132,7 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
         with (
             _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
             stop_on_signals(progress.note) as stop,
-            memory_errors(settings),
+            memory_errors(settings, partial(planned_words, request.memory)),
         ):
             job.write_protect(folder.path)
             job.open_folder(folder.path)
