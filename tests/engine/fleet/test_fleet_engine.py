@@ -1,6 +1,7 @@
 """A fleet of in-process replicas gives the answers of the embedded engine, to the bit, whatever happens to replicas."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,28 @@ def test_truncated_sampling_and_stop_strings_cross_the_wire(model, tmp_path) -> 
             assert np.array_equal(one.likeliest.tokens, likeliest.tokens)
     with pytest.raises(ValueError, match="stop strings"):
         fleet.submit([request(0, stop=("a",))])
+
+
+def test_turns_of_one_conversation_share_an_id_and_may_run_at_the_same_time(model) -> None:
+    def dialogues(session):
+        """Two turns of three conversations with one id; the second turns go out together."""
+        first = replace(request(1, samples=3, max_tokens=6), keep_s=60.0)
+        session.submit([first], round=2)
+        begun = by_name(iter(session.next_completion, None))
+        for sample in range(3):
+            prompt = np.concatenate([first.prompt, begun["p1", sample].tokens, np.array([4, 5], np.int32)])
+            after = replace(first, prompt=prompt, samples=1, first_sample=sample, turn=1, after="p1")
+            session.submit([after], round=2)
+        return begun, by_name(iter(session.next_completion, None))
+
+    embedded = engine(model)
+    embedded.publish(0)
+    expected = dialogues(embedded)
+    faults = FaultRates(lost=0.2, twice=0.2)
+    for replicas in (1, 2):
+        fleet, _ = inline_engine(model, spec_of(model, vocab=VOCAB), replicas=replicas, faults=faults, seed=replicas)
+        fleet.publish(0)
+        assert all(equal(mine, theirs) for mine, theirs in zip(dialogues(fleet), expected, strict=True))
 
 
 def test_cancelled_requests_are_gone_and_others_go_on(model, expected) -> None:

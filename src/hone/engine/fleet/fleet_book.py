@@ -38,7 +38,7 @@ class FleetBook:
         self._waiting: list[WorkItem] = []
         self._orders, self._numbers = 0, 0
         self._losses: list[tuple[int, str]] = []
-        self._homes: dict[str, str] = {}
+        self._homes: dict[tuple[str, int], str] = {}
 
     # ------------------------------------------------------------------------------------------- work
 
@@ -90,7 +90,9 @@ class FleetBook:
         if not record.holders:
             del self.asks[number]
         if not first:
-            self._homes.update((one.id, replica) for one in record.ask.requests if one.keep_s)
+            for one in record.ask.requests:
+                samples = range(one.first_sample, one.first_sample + one.samples) if one.keep_s else ()
+                self._homes.update(((one.id, sample), replica) for sample in samples)
             return "take"
         if first != digest and record.ask.version == self.version:
             names = ", ".join(item.name for item in record.items)
@@ -261,7 +263,8 @@ class FleetBook:
     def _holder(self, record: AskRecord) -> ReplicaRecord | None:
         """Replica for an ask: the one that keeps an earlier turn, else the one with the fewest answers to give."""
         free = [one for one in self._active() if one.name not in record.holders and self._has_room(one, record)]
-        homes = {self._homes.get(request.after) for request in record.ask.requests if request.after is not None}
+        turns = ((one.after, one.first_sample) for one in record.ask.requests if one.after is not None)
+        homes = {self._homes.get(turn) for turn in turns}
         return min(free, key=lambda one: (one.name not in homes, self._load(one)), default=None)
 
     def _has_room(self, told: ReplicaRecord, record: AskRecord) -> bool:

@@ -5,7 +5,7 @@ several in one process.
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as TokenizerBackend
 
 from hone.core.errors import DivergedError
 from hone.core.fleet import AskAnswers, GenerationAsk, RunnerArithmetic, WeightLayout, pack_answers, weights_digest
-from hone.core.generation import Completion, GenerationStats, OnPublish
+from hone.core.generation import Completion, GenerationStats, OnPublish, Request
 from hone.engine.canary import WeightFingerprint
 from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.engine import EmbeddedEngine
@@ -68,6 +68,8 @@ class GenerationReplica:
         self.model, self.settings = model, settings
         self.engine = _engine(model, settings)
         self._asks: dict[int, frozenset[str]] = {}
+        self._turns: dict[tuple[str, int], str] = {}
+        """(Request, sample) -> name here of the request that last answered it, for the turn after."""
         self.passes = 0
         """Number of completed waits for a pass; it grows while the replica works."""
         self._stats_lock = threading.Lock()
@@ -91,6 +93,7 @@ class GenerationReplica:
             )
         unpack_weights(flat, self.settings.layout, self.model.stored_tensors())
         self.engine.publish(version)
+        self._turns.clear()
         return TakenWeights(version=version, digest=found, fingerprint=self.engine.fingerprints[version])
 
     def answer(self, ask: GenerationAsk) -> AskAnswers:
@@ -101,17 +104,29 @@ class GenerationReplica:
         if self.engine.version != ask.version:
             raise AskRefusedError(f"version {ask.version} was asked for, and this replica has {self.engine.version}")
         torch.set_num_threads(self.settings.threads)  # each thread of a process has a number of its own
-        ids = self._asks[ask.number] = frozenset(request.id for request in ask.requests)
-        self.engine.cancel(ids)  # an earlier holder of the same ask whose answer was lost on its way
+        here = replace(ask, requests=tuple(self._named(ask, place) for place in range(len(ask.requests))))
+        ids = self._asks[ask.number] = frozenset(request.id for request in here.requests)
+        self.engine.cancel(ids)  # the same ask was given here before, and its answer was lost on its way
         scores = self.engine.score(ask.texts) if ask.texts else []
         done: list[Completion] = []
-        self.engine.submit(ask.requests, round=ask.round)
+        self.engine.submit(here.requests, round=ask.round)
         while (completion := self.engine.next_completion(ids, wake=self._count_pass)) is not None:
             done.append(completion)
         self._asks.pop(ask.number, None)
         if len(done) != sum(request.samples for request in ask.requests):
             raise AskRefusedError(f"ask {ask.number} was cancelled")
-        return pack_answers(ask, done, stats=self._take_stats(), scores=scores)
+        return pack_answers(here, done, stats=self._take_stats(), scores=scores)
+
+    def _named(self, ask: GenerationAsk, place: int) -> Request:
+        """A request under a name of its own: turns of one conversation share an id, and may be here at the same time.
+        Its draws are keyed as before."""
+        request = ask.requests[place]
+        name = f"{request.id} (ask {ask.number}.{place})"
+        after = None if request.after is None else self._turns.get((request.after, request.first_sample))
+        for sample in range(request.first_sample, request.first_sample + request.samples):
+            if request.keep_s:
+                self._turns[request.id, sample] = name
+        return replace(request, id=name, draw_id=request.draw_id or request.id, after=after)
 
     def cancel(self, number: int) -> None:
         """Drop an ask, whose `answer` then raises AskRefusedError."""
