@@ -28,7 +28,50 @@ def inline(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(("ahead", "replicas"), [(0, 3), (1, 1)])
+GAME = """
+recipe = "grpo"
+[model]
+compute = "float32"
+[model.new]
+hidden_size = 16
+layers = 1
+heads = 2
+kv_heads = 1
+head_dim = 8
+intermediate_size = 24
+max_positions = 64
+alphabet = "0123456789-<>=? "
+[task]
+source = "dialogue:hone.games.guess:GuessingGame"
+turns = 3
+world.isolate = "thread"
+[rollout]
+prompts_per_step = 4
+samples_per_prompt = 4
+max_tokens = 4
+stop = [" "]
+max_concurrent = 8
+[learner]
+lr = 1e-2
+[run]
+threads = 1
+certify = false
+"""
+
+
+def test_dialogues_with_stop_strings_are_those_without_replicas(tmp_path, monkeypatch, inline) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "game.toml").write_text(GAME, encoding="utf-8")
+    assert hone("train", "game.toml", "steps=2", "name=embedded") == 0
+    assert (
+        hone("train", "game.toml", "steps=2", "name=fleet", "cluster.rollout.cpus=0", "cluster.rollout.replicas=2") == 0
+    )
+    assert differences(tmp_path / "runs/embedded", tmp_path / "runs/fleet", step=2) == []
+    ((_, transport),) = inline
+    assert len(transport.asked) > 8
+
+
+@pytest.mark.parametrize(("ahead", "replicas"), [pytest.param(0, 1, marks=pytest.mark.slow), (1, 3)])
 def test_a_run_with_replicas_is_the_run_without(tmp_path, monkeypatch, capsys, inline, ahead, replicas) -> None:
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
@@ -47,6 +90,7 @@ def test_a_run_with_replicas_is_the_run_without(tmp_path, monkeypatch, capsys, i
     assert "replicas were lost" in printed
 
 
+@pytest.mark.slow  # three runs
 def test_a_resume_may_leave_the_cluster_and_join_another(tmp_path, monkeypatch, inline) -> None:
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
