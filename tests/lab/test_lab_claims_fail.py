@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from hone.lab import experiments
+from hone.lab.experiments.asynchronous_actors import CORRECTED
+from hone.lab.experiments.asynchronous_actors import PLAIN as NO_CORRECTION
 from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL
 from hone.lab.experiments.credit_by_turn import OVER_TURNS, STATES, TOKENS, WHOLE, CreditErrors
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
@@ -25,6 +27,7 @@ from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VER
 from hone.lab.experiments.int8_or_fp8 import FORMATS
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
+from hone.lab.experiments.old_keys_new_weights import NEW, OLD
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
 from hone.lab.experiments.over_optimisation import FEW as FEW_PAIRS
 from hone.lab.experiments.over_optimisation import MANY as MANY_PAIRS
@@ -282,7 +285,18 @@ REFUTED: dict[str, Sequence[Case]] = {
             "slow": "tau = 0.02",
         }
     ],
-    "asynchronous-actors": [{"mean": {0: 100.0, 1: 50.0, 16: 100.0}, "apart": 1e-6}],
+    "asynchronous-actors": [
+        {"mean": {0: 0.5, 4: 0.5}, "end": {4: {CORRECTED: 0.5, NO_CORRECTION: 0.5}}, "hashes": ["a", "b"]}
+    ],
+    "old-keys-new-weights": [
+        {
+            **{"recompute_gap": 0.01, "recorded_fit": 9.0, "fit": {OLD: 1.0, NEW: 1.0}},
+            "keep_gap": {0.1: {OLD: 1e-3, NEW: 1e-3}, 1.0: {OLD: 1e-3, NEW: 1e-3}},
+        }
+    ],
+    "the-longest-answer": [
+        {"expected": 0.2, "measured": 0.3, "steps": {0: 1.0, 1: 1.0}, "use": {0: 0.5, 1: 0.5}, "sequential": 1.0}
+    ],
     "cispo-vs-clip": [
         {
             "praised": {CLIP: [1.0, 0.1], CISPO: [1.0, 0.9]},
