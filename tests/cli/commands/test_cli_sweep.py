@@ -155,7 +155,7 @@ def test_values_pass_the_command_line_unchanged(value: object) -> None:
 
 @pytest.mark.slow
 def test_a_killed_and_an_interrupted_sweep_leave_nothing_running_and_end_as_a_whole_one(place: Path) -> None:
-    write_sweep("seeds = 1", "jobs = 2")
+    write_sweep("seeds = 1", over="learner.lr = [1e-3]")
     command = [sys.executable, "-m", "hone", "sweep", "sweep.toml"]
     subprocess.run([*command, "--name", "whole"], check=True)
     for number, kill in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
