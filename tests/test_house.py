@@ -66,7 +66,7 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
         14,
         "prompts and dialogues are one table",
     ),
-    "hone.train.text.rollout_config.RolloutConfig": (14, "limits of a dialogue stand beside those of an answer"),
+    "hone.train.text.rollout_config.RolloutConfig": (15, "limits of a dialogue stand beside those of an answer"),
 }
 
 GUESSING = {"getattr", "hasattr", "setattr", "delattr"}

@@ -83,6 +83,13 @@ def choose_runner(
         )
         message = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
         return RunnerChoice(runner=runner, own_weights=copy_weights, dtype=runner.dtype, note=message)
+    return _native_choice(kind, model, vocab_used=vocab_used, threads=threads, kv_cache=kv_cache)
+
+
+def _native_choice(
+    kind: RunnerKind, model: GenerationModel, *, vocab_used: int, threads: int | None, kv_cache: KvCache
+) -> RunnerChoice:
+    """The compiled runner, in the numbers that `kind` and the model ask for."""
     readable = cast(weights.DecoderWeights, model)  # what its layers are called is checked when they are read
     low = kind == "native_bfloat16" or model.dtype == torch.bfloat16
     number: NumberKind = "int8" if kind == "native_int8" else "bfloat16" if low else "float32"

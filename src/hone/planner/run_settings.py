@@ -276,7 +276,7 @@ def _generation(
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
         return None
-    half = device == "cuda" or runner == "native_bfloat16" or weights == "bfloat16"
+    half = device == "cuda" or runner in ("native_bfloat16", "native_int8") or weights == "bfloat16"
     table = settings.given("rollout.max_staleness.steps")
     steps = settings.count("rollout.max_staleness.steps" if table else "rollout.max_staleness", least=0, default=0)
     return GenerationSettings(

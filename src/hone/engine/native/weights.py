@@ -1,7 +1,7 @@
 """Which of a decoder's tensors the compiled runner reads, and how they are handed over."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +95,17 @@ def native_shape(
         per_token=0 if experts is None else experts.per_token,
         normalise_gates=0 if experts is None else int(experts.normalise_gates),
     )
+
+
+def bytes_per_weight(kind: library.NumberKind, part: Literal["layer", "head", "embedding"], *, half: bool) -> int:
+    """Bytes of a weight in the compiled runner's own copy, without the scales; `half`: the model's are bfloat16.
+
+    In `int8` a layer's weights take one byte, and 8 more for each output feature; the head's take two, tied or not, and
+    the embedding stays in the model's numbers.
+    """
+    if kind == "int8" and part != "embedding":
+        return 1 if part == "layer" else 2
+    return 2 if kind == "bfloat16" or half else 4
 
 
 def native_tensors(model: DecoderWeights) -> list[Tensor | None]:

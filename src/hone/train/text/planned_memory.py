@@ -140,7 +140,8 @@ def _generation(
     rollout = batch.rollout
     if rollout is None or isinstance(rollout.runner, ServerEngine):
         return None
-    half = device.startswith("cuda") or rollout.runner == "native_bfloat16" or weights == "bfloat16"
+    lower = rollout.runner in ("native_bfloat16", "native_int8")
+    half = device.startswith("cuda") or lower or weights == "bfloat16"
     return GenerationSettings(
         concurrent=rollout.max_concurrent,
         prompt_tokens=batch.longest_prompt,
