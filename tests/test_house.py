@@ -66,6 +66,7 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
         14,
         "prompts and dialogues are one table",
     ),
+    "hone.train.config.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
     "hone.train.text.rollout_config.RolloutConfig": (15, "limits of a dialogue stand beside those of an answer"),
 }
 
