@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from chain_sums import TASK, answers, base
+from chain_sums import TASK, answers, base, write_rows
 from chains import cold_start, problems
 from engine_native import MODELS, generate
 from tables import Row, rewrite, tell
@@ -174,8 +174,7 @@ def learning(seeds: list[int], steps: int) -> list[Row]:
 
 def learnt(folder: Path, seed: int, steps: int, runner: RunnerKind) -> float:
     trained = make_problems(2000, seed=seed + 2)
-    source = folder / "problems.jsonl"
-    source.write_text("".join(f'{{"prompt": "{one.prompt}"}}\n' for one in trained), encoding="utf-8")
+    source = write_rows(folder / "problems.jsonl", [{"prompt": one.prompt} for one in trained])
     config = grpo.GrpoConfig.model_validate(
         {
             "recipe": "grpo",
