@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 
@@ -27,19 +29,40 @@ def test_ends_and_errors_are_told_whatever_the_order() -> None:
 
 def test_a_killed_command_is_lost_and_the_rest_is_killed_on_close() -> None:
     runner = LocalCommands(2, clock=SystemClock())
-    runner.start(HoneCommand(name="one", arguments=("--version",)))
+    runner.start(HoneCommand(name="one", arguments=("doctor", "machine")))
     runner.start(HoneCommand(name="two", arguments=("--version",)))
     pids = [child.pid for child in runner._children.values()]
-    os.kill(pids[0], signal.SIGKILL)
+    while not (below := _children_of(pids[0])):
+        time.sleep(0.01)
+    os.kill(pids[0], signal.SIGKILL)  # the child alone: its command dies with it
     ends = []
     while not any(end.name == "one" for end in ends):
         ends += runner.wait(0.1)
     assert next(end for end in ends if end.name == "one").code == LOST
     runner.close()
     assert runner.wait(0) == []
+    assert _living(below) == []
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _living(pids: list[int]) -> list[int]:
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        states = [Path(f"/proc/{pid}/stat") for pid in pids]
+        alive = [pid for pid, one in zip(pids, states, strict=True) if one.exists() and ") Z" not in one.read_text()]
+        if not alive:
+            return []
+        time.sleep(0.02)
+    return alive
 
 
 def test_nothing_starts_after_a_stop() -> None:

@@ -5,11 +5,15 @@ whatever it says, asks the command to save and stop (SIGTERM).
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 
+from hone.process.linux import PR_SET_PDEATHSIG, prctl
 from hone.process.parent import ParentChannel, connect_to_parent
 
 OUTPUT_TAIL_LINES = 12
@@ -28,6 +32,15 @@ def _stop_on_request(channel: ParentChannel, command: "subprocess.Popen[bytes]")
         command.terminate()
 
 
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends: Ray kills a worker's children one by one, and a group
+    without its leader would live on."""
+    if sys.platform == "linux":
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def main() -> None:
     """Run the command that the arguments name, until it ends."""
     channel = connect_to_parent()
@@ -37,6 +50,7 @@ def main() -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            preexec_fn=partial(_die_with, os.getpid()),
         )
         threading.Thread(target=_stop_on_request, args=(channel, command), daemon=True).start()
         code = command.wait()
