@@ -35,13 +35,13 @@ def test_a_killed_command_is_lost_and_the_rest_is_killed_on_close() -> None:
     while not (below := _children_of(pids[0])):
         time.sleep(0.01)
     os.kill(pids[0], signal.SIGKILL)  # the child alone: its command dies with it
+    assert _living(below) == []
     ends = []
     while not any(end.name == "one" for end in ends):
         ends += runner.wait(0.1)
     assert next(end for end in ends if end.name == "one").code == LOST
     runner.close()
     assert runner.wait(0) == []
-    assert _living(below) == []
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
