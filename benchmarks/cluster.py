@@ -132,7 +132,8 @@ def two_nodes() -> Iterator[Any]:
         from ray.cluster_utils import Cluster  # noqa: PLC0415
 
         head = {"num_cpus": 4, "object_store_memory": STORE, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
+        # Nodes are added by another thread, where Ray could not set its handlers for the end of the program.
+        cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
         cluster.add_node(num_cpus=4, object_store_memory=STORE)
         ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
     try:
