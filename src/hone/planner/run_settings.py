@@ -131,13 +131,14 @@ def engine_weight_bytes(
 ) -> int:
     """Bytes per parameter of an embedded engine's own copy of the weights; 0 where it reads the trainer's.
 
-    `is_stale`: it generates while the trainer updates.
+    `is_stale`: it generates while the trainer updates. With `native_int8` at most 2: its embedding and head take 2,
+    the layers 1.
     """
     if device != "cpu" or exactness == "bitwise" or runner.startswith("torch"):
         own = NUMBER_BYTES[weights] if is_stale else 0
         mixed = weights == "float32" and compute != "float32" and runner != "torch_compiled"
         return own + (NUMBER_BYTES["bfloat16"] if device.startswith("cuda") and mixed else 0)
-    return 2 if runner == "native_bfloat16" else NUMBER_BYTES[weights]
+    return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
 
 
 def adapter_sizes(shape: PlannedDecoder, rank: int, layers: str | Sequence[str]) -> tuple[int, int]:
