@@ -83,8 +83,10 @@ class BlockProcess(Protocol):
 class BlockTransport(Protocol):
     """Where the blocks of a vector environment run."""
 
-    slack_s: float
-    """Seconds that a message may take on top of an environment's call."""
+    @property
+    def slack_s(self) -> float:
+        """Seconds that a message may take on top of an environment's call."""
+        ...
 
     def make(self, clock: Clock) -> BlockProcess:
         """A process that is not started yet."""
