@@ -3,6 +3,7 @@
     python benchmarks/cluster.py                     all parts, half an hour on two cores
     python benchmarks/cluster.py --only drills       one part: equal, drills, overhead
     python benchmarks/cluster.py --harms 3 --steps 8 a few minutes: decides nothing
+    python benchmarks/cluster.py --quick             the overhead over four steps, a minute: decides nothing
 
 GRPO on chain_sum with a decoder of 56,000 parameters, 16 prompts x 8 answers a step, on a Ray cluster of two nodes on
 this machine. `equal`: 1, 2 and 4 replicas, staleness 0 and 1: every file of the last checkpoint has the sha256 of the
@@ -309,7 +310,10 @@ def main() -> None:
     parser.add_argument("--only", choices=("equal", "drills", "overhead"))
     parser.add_argument("--harms", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
+    if given.quick:
+        given.only, given.harms, given.steps = "overhead", 1, 4
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])  # of the replicas
     with tempfile.TemporaryDirectory() as place, two_nodes() as cluster:
         folder = Path(place)

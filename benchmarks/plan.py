@@ -10,7 +10,7 @@
   (MALLOC_MMAP_THRESHOLD_), because its heap keeps what is freed;
 - time: CPU seconds of `hone plan --memory` and `hone plan --memory --exact`, each in a process of its own.
 
-`--only shapes|limit|time` measures one part.
+`--only shapes|limit|time` measures one part, `--quick` one shape.
 """
 
 import argparse
@@ -90,10 +90,10 @@ def _memory_events(found: profile) -> Iterable[Any]:
     return (event for event in found.profiler.kineto_results.events() if event.name() == "[memory]")
 
 
-def shapes() -> list[Row]:
-    """Closed form, tracker, fake tensors and allocator over the shapes."""
+def shapes(*, quick: bool = False) -> list[Row]:
+    """Closed form, tracker, fake tensors and allocator over the shapes; `quick`: over the first."""
     rows: list[Row] = []
-    for name, (shape, asked) in SHAPES.items():
+    for name, (shape, asked) in list(SHAPES.items())[: 1 if quick else None]:
         settings, clock = here(asked), SystemClock()
         real = tracked_step(shape, settings, clock=clock, fake=False)
         whole = real.resident_bytes + real.working_bytes
@@ -186,11 +186,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", default="plan.json")
     parser.add_argument("--only", choices=("shapes", "limit", "time"))
+    parser.add_argument("--quick", action="store_true", help="one shape, and no file: decides nothing")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.child:
         return child(*asked.child)
+    if asked.quick:
+        shapes(quick=True)
+        return 0
     parts = {"shapes": shapes, "limit": limit, "time": time}
     found = {name: work() for name, work in parts.items() if asked.only in (None, name)}
     Path(asked.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -4,6 +4,7 @@
     python benchmarks/quantised.py --speed     decoding alone, a minute of CPU time
     python benchmarks/quantised.py --distance  KL to the trainer's policy after imitation, two minutes
     python benchmarks/quantised.py --learning  GRPO from that policy, on seeds that chose no setting
+    python benchmarks/quantised.py --quick     one pair of speeds, half a minute: decides nothing
 
 Speed: interleaved pairs with `native_bfloat16` on the same instruction set, CPU time of one thread, 64 rows. The floor
 of a decoding pass of model S (M) is 0.40 (3.3) G operations and 3.1 (25) MB of weights in INT8, twice the bytes in
@@ -207,7 +208,10 @@ def main() -> None:
     parser.add_argument("--asked", type=int, default=256)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15])
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="one pair of speeds: decides nothing")
     options = parser.parse_args()
+    if options.quick:
+        options.speed, options.pairs = True, 1
     every = not (options.speed or options.distance or options.learning)
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -224,7 +228,7 @@ def main() -> None:
         title, measure = parts[name]
         rows = measure()
         tell(rows)
-        rewrite(title, "benchmarks/quantised.py", rows, threads=1, quick=False)
+        rewrite(title, "benchmarks/quantised.py", rows, threads=1, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 `--ranks 4`: on 4) and compares what the optimizer holds: the gradient, as the first moment tells it. A second part
 trains GRPO with `run.virtual_ranks = 4` on 1, 2 and 4 ranks and compares bits; a third kills a rank. With
 `--tensor 2` two ranks hold each layer of a language model together, and the first part alone is done. `--only NAME`
-takes some of the runs.
+takes some of the runs, and `--quick` one.
 
 Each row has the largest difference of a moment as a share of the largest moment, and the CPU seconds of both runs.
 """
@@ -148,12 +148,13 @@ def virtual_bits(ranks: Sequence[int]) -> Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The learner over ranks against one process.")
-    parser.add_argument("out", type=Path, help="JSON file to write")
+    parser.add_argument("out", type=Path, nargs="?", default=Path("ranks.json"), help="JSON file to write")
+    parser.add_argument("--quick", action="store_true", help="one recipe, and no file: decides nothing")
     parser.add_argument("--ranks", type=int, default=2, help="ranks to compare with one process")
     parser.add_argument("--tensor", type=int, default=1, help="ranks that hold each layer together")
     parser.add_argument("--only", action="append", choices=RUNS, help="these runs")
     asked = parser.parse_args()
-    out, names = asked.out.absolute(), asked.only or list(RUNS)
+    out, names = asked.out.absolute(), ["sft"] if asked.quick else asked.only or list(RUNS)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         lay_out(Path())
@@ -162,13 +163,15 @@ def main() -> int:
         for name in names:
             rows.append(compare_recipe(name, asked.ranks, asked.tensor))
             print(json.dumps(rows[-1]), flush=True)
-            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        if asked.tensor == 1:
+            if not asked.quick:
+                out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        if asked.tensor == 1 and not asked.quick:
             rows.append(virtual_bits([1, 2] if asked.ranks == 2 else [1, 2, 4]))
             print(json.dumps(rows[-1]), flush=True)
             rows.append(killed_rank())
             print(json.dumps(rows[-1]), flush=True)
-    out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if not asked.quick:
+        out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     bar = BAR if asked.tensor == 1 else TENSOR_BAR
     beyond = [row["run"] for row in rows if row.get("gradient", 0) > bar or "failed" in row or not row.get("equal", 1)]
     print(f"{len(rows)} rows, {cpu_seconds():.0f} s of CPU time; beyond {bar:g}: {', '.join(beyond) or 'none'}")

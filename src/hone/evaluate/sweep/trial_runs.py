@@ -30,7 +30,7 @@ class TrialRun:
     @property
     def name(self) -> str:
         """Its own folder, within the sweep's."""
-        return f"{self.folder}/seed_{self.seed}"
+        return "/".join((self.folder, f"seed_{self.seed}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
