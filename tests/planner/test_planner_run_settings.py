@@ -20,8 +20,9 @@ from hone.models.language.lora import LoraConfig
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
 from hone.planner.known_models import KNOWN_MODELS, known_model
+from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
-from hone.planner.run_settings import PLANNED_RECIPES, adapter_sizes
+from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import load_recipe
 from hone.train.text.memory import text_memory
 from hone.train.text.planned_memory import TextLengths, planned_decoder

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from hone.planner.devices import DEVICES, DeviceSpec
 from hone.planner.known_models import KNOWN_MODELS
+from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
 from hone.planner.run_memory import RunDimensions, RunMemory, run_memory
 
@@ -152,8 +153,9 @@ def _with_shape(run: RunDimensions, name: str) -> RunDimensions:
     shape = shape_from_hf(KNOWN_MODELS[name])
     share = shape.parameters / run.shape.parameters
     copies = {held: int(size * share) for held, size in run.copies.items()}
-    trained = None if run.trained_parameters is None else int(run.trained_parameters * share)
-    return replace(run, shape=shape, copies=copies, trained_parameters=trained)
+    counts = (run.trained_parameters, run.gradient_parameters)
+    trained, adapted = (None if count is None else int(count * share) for count in counts)
+    return replace(run, shape=shape, copies=copies, trained_parameters=trained, gradient_parameters=adapted)
 
 
 def _can_fit(run: RunDimensions, device: DeviceSpec) -> bool:
@@ -286,11 +288,14 @@ def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         changed = replace(run, moment_bytes=1)
         yield _Change(setting="", words=words, time="about the same", keeps="algorithm", run=changed)
     if run.trained_parameters is None:
-        shape = run.shape
-        ends = 2 * (shape.hidden + shape.query_width) + 2 * (shape.hidden + shape.key_width)
-        ends += 0 if shape.experts else 3 * (shape.hidden + shape.intermediate)
-        trained = shape.layers * _ADAPTER_RANK * ends
-        changed = replace(run, trained_parameters=trained, step=replace(run.step, trained_vocabulary=False))
+        trained, adapted = adapter_sizes(run.shape, _ADAPTER_RANK, "all")
+        changed = replace(
+            run,
+            trained_parameters=trained,
+            gradient_parameters=adapted,
+            copies={**run.copies, **adapter_copies(trained, adapted, run.step.weights)},
+            step=replace(run.step, trained_vocabulary=False),
+        )
         words = f"an adapter of rank {_ADAPTER_RANK} in place of all weights"
         yield _Change(
             setting=f"model.lora.rank={_ADAPTER_RANK}",

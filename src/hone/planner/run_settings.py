@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hone.core.errors import ConfigError, ErrorCollector
+from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, KernelPath, NumberType, StepSettings
@@ -28,9 +29,6 @@ PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
 """Defaults of the planned keys and shape of the batches, of each recipe."""
 ASSUMED_PROMPT_TOKENS: Final = 512
 """Tokens of the longest prompt where nobody says."""
-ATTENTION_LAYERS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_LAYERS: Final = ("gate_proj", "up_proj", "down_proj")
-_LAYER_GROUPS: Final = {"all": (*ATTENTION_LAYERS, *MLP_LAYERS), "attention": ATTENTION_LAYERS, "mlp": MLP_LAYERS}
 _CPU_PAGE: Final = 16
 _GPU_PAGE: Final = 256
 _MOST: Final = 1 << 40
@@ -141,22 +139,6 @@ def engine_weight_bytes(
     return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
 
 
-def adapter_sizes(shape: PlannedDecoder, rank: int, layers: str | Sequence[str]) -> tuple[int, int]:
-    """Trained numbers of a low-rank adapter, rank x (inputs + outputs) of each layer; and the weights of the decoder's
-    parameters that hold adapted layers: queries, keys and values are one, and so are gate and up. Experts have none."""
-    wanted = set(_LAYER_GROUPS.get(layers, ()) if isinstance(layers, str) else layers)
-    hidden, query, key, inner = shape.hidden, shape.query_width, shape.key_width, shape.intermediate
-    sides = {
-        "q_proj": query + hidden, "k_proj": key + hidden, "v_proj": key + hidden, "o_proj": query + hidden,
-    }  # fmt: skip
-    held = hidden * (query + 2 * key) * bool(wanted & {"q_proj", "k_proj", "v_proj"})
-    held += hidden * query * ("o_proj" in wanted)
-    if not shape.experts:
-        sides |= dict.fromkeys(MLP_LAYERS, hidden + inner)
-        held += 2 * hidden * inner * bool(wanted & {"gate_proj", "up_proj"}) + hidden * inner * ("down_proj" in wanted)
-    return shape.layers * rank * sum(sides[name] for name in wanted if name in sides), shape.layers * held
-
-
 def dimensions_from_settings(
     recipe: PlannedRecipe,
     settings: PlannedSettings,
@@ -179,7 +161,7 @@ def dimensions_from_settings(
         texts *= settings.count(key)
     rows = max(1, texts // settings.count("learner.minibatches"))
     micro = settings.count("learner.micro_batch_tokens")
-    trained, copies = _trained_and_copies(recipe, settings, shape, weights, device)
+    trained, adapted, copies = _trained_and_copies(recipe, settings, shape, weights, device)
     dimensions = RunDimensions(
         shape=shape,
         step=StepSettings(
@@ -197,6 +179,7 @@ def dimensions_from_settings(
         ),
         generation=_generation(settings, prompt, whole, weights, device) if recipe.writes else None,
         trained_parameters=trained,
+        gradient_parameters=adapted,
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
         copies=copies,
@@ -244,16 +227,15 @@ def _path(
 
 def _trained_and_copies(
     recipe: PlannedRecipe, settings: PlannedSettings, shape: PlannedDecoder, weights: NumberType, device: str
-) -> tuple[int | None, dict[str, int]]:
-    """Trained numbers (None: all), and the bytes of everything else that is held."""
+) -> tuple[int | None, int | None, dict[str, int]]:
+    """Trained numbers (None: all), those of the weights under an adapter, and the bytes of everything else."""
     count, size = shape.parameters, NUMBER_BYTES[weights]
     found: dict[str, int] = {}
-    trained = None
+    trained = adapted = None
     if settings.given("model.lora"):
         rank = settings.count("model.lora.rank")
         trained, adapted = adapter_sizes(shape, rank, settings.words("model.lora.layers"))
-        found["base of the adapted weights"] = adapted * size
-        found["adapter with its gradients"] = 2 * trained * size
+        found |= adapter_copies(trained, adapted, weights)
     nudged = settings.number("algorithm.kl") > 0 or settings.number("algorithm.kl_in_reward.weight") > 0
     nudged = nudged or settings.number("algorithm.correction.first_stage_steps") > 0
     if recipe.writes and nudged and trained is None:
@@ -267,7 +249,7 @@ def _trained_and_copies(
     for name, copies in recipe.networks.items():
         of_a_folder = name == "critic" and settings.given("algorithm.critic.path")
         found[name] = count * size * (copies - of_a_folder)
-    return trained, {name: each for name, each in found.items() if each}
+    return trained, adapted, {name: each for name, each in found.items() if each}
 
 
 def _generation(

@@ -16,6 +16,7 @@ from hone.models.language.hf_checkpoint import load_model
 from hone.models.language.lora import weights_sha256
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.token_scorer import TokenScorer
+from hone.planner.run_memory import run_memory
 from hone.recipes.registry import load_recipe
 from hone.train.job import TrainingJob
 from hone.train.loop import train
@@ -221,6 +222,9 @@ def test_the_plan_counts_a_base_and_an_adapter_and_advises_on_the_rate(place: Pa
     factors = 4 * sum(factor.numel() for _, factor in adapter.factors())
     assert plan.parts["gradients"] == plan.parts["base of the adapted weights"] == adapted
     assert plan.parts["adapter with its gradients"] == plan.parts["optimizer state"] == 2 * factors
+    assert plan.run is not None
+    # The backward pass writes a gradient for every merged weight, however few numbers are trained.
+    assert run_memory(plan.run).components["gradients"] == adapted
     assert "reference policy" in full.parts and "reference policy" not in plan.parts
     rows = plan.rows()
     assert rows["LoRA"].startswith("rank 2 on 7 linear layers: 464 trained numbers (")
