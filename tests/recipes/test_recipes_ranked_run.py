@@ -30,7 +30,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_plan_says_who_stands_where(place, capsys):
+def test_the_plan_says_who_stands_where(place, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert tiny_runs.hone("plan", "sft.toml", "run.ranks=2", "run.virtual_ranks=4") == 0
     said = capsys.readouterr().out
     assert "rank 0: this process, on cpu, with rollouts; rank 1: child process on cpu" in said

@@ -25,6 +25,11 @@ class Stateful(Protocol):
         ...
 
 
+def has_part(state: State, name: str) -> bool:
+    """True if there is a subtree `name`; false for a leaf."""
+    return isinstance(state.get(name), dict)
+
+
 def substate(state: State, name: str) -> State:
     """The subtree `name`; raises DataError when it is absent or a leaf."""
     value = state.get(name)

@@ -154,7 +154,8 @@ def gradient(network: TokenPolicy, asked: AnswerLoss, pieces: Sequence[Any]) -> 
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # weights are float32
+    # Weights are float32: each row's gradient is off by 6e-8 of itself, and rows may cancel.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=5e-7)
 
 
 def finished(asked: AnswerLoss, network: TokenPolicy, rows: TokenRows, reduction: Reduction = ONE_PROCESS) -> TokenRows:

@@ -104,6 +104,7 @@ def test_a_resume_may_leave_the_cluster_and_join_another(tmp_path, monkeypatch, 
 
 def test_the_plan_says_who_stands_where(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
     lay_out(tmp_path)
     monkeypatch.setattr(opening, "machine_cpus", lambda: 4)
     assert hone("train", "grpo.toml", "--dry-run", "cluster.rollout.replicas=2", "cluster.rollout.spares=1") == 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hone.core.errors import DataError
-from hone.core.state import State, array, number
+from hone.core.state import State, array, has_part, number, substate
 from hone.train.learner.parameter_store import ParameterStore
 
 
@@ -92,8 +92,7 @@ class Adam:
         """
         step, shapes = number(state, "step"), self.parameters.shapes
         for name, moment in (("exp_avg", self.means), ("exp_avg_sq", self.squares)):
-            saved = state.get(name)
-            named = _saved_moments(saved, name, shapes) if isinstance(saved, dict) else _split(state, name, shapes)
+            named = _saved_moments(state, name, shapes) if has_part(state, name) else _split(state, name, shapes)
             for mine, value in zip(moment, self.parameters.shards(named), strict=True):
                 mine.copy_(value)
         self.steps.fill_(step)
@@ -106,8 +105,9 @@ class Adam:
         }
 
 
-def _saved_moments(saved: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def _saved_moments(state: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Moments that were saved by parameter. Raises DataError with the names that are missing or of another shape."""
+    saved = substate(state, name)
     found = {key: torch.from_numpy(array(saved, key).copy()) for key in shapes if key in saved}
     wrong = [
         f"{key} ({tuple(found[key].shape) if key in found else 'missing'} instead of {tuple(shape)})"

@@ -6,18 +6,19 @@ Without such a build every policy is its own, and one process holds all of it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from torch import nn
 
-from hone.models.language.token_policy import TokenPolicy
 from hone.train.learner.parameter_store import ParameterStore
 
+P = TypeVar("P", bound=nn.Module)
 
-class RankedBuild(Protocol):
-    """Ranks that a job is being built for."""
 
-    def trained(self, policy: TokenPolicy) -> TokenPolicy:
+class RankedBuild(Protocol[P]):
+    """Ranks that a job is being built for, and the kind of policy that is cut over them."""
+
+    def trained(self, policy: P) -> P:
         """The policy that is stepped in place of `policy`: its twin with parameters cut over the ranks."""
         ...
 
@@ -26,10 +27,10 @@ class RankedBuild(Protocol):
         ...
 
 
-_BUILD: Final[ContextVar[RankedBuild | None]] = ContextVar("_BUILD", default=None)
+_BUILD: Final[ContextVar[RankedBuild[Any] | None]] = ContextVar("_BUILD", default=None)
 
 
-def trained_policy(policy: TokenPolicy) -> TokenPolicy:
+def trained_policy(policy: P) -> P:
     """The policy that a learner steps: `policy` itself, or its sharded twin in a build for several ranks."""
     build = _BUILD.get()
     return policy if build is None else build.trained(policy)
@@ -42,7 +43,7 @@ def sharded_store(policy: nn.Module) -> ParameterStore | None:
 
 
 @contextmanager
-def building_for(build: RankedBuild) -> Iterator[None]:
+def building_for(build: RankedBuild[Any]) -> Iterator[None]:
     """Context in which a job is built for the ranks of `build`."""
     token = _BUILD.set(build)
     try:
