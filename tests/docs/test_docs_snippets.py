@@ -20,6 +20,8 @@ NOT_RUN = {
     "pip install torch==2.13.0": "installs",
     "pip install -c constraints.txt -e .": "installs",
 }
+LONGEST = {"docs/language/dialogues.md", "docs/language/early_experience.md", "docs/language/search.md"}
+"""Pages of six seconds and more; `make test-all` runs them, and `test_docs_examples.py` runs pipelines like theirs."""
 WITHOUT_CODE = (
     "docs/control/index.md",
     "docs/production/index.md",
@@ -55,7 +57,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONGEST else ()) for page in PAGES]
+)
 def test_a_page_runs_from_top_to_bottom(page: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = blocks_of(ROOT / page, page)
     assert bool(blocks) != page.startswith(WITHOUT_CODE), f"{page} shows nothing, or is wrongly in WITHOUT_CODE"

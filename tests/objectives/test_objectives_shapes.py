@@ -86,6 +86,7 @@ def test_the_check_sees_what_has_no_shape() -> None:
     assert not any(bare(annotation) for annotation in (PerDecision, tuple[PerDecision, ...], Column, float, str))
 
 
+@pytest.mark.slow
 def test_every_loss_refuses_what_would_spread() -> None:
     """The cases of every loss, right and wrong, and all values worked out by hand, once with every shape checked."""
     files = [name for name in sorted(Path(__file__).parent.glob("*.py")) if name.name != Path(__file__).name]

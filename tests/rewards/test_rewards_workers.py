@@ -342,8 +342,10 @@ def test_cheap_functions_are_not_held_up(module: Path) -> None:
     completions = ["a" * (i % 7) for i in range(4096)]
     with pool_of(module, "by_length") as pool:
         pool.score(batch_of(*completions))
-        began = time.monotonic()
-        scores = pool.score(batch_of(*completions))
-        rate = len(completions) / (time.monotonic() - began)
-    assert scores.score.tolist() == [float(len(c)) for c in completions]
-    assert rate > 10_000  # measured 60,000 on a quiet machine; the bar leaves room for a busy one
+        rates: list[float] = []
+        for _ in range(8):  # the fastest: a busy machine holds up some of them
+            began = time.monotonic()
+            scores = pool.score(batch_of(*completions))
+            rates.append(len(completions) / (time.monotonic() - began))
+            assert scores.score.tolist() == [float(len(c)) for c in completions]
+    assert max(rates) > 10_000  # measured 60,000 on a quiet machine
