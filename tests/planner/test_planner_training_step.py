@@ -110,18 +110,24 @@ def test_the_closed_form_is_what_a_tracker_counts(
     assert planned == pytest.approx(peak, rel=0.02)
 
 
-@pytest.mark.parametrize("path", ["compiled", "torch"])
-@pytest.mark.parametrize("name", ["grouped queries", "checkpointing", "untied"])
-def test_a_step_of_fake_tensors_takes_what_a_real_one_does(
-    name: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the byte, but for the texts' indices, of which a fake pass holds two."""
+def mixed_step(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[PlannedDecoder, StepSettings]:
+    """A case in mixed precision on one path; skips the test where nothing can be compiled."""
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
     if path == "torch":
         monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
     shape, settings = CASES[name]
     settings = replace(settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    return shape, settings
+
+
+@pytest.mark.parametrize("path", ["compiled", "torch"])
+@pytest.mark.parametrize("name", ["grouped queries", "checkpointing", "untied"])
+def test_a_step_of_fake_tensors_takes_what_a_real_one_does(
+    name: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, but for the texts' indices, of which a fake pass holds two."""
+    shape, settings = mixed_step(name, path, monkeypatch)
     fake = tracked_step(shape, settings, clock=ManualClock())
     real = tracked_step(shape, settings, clock=ManualClock(), fake=False)
     assert fake.resident_bytes == real.resident_bytes == 16 * shape.parameters
@@ -135,12 +141,7 @@ def test_weights_rounded_again_keep_the_bits_and_take_less(
     name: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 bytes less for each weight of a layer where the peak is in the loss, at most that elsewhere."""
-    if path == "compiled" and available_kernels() is None:
-        pytest.skip("no compiler here")
-    if path == "torch":
-        monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
-    shape, settings = CASES[name]
-    settings = replace(settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    shape, settings = mixed_step(name, path, monkeypatch)
     again = replace(settings, rounds_again=True)
     kept = tracked_step(shape, settings, clock=ManualClock(), fake=False)
     rounded = tracked_step(shape, again, clock=ManualClock(), fake=False)
