@@ -4,6 +4,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from hone.core.errors import ResourceError
@@ -25,16 +26,27 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
+@dataclass(slots=True)
+class QuietSignals:
+    """SIGTERM and Ctrl-C while no server handles them."""
+
+    seen: bool = False
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        del number, frame
+        self.seen = True
+
+
 @contextmanager
-def signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that ended it once more when it is done: it has had its effect by then."""
-    before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+def signals_end_quietly() -> Iterator[QuietSignals]:
+    """Take signals before the server handles them, which must then end at once (`seen`), and after: uvicorn raises the
+    signal that ended it once more when it is done.
+    """
+    signals = QuietSignals()
+    before = {number: signal.signal(number, signals.note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    del number, frame

@@ -14,7 +14,7 @@ from hone.serve.completions.app import CompletionRoutes, ServingRules
 from hone.serve.completions.counters import ServingCounters
 from hone.serve.completions.open_served import CheckpointFollower, OpenedModel
 from hone.serve.completions.service import EngineService
-from hone.serve.listening import listening, signals_end_quietly
+from hone.serve.listening import QuietSignals, listening, signals_end_quietly
 
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -46,14 +46,20 @@ class ServerPlace:
 class DrainingServer(uvicorn.Server):
     """uvicorn's server, which says to `/health` that it stops."""
 
-    def __init__(self, config: uvicorn.Config, routes: CompletionRoutes) -> None:
+    def __init__(self, config: uvicorn.Config, routes: CompletionRoutes, signals: QuietSignals) -> None:
         super().__init__(config)
         self._routes = routes
+        self._signals = signals
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop accepting connections; requests in progress end."""
         self._routes.draining = True
         super().handle_exit(sig, frame)
+
+    async def main_loop(self) -> None:
+        """Run until a signal, which may have come before."""
+        self.should_exit = self.should_exit or self._signals.seen
+        await super().main_loop()
 
 
 def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace) -> CompletionRoutes:
@@ -77,7 +83,7 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
     place.check()
     service = EngineService(opened.engine)
     routes = make_routes(opened, service, place)
-    with listening(place.host, place.port) as listener, signals_end_quietly():
+    with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             routes.app(),
@@ -92,7 +98,7 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
             follower.start()
         tell(_address(opened, host, port))
         try:
-            DrainingServer(config, routes).run(sockets=[listener])
+            DrainingServer(config, routes, signals).run(sockets=[listener])
         finally:
             if follower is not None:
                 follower.close()

@@ -42,64 +42,72 @@ class RateLimitError(RequestError):
         self.retry_after_s = retry_after_s
 
 
+@dataclass(slots=True, eq=False)
+class _RequestTurn:
+    """Requests that are answered together."""
+
+    requests: list[ServiceRequest] = field(default_factory=list[ServiceRequest])
+    answers: Sequence[ServiceAnswer | RequestError] | None = None
+    error: Exception | None = None
+    done: asyncio.Event | None = None
+    """Set once the thread has answered; None: nobody waits for a thread."""
+
+    def answer(self, service: DecisionService) -> None:
+        """Answer all of them; a failure is each one's own."""
+        try:
+            self.answers = service.answer_many(self.requests)
+        except Exception as error:  # noqa: BLE001 - each waiting request gets the failure
+            self.error = error
+
+
 class RequestBatcher:
     """Requests that arrive at the same time are answered together: one append to the log for all of them.
 
-    `apart`: on a thread, for logs and policies that may wait; else in the event loop, which is quicker.
+    `apart`: on a thread, for logs and policies that may wait; else in the event loop, which is quicker: the first
+    request of a turn of the loop answers them all in the next one, without any hand-over.
     """
 
     def __init__(self, service: DecisionService, *, apart: bool) -> None:
         self._service = service
-        self._waiting: list[tuple[Sequence[ServiceRequest], asyncio.Future[list[ServiceAnswer | RequestError]]]] = []
-        self._scheduled = False
+        self._turn = _RequestTurn()
         self._threads = ThreadPoolExecutor(1, "decide") if apart else None
+        self._busy = False
 
-    async def answer(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
+    async def answer(self, requests: Sequence[ServiceRequest]) -> Sequence[ServiceAnswer | RequestError]:
         """Answers in the order of the requests."""
-        loop = asyncio.get_running_loop()
-        answers: asyncio.Future[list[ServiceAnswer | RequestError]] = loop.create_future()
-        self._waiting.append((requests, answers))
-        if not self._scheduled:
-            self._scheduled = True
-            loop.call_soon(self._flush)
-        return await answers
-
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        requests = [request for some, _ in waiting for request in some]
+        turn, place = self._turn, len(self._turn.requests)
+        turn.requests.extend(requests)
         if self._threads is None:
-            self._scheduled = False
-            self._deliver(waiting, lambda: self._service.answer_many(requests))
-            return
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._service.answer_many, requests)
-        work.add_done_callback(lambda done: self._done(waiting, done.result))
+            await asyncio.sleep(0)  # the others of this turn join
+            if turn is self._turn:
+                self._turn = _RequestTurn()
+                turn.answer(self._service)
+        else:
+            await self._on_thread(turn, self._threads)
+        if turn.answers is None:
+            raise turn.error or RuntimeError("requests without answers")
+        return turn.answers[place : place + len(requests)]
 
-    def _done(
-        self,
-        waiting: list[tuple[Sequence[ServiceRequest], asyncio.Future[list[ServiceAnswer | RequestError]]]],
-        result: Callable[[], list[ServiceAnswer | RequestError]],
-    ) -> None:
-        self._deliver(waiting, result)
-        self._scheduled = bool(self._waiting)
-        if self._scheduled:
-            self._flush()
+    async def _on_thread(self, turn: _RequestTurn, threads: ThreadPoolExecutor) -> None:
+        """Wait for the thread, which takes all requests that came while it was busy."""
+        if turn.done is None:
+            turn.done = asyncio.Event()
+            if not self._busy:
+                asyncio.get_running_loop().call_soon(self._send, threads)
+                self._busy = True
+        await turn.done.wait()
 
-    @staticmethod
-    def _deliver(
-        waiting: list[tuple[Sequence[ServiceRequest], asyncio.Future[list[ServiceAnswer | RequestError]]]],
-        result: Callable[[], list[ServiceAnswer | RequestError]],
-    ) -> None:
-        try:
-            answers = iter(result())
-        except Exception as error:  # noqa: BLE001 - each waiting request gets the failure, as its own
-            for _, future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for some, future in waiting:
-            own = [next(answers) for _ in some]
-            if not future.done():  # its client went away
-                future.set_result(own)
+    def _send(self, threads: ThreadPoolExecutor) -> None:
+        turn, self._turn = self._turn, _RequestTurn()
+        work = asyncio.get_running_loop().run_in_executor(threads, turn.answer, self._service)
+        work.add_done_callback(lambda _: self._sent(turn, threads))
+
+    def _sent(self, turn: _RequestTurn, threads: ThreadPoolExecutor) -> None:
+        if turn.done is not None:
+            turn.done.set()
+        self._busy = bool(self._turn.requests)
+        if self._busy:
+            self._send(threads)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -14,11 +14,12 @@ from hone.core.clock import Clock
 from hone.core.errors import ConfigError
 from hone.serve.gateway.access import TenantLimits, TokenBucket
 from hone.serve.gateway.http_app import GatewayRoutes, RequestBatcher
+from hone.serve.gateway.joined_writes import OnePacketProtocol
 from hone.serve.gateway.openapi import openapi_document
 from hone.serve.gateway.opening import OpenedService, open_service, read_service_file
 from hone.serve.gateway.policy_config import FolderServiceConfig
 from hone.serve.gateway.service import TICK_S
-from hone.serve.listening import listening, signals_end_quietly
+from hone.serve.listening import QuietSignals, listening, signals_end_quietly
 
 DRAIN_S: Final = 30
 """Longest wait for requests in progress at the end."""
@@ -43,9 +44,10 @@ class GatewayPlace:
 class DrainingGateway(uvicorn.Server):
     """uvicorn's server, which says to `/health` that it stops, and ticks the service while it runs."""
 
-    def __init__(self, config: uvicorn.Config, routes: GatewayRoutes) -> None:
+    def __init__(self, config: uvicorn.Config, routes: GatewayRoutes, signals: QuietSignals) -> None:
         super().__init__(config)
         self._routes = routes
+        self._signals = signals
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop accepting connections; requests in progress are answered."""
@@ -53,7 +55,8 @@ class DrainingGateway(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def main_loop(self) -> None:
-        """Run until a signal."""
+        """Run until a signal, which may have come before."""
+        self.should_exit = self.should_exit or self._signals.seen
         ticking = asyncio.ensure_future(self._tick())
         try:
             await super().main_loop()
@@ -88,16 +91,16 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
     opened = open_service(path, clock=clock, tell=tell)
     try:
         routes = make_routes(opened)
-        with listening(place.host, place.port) as listener, signals_end_quietly():
+        with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
-                routes.app(), log_level="warning", access_log=False, lifespan="off", server_header=False,
-                date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
+                routes.app(), http=OnePacketProtocol, ws="none", log_level="warning", access_log=False, lifespan="off",
+                server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host
             live = ", ".join(sorted({serving.live.name for serving in opened.policies.tenants.values()}))
             tell(f"serving decisions of {opened.folder.name} (version {live}) at http://{shown}:{port}/v1/decide")
-            DrainingGateway(config, routes).run(sockets=[listener])
+            DrainingGateway(config, routes, signals).run(sockets=[listener])
     finally:
         opened.close()
     tell("stopped: every request in progress was answered, every record is in the log")
