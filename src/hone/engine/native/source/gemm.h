@@ -33,24 +33,47 @@ static void tile(const float* a, int64_t stride, const float* panel, int k, floa
   }
 }
 
-// For processors without products of bfloat16: the same pairs, widened.
+constexpr int WIDENED = 128;  // inputs of a tile's rows that are widened at once
+
+// For processors without products of bfloat16: the same numbers, widened. The rows are, before, for all of a panel.
 template <int ROWS>
 static void tile(const bf16* a, int64_t stride, const bf16* panel, int k, float* c, const Ahead& ahead) {
-  for (int column = 0; column < PANEL; column += LANES) {
-    vf sums[ROWS] = {};
-    const bf16* b = panel + 2 * column;
-    for (int i = 0; i < k; i += 2, b += 2 * PANEL) {
-      ahead.fetch(i / 2);
-      const vu pairs = *reinterpret_cast<const vu*>(b);
-      const vf even = low_half(pairs), odd = high_half(pairs);
+  alignas(64) float wide[ROWS][WIDENED];
+  for (int from = 0; from < k; from += WIDENED) {
+    const int count = k - from < WIDENED ? k - from : WIDENED;
+    for (int row = 0; row < ROWS; ++row)
+      for (int i = 0; i < count; i += LANES) store(wide[row] + i, load(a + row * stride + from + i));
+    for (int column = 0; column < PANEL; column += 2 * LANES) {
+      vf sums[ROWS][2] = {};
+      if (from) {
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; ++row) {
+          sums[row][0] = load(c + row * PANEL + column);
+          sums[row][1] = load(c + row * PANEL + column + LANES);
+        }
+      }
+      const bf16* b = panel + int64_t(from) * PANEL + 2 * column;
+      for (int i = 0; i < count; i += 2, b += 2 * PANEL) {
+        ahead.fetch((from + i) / 2);
+        const vu* words = reinterpret_cast<const vu*>(b);
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; ++odd) {
+          const vf left = odd ? high_half(words[0]) : low_half(words[0]);
+          const vf right = odd ? high_half(words[1]) : low_half(words[1]);
+#pragma GCC unroll 12
+          for (int row = 0; row < ROWS; ++row) {
+            const vf x = spread(wide[row][i + odd]);
+            sums[row][0] = fma(x, left, sums[row][0]);
+            sums[row][1] = fma(x, right, sums[row][1]);
+          }
+        }
+      }
 #pragma GCC unroll 12
       for (int row = 0; row < ROWS; ++row) {
-        sums[row] = fma(spread(widen(a[row * stride + i])), even, sums[row]);
-        sums[row] = fma(spread(widen(a[row * stride + i + 1])), odd, sums[row]);
+        store(c + row * PANEL + column, sums[row][0]);
+        store(c + row * PANEL + column + LANES, sums[row][1]);
       }
     }
-#pragma GCC unroll 12
-    for (int row = 0; row < ROWS; ++row) store(c + row * PANEL + column, sums[row]);
   }
 }
 
