@@ -2,7 +2,7 @@
 
     make mutants                                        credit and objectives, an hour or two on two cores
     python tests/mutants/run_mutants.py --folders estimators
-    python tests/mutants/run_mutants.py --again         only those that survived the last run
+    python tests/mutants/run_mutants.py --again         only survivors of the last run that are not listed
 
 mutmut plants the faults and runs the tests that cover them; `mutation_operators.py` adds the faults that are typical of
 losses. Exit code 1: a survivor that is not in `survivors.toml`, an entry there that is no survivor any more, or a share
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equivalents import Survivor, listed_survivors
-from verdicts import KILLED, WORK, judge, verdicts
+from verdicts import WORK, judge, verdicts
 from working_copy import clear, prepare
 
 FOLDERS = ("credit", "objectives")
@@ -32,6 +32,13 @@ def run(names: Sequence[str], workers: int) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     command = [sys.executable, str(DRIVER), str(workers), *names]
     return subprocess.run(command, cwd=WORK, env=environment, check=False).returncode
+
+
+def unlisted_survivors() -> list[str]:
+    """Mutants that survived the last run and are not in `survivors.toml`."""
+    listed = listed_survivors()
+    found = (judge(path, codes).survivors for path, codes in verdicts().items())
+    return [name for survivors in found for name, survivor in survivors.items() if survivor not in listed]
 
 
 def report(folders: Sequence[str]) -> int:
@@ -47,7 +54,7 @@ def report(folders: Sequence[str]) -> int:
             f"{name:38} {len(codes):8} {one.killed:8} {one.timeouts:8} {one.equivalent:8} {len(one.survivors):8}"
             + (f"  {one.unchecked} not tried" if one.unchecked else "")
         )
-        survivors += one.survivors
+        survivors += one.survivors.values()
         found.update(
             mutants=len(codes), killed=one.killed, timeouts=one.timeouts, same=one.equivalent, left=one.unchecked
         )
@@ -77,7 +84,7 @@ def main() -> int:
     parser.add_argument("--folders", nargs="+", default=list(FOLDERS), help="folders of src/hone and of tests")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
-        "--again", action="store_true", help="try the survivors of the last run again, by today's tests"
+        "--again", action="store_true", help="try the survivors that are not listed again, by today's tests"
     )
     parser.add_argument("--anew", action="store_true", help="forget all verdicts; otherwise only changes are tried")
     parser.add_argument("--report", action="store_true", help="only print the verdicts of the last run")
@@ -86,9 +93,9 @@ def main() -> int:
         clear()
     if not options.report:
         prepare(options.folders)
-        codes = {name: code for module in verdicts().values() for name, code in module.items()}
-        alive = [name for name, code in codes.items() if code is not None and code not in KILLED]
-        if code := run(alive if options.again else [], options.workers):
+        if options.again and not (names := unlisted_survivors()):
+            print("no survivor of the last run is left to try")
+        elif code := run(names if options.again else [], options.workers):
             return code
     return report(options.folders)
 

@@ -27,7 +27,8 @@ class MutationResult:
     timeouts: int = 0
     equivalent: int = 0
     unchecked: int = 0
-    survivors: list[Survivor] = field(default_factory=list[Survivor])
+    survivors: dict[str, Survivor] = field(default_factory=dict[str, Survivor])
+    """By mutant."""
 
 
 def verdicts() -> dict[str, Codes]:
@@ -62,7 +63,7 @@ def judge(path: str, codes: Codes) -> MutationResult:
             if same_by_rule(before, after):
                 result.equivalent += 1
             else:
-                result.survivors.append(changed_lines(name, before, after))
+                result.survivors[name] = changed_lines(name, before, after)
     return result
 
 

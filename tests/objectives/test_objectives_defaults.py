@@ -118,10 +118,12 @@ def test_no_gradient_flows_through_a_correction() -> None:
 
 
 def test_losses_have_the_type_of_the_value() -> None:
-    """Targets in double precision, as a learner on a GPU may get them, promote nothing."""
-    value, target = torch.tensor([0.5]), torch.tensor([1.0], dtype=torch.float64)
+    """Targets in double precision, as a learner on a GPU may get them, promote nothing, and gradients exist."""
+    value, target = torch.tensor([0.5], requires_grad=True), torch.tensor([1.0], dtype=torch.float64)
     assert squared_error(value, target).loss.dtype == torch.float32
     assert huber(value, target, delta=1.0).loss.dtype == torch.float32
+    (slope,) = torch.autograd.grad(huber(value, target, delta=1.0).loss.sum(), value)
+    assert slope.item() == -0.5
     assert clipped_value(value, value, target, clip_range=0.2).loss.dtype == torch.float32
     bounded = bounded_cross_entropy(value, None, target, low=0.0, high=1.0, clip_range=None)
     assert bounded.loss.dtype == bounded.metrics["value/target_clipped"].dtype == torch.float32
