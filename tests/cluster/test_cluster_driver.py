@@ -74,6 +74,20 @@ def test_nothing_is_left_and_a_resume_is_the_same_run(tmp_path, whole, number, c
     assert files_of(run, 6) == files_of(whole, 6)
 
 
+@pytest.mark.parametrize("on_publish", ["keep", "recompute"])
+def test_a_recorded_run_of_replicas_is_replayed_by_one_process(tmp_path, monkeypatch, on_publish) -> None:
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    table = f'rollout.max_staleness={{steps=2, on_publish="{on_publish}", '
+    given = ("grpo.toml", "run.certify=false", "rollout.max_tokens=16", "rollout.max_concurrent=2", "learner.lr=0.1")
+    driver = start(tmp_path, "train", *given, table + "record_interleaving=true}", "name=first", *FLEET)
+    printed, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, printed
+    assert hone("train", *given, table + 'replay_interleaving="runs/first"}', "name=again") == 0
+    found = differences(tmp_path / "runs/first", tmp_path / "runs/again", step=6)
+    assert [one for one in found if not one.startswith(("metrics", "state"))] == []
+
+
 def test_a_run_under_random_kills_and_stops_is_the_same_run(tmp_path, whole) -> None:
     driver = start(tmp_path, "train", "grpo.toml", "name=cut", "run.certify=false", "cluster.patience_s=3", *FLEET)
     run, harmed = tmp_path / "runs/cut", list[int]()

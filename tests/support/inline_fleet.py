@@ -1,9 +1,12 @@
 """A fleet in one process: real replicas over a transport without processes, in virtual time, with faults by chance."""
 
 import heapq
+import threading
+import time
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 import numpy as np
 from manual_clock import ManualClock
@@ -161,6 +164,53 @@ class InlineTransport:
         heapq.heappush(self.queue, (self.clock.time_s + delay_s, self.count, event.replica, event))
 
 
+@dataclass
+class ThreadedTransport(InlineTransport):
+    """Replicas that answer in threads, in real time. A replica that has run three passes waits for weights, for a
+    moment and a number of times at most; the replica of one ask is lost."""
+
+    stops: int = 12
+    lost_ask: int = 7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.events: SimpleQueue[FleetEvent] = SimpleQueue()
+
+    def start(self) -> str:
+        name = super().start()
+        replica = self.replicas[name]
+
+        def count_pass() -> bool:
+            replica.passes += 1
+            before, end = replica.engine.version, time.monotonic() + 0.5
+            if replica.passes % 3 == 0 and self.stops > 0:
+                self.stops -= 1
+                while replica.engine.version == before and time.monotonic() < end:
+                    time.sleep(0.005)
+            return False
+
+        replica._count_pass = count_pass
+        return name
+
+    def ask(self, replica: str, ask: GenerationAsk) -> None:
+        self.asked.append((replica, ask.number))
+        if len(self.asked) == self.lost_ask:
+            del self.replicas[replica]
+            self._later(0.0, ReplicaLost(replica=replica, cause="killed by signal 9"))
+        elif replica in self.replicas:
+            threading.Thread(target=lambda: self.events.put(self.answer(replica, ask)), daemon=True).start()
+
+    def poll(self, timeout_s: float) -> list[FleetEvent]:
+        try:
+            event = self.events.get(timeout=timeout_s)
+        except Empty:
+            return []
+        return [event] if event.replica in self.replicas or isinstance(event, ReplicaLost) else []
+
+    def _later(self, delay_s: float, event: FleetEvent) -> None:
+        self.events.put(event)
+
+
 def spec_of(model, *, vocab: int, slots: int = 4, seed: int = 0, context: int = 200, **changes) -> ReplicaSettings:
     """Settings of replicas of a decoder, with the torch runner."""
     given = {
@@ -179,10 +229,10 @@ def spec_of(model, *, vocab: int, slots: int = 4, seed: int = 0, context: int = 
 def inline_engine(
     model, spec: ReplicaSettings, *, replicas: int = 2, spares: int = 0, losses: int = 1000, **options
 ) -> tuple[FleetEngine, InlineTransport]:
-    """A fleet over `model`, and its transport; `options` of the transport, and `mixed`."""
-    clock = ManualClock()
+    """A fleet over `model`, and its transport; `options` of the transport, its class, `clock` and `mixed`."""
+    clock = options.pop("clock", ManualClock())
     mixed = options.pop("mixed", False)
-    transport = InlineTransport(model, spec, clock, **options)
+    transport = options.pop("transport", InlineTransport)(model, spec, clock, **options)
     limits = FleetLimits(
         replicas=replicas,
         spares=spares,

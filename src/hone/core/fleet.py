@@ -127,6 +127,8 @@ class AskAnswers:
     """`[n]` experts of each answer; empty: a dense model."""
     likeliest: tuple[LikeliestTokens | None, ...] = ()
     """`[n]` likeliest tokens of each answer; empty: nobody asked for them."""
+    reread_at: tuple[tuple[int, ...], ...] = ()
+    """`[n]` tokens of each answer before which its text was read again by newer weights; empty: no text was."""
     scores: tuple[ScoreResult, ...] = ()
     """Scores of the ask's texts."""
     stats: GenerationStats
@@ -164,6 +166,7 @@ class AskAnswers:
             turn=request.turn,
             routing=self.routing[place] if self.routing else None,
             likeliest=self.likeliest[place] if self.likeliest else None,
+            reread_at=self.reread_at[place] if self.reread_at else (),
         )
 
 
@@ -196,6 +199,7 @@ def pack_answers(
         sampling_mask=concatenate_rows(masks) if truncates else None,
         routing=tuple(one.routing for one in done) if any(one.routing is not None for one in done) else (),
         likeliest=tuple(one.likeliest for one in done) if any(one.likeliest is not None for one in done) else (),
+        reread_at=tuple(one.reread_at for one in done) if any(one.reread_at for one in done) else (),
         scores=tuple(scores),
         stats=stats,
     )

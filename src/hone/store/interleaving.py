@@ -6,6 +6,7 @@ all that it takes to repeat it.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -155,6 +156,15 @@ class InterleavingRecord:
     def end_of(self, batch: int) -> int:
         """Byte behind batch number `batch`, from 1."""
         return self.ends[batch][0]
+
+    def most_in_progress(self) -> int:
+        """Largest number of answers in progress when weights were published."""
+        most = 0
+        for batch in range(1, self.batches + 1):
+            known = [one.versions for one in self.read_batch(batch).versions.values()]
+            unfinished = Counter(version for versions in known for version in range(versions[0], versions[-1]))
+            most = max([most, *unfinished.values()])
+        return most
 
     def read_batch(self, batch: int) -> RecordedBatch:
         """Read batch number `batch`, from 1. Raises DataError where the record ends before."""

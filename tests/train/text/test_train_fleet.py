@@ -1,15 +1,19 @@
 """Training with a fleet: the embedded engine's run, file by file and bit by bit, whatever happens to replicas."""
 
 import pytest
-from inline_fleet import FaultRates, inline_engine
+from inline_fleet import FaultRates, ThreadedTransport, inline_engine
 from tiny_runs import differences, files_of, hone, lay_out, lines_of
 
 from hone.cluster import open_fleet as opening
 from hone.cluster.config import ClusterConfig
+from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
+from hone.store.interleaving import read_interleaving
 from hone.train.text import fleet as wiring
 
 STEPS = ("steps=4", "run.certify=false")
+AHEAD = ("state/state.json", "state/state.safetensors")
+"""Files with the batch that was collected ahead."""
 CHAOS = FaultRates(lost=0.1, hung=0.1, twice=0.2, flutter=0.1)
 
 
@@ -100,6 +104,42 @@ def test_a_resume_may_leave_the_cluster_and_join_another(tmp_path, monkeypatch, 
     whole, moved = tmp_path / "runs/whole", tmp_path / "runs/moved"
     assert lines_of(whole) == lines_of(moved)
     assert files_of(whole, 4) == files_of(moved, 4)
+
+
+TABLE = ("cluster.rollout.cpus=0", "cluster.rollout.replicas=2")
+LONGER = (
+    "steps=3", "rollout.runner=torch", "rollout.max_tokens=16", "rollout.max_concurrent=3", "learner.epochs=1",
+    "learner.minibatches=1", "learner.lr=0.1", "run.certify=false", "run.checkpoint_every=99",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "on_publish", ["keep", *(pytest.param(one, marks=pytest.mark.slow) for one in ("recompute", "finish"))]
+)
+def test_what_replicas_drew_while_weights_changed_is_replayed_to_the_bit(tmp_path, monkeypatch, on_publish) -> None:
+    made = []
+
+    def open_threaded(config: ClusterConfig, decoder, settings):
+        replicas, kind = config.rollout.replicas, ThreadedTransport
+        engine, transport = inline_engine(decoder, settings, replicas=replicas, clock=SystemClock(), transport=kind)
+        made.append(transport)
+        return engine
+
+    monkeypatch.setattr(wiring, "open_fleet", open_threaded)
+    monkeypatch.chdir(tmp_path)
+    lay_out(tmp_path)
+    table = f'rollout.max_staleness={{steps=1, on_publish="{on_publish}", '
+    assert hone("train", "grpo.toml", table + "record_interleaving=true}", *LONGER, *TABLE, "name=first") == 0
+    record = read_interleaving(tmp_path / "runs/first/interleaving.jsonl")
+    told = [one for batch in range(1, record.batches + 1) for one in record.read_batch(batch).versions.values()]
+    assert any(len(one.versions) > 1 for one in told) == (on_publish != "finish")
+    assert len(made) == 1
+    assert len({replica for replica, _ in made[0].asked}) == 3  # one of two was lost
+    cluster = TABLE if on_publish == "keep" else ()
+    assert hone("train", "grpo.toml", table + 'replay_interleaving="runs/first"}', *LONGER, *cluster, "name=again") == 0
+    found = differences(tmp_path / "runs/first", tmp_path / "runs/again", step=3, but=AHEAD)
+    assert [one for one in found if not one.startswith("metrics")] == []  # metrics count replicas and passes
+    assert len(made) == 1  # a replay starts no replica
 
 
 def test_the_plan_says_who_stands_where(tmp_path, monkeypatch, capsys) -> None:

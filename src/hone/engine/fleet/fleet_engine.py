@@ -12,7 +12,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
 from hone.core.errors import DivergedError, ResourceError
 from hone.core.fleet import AskAnswers, PublishedWeights, RunnerArithmetic, weights_digest
-from hone.core.generation import GenerationStats, Request, ScoreRequest, ScoreResult
+from hone.core.generation import GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightFingerprint
 from hone.engine.checks import check_requests, check_score_requests
 from hone.engine.fleet.flat_weights import pack_weights
@@ -90,6 +90,17 @@ class FleetEngine(EngineSession):
     def note(self) -> str:
         """Notes for the user about what happened to replicas, one a line."""
         return "\n".join(self.report.notes)
+
+    @property
+    def on_publish(self) -> OnPublish:
+        """Treatment of unfinished answers when weights are published."""
+        return self.settings.on_publish
+
+    def wait_arithmetic(self) -> RunnerArithmetic:
+        """Arithmetic of the first replica, once it runs; after the first `publish`."""
+        while self._arithmetic is None:
+            self._pump()
+        return self._arithmetic[1]
 
     def metrics(self) -> Metrics:
         """Metrics of the fleet since `reset_stats`."""

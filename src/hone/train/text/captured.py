@@ -25,6 +25,7 @@ from hone.serve.capture.capture_world import CaptureLimits, CaptureWorld
 from hone.serve.capture.session_plan import SessionPlan
 from hone.serve.completions.served_model import ServedModel
 from hone.train.sources.live import LiveSource
+from hone.train.text.fleet import generating_cluster
 from hone.train.text.live import engine_actor
 from hone.train.text.open_text import TextInputs
 from hone.train.text.rl_config import TextRunConfig
@@ -93,7 +94,7 @@ def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> 
         more_checks={
             **config.more_checks(),
             "agents": check_staleness,
-            "cluster": partial(check_cluster, config.cluster),
+            "cluster": partial(check_cluster, generating_cluster(config.rollout, config.cluster)),
         },
     )
 

@@ -7,8 +7,9 @@ from hone.cluster.open_fleet import open_fleet
 from hone.core.errors import ConfigError
 from hone.engine.clients.config import ServerEngine
 from hone.engine.fleet.flat_weights import layout_of
+from hone.engine.fleet.fleet_engine import FleetEngine
 from hone.engine.fleet.replica import ReplicaSettings
-from hone.evaluate.text.engine_actor import EngineActor, tokenizer_rules
+from hone.evaluate.text.engine_actor import tokenizer_rules
 from hone.models.language.token_policy import TokenPolicy
 from hone.train.text.rollout_config import RolloutConfig
 
@@ -18,9 +19,9 @@ _TWO_ENGINES: Final = (
 )
 
 
-def fleet_actor(
+def open_text_fleet(
     policy: TokenPolicy, rollout: RolloutConfig, cluster: ClusterConfig, longest: int, *, seed: int
-) -> EngineActor:
+) -> FleetEngine:
     """The fleet of a run for prompts of at most `longest` tokens. Raises ConfigError for a server as `rollout.runner`,
     ResourceError where Ray is not installed."""
     if isinstance(rollout.runner, ServerEngine):
@@ -40,18 +41,22 @@ def fleet_actor(
         on_publish=rollout.mid_rollout_publish or "recompute",
         kv_cache=rollout.kv_cache,
     )
-    return EngineActor(open_fleet(cluster, decoder, settings))
+    return open_fleet(cluster, decoder, settings)
+
+
+def generating_cluster(rollout: RolloutConfig, cluster: ClusterConfig | None) -> ClusterConfig | None:
+    """The cluster whose replicas generate. None: the process itself does, which also replays what replicas drew."""
+    return None if rollout.asynchrony.replay_interleaving is not None else cluster
 
 
 def require_own_engine(rollout: RolloutConfig, cluster: ClusterConfig | None) -> None:
-    """Raise ValueError for a config with replicas and a server, or with a record of one engine's tokens."""
+    """Raise ValueError for a config with replicas and a server, or with a record of replicas that compute unlike."""
     if cluster is None:
         return
     if isinstance(rollout.runner, ServerEngine):
         raise ValueError(_TWO_ENGINES)
-    asynchrony = rollout.asynchrony
-    if asynchrony.record_interleaving or asynchrony.replay_interleaving is not None:
+    if rollout.asynchrony.record_interleaving and cluster.rollout.mixed:
         raise ValueError(
-            "rollout.max_staleness records and replays the interleaving of the embedded engine, and [cluster] answers "
-            'by replicas; leave out one of them (with on_publish = "wait" a run of replicas repeats by itself)'
+            "rollout.max_staleness.record_interleaving with cluster.rollout.mixed: no replay can repeat the answers of "
+            "replicas with different kernels; leave out one of them"
         )

@@ -22,6 +22,7 @@ from hone.core.generation import Completion
 from hone.core.interleaving import AnswerKey, AnswerVersions
 from hone.core.state import State, integer, substate
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.fleet.fleet_engine import FleetEngine
 from hone.engine.held import RecordedVersions
 from hone.evaluate.text.engine_actor import EngineActor
 from hone.models.language.decoder import Decoder
@@ -38,7 +39,7 @@ from hone.store.interleaving import (
 from hone.store.manifest import ConfigSetting, config_diff, read_config
 from hone.train.runner.resume import ALLOWED
 from hone.train.sources.wrapper import SourceWrapper
-from hone.train.text.rollout_config import AsyncRolloutConfig
+from hone.train.text.rollout_config import AsyncRolloutConfig, RolloutConfig
 
 _OWN_KEYS = ("name", "rollout.max_staleness.record_interleaving", "rollout.max_staleness.replay_interleaving")
 
@@ -65,7 +66,9 @@ class RecordingActor(EngineActor):
     def header(self) -> InterleavingHeader:
         """Facts of the engine for the record."""
         engine = self.engine
-        assert isinstance(engine, EmbeddedEngine), "publication midway is for the embedded engine"
+        if isinstance(engine, FleetEngine):
+            return InterleavingHeader(on_publish=engine.on_publish, runner=engine.wait_arithmetic().runner)
+        assert isinstance(engine, EmbeddedEngine), "a server's versions are not recorded"
         return InterleavingHeader(on_publish=engine.on_publish, runner=engine.runner.name)
 
 
@@ -76,17 +79,18 @@ class RecordedSource(SourceWrapper[TokenPolicy]):
     actor: RecordingActor
     batches: int = 0
     """Batches collected so far."""
+    _folder: Path | None = None
     _writer: InterleavingWriter | None = None
-    _started: bool = False
 
     def open_folder(self, folder: Path) -> None:
         """Record into the folder of a run, from the next batch on."""
-        self._writer = InterleavingWriter(folder / INTERLEAVING, self.actor.header())
+        self._folder = folder
 
     def collect(self) -> Episodes:
-        if self._writer is not None and not self._started:
+        if self._folder is not None and self._writer is None:
+            # Only now: replicas that name their arithmetic start at the first publication.
+            self._writer = InterleavingWriter(self._folder / INTERLEAVING, self.actor.header())
             self._writer.start(batches=self.batches)
-            self._started = True
         episodes = self.source.collect()
         self.batches += 1
         completions = self.actor.pop_completions()
@@ -240,9 +244,15 @@ def check_replay(config: Config, asynchrony: AsyncRolloutConfig) -> list[str]:
     return []
 
 
-def require_engine(record: InterleavingRecord, actor: RecordingActor) -> None:
-    """Raise ConfigError where the record is of an engine that rounds otherwise."""
-    now = actor.header()
+def replay_slots(rollout: RolloutConfig) -> int:
+    """Answers that the embedded engine of a run generates at the same time. In a replay it also has room for all that
+    were in progress at one publication, which may have been on many replicas. Raises DataError."""
+    record = replayed_record(rollout.asynchrony)
+    return max(rollout.max_concurrent, 0 if record is None else record.most_in_progress())
+
+
+def require_engine(record: InterleavingRecord, now: InterleavingHeader) -> None:
+    """Raise ConfigError where the record is of an engine that rounds otherwise than that of `now`."""
     if record.header != now:
         raise ConfigError(
             f"{record.path}:1: recorded with {record.header.runner} and on_publish = {record.header.on_publish!r}, and "

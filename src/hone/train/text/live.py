@@ -29,8 +29,8 @@ from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.train.job import OpenedRun, TrainingJob
 from hone.train.sources.live import LiveSource
-from hone.train.text.fleet import fleet_actor, require_own_engine
-from hone.train.text.interleaving import RecordingActor, ReplayingActor
+from hone.train.text.fleet import generating_cluster, open_text_fleet, require_own_engine
+from hone.train.text.interleaving import RecordingActor, ReplayingActor, replay_slots
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.planned_memory import TextLengths
@@ -88,7 +88,7 @@ def prompt_inputs(
     own that do not fit them."""
 
     task, rollout, rewards = config.task, config.rollout, config.rewards
-    dialogue = open_dialogue(task)
+    dialogue, cluster = open_dialogue(task), generating_cluster(rollout, config.cluster)
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
         told = tokenizer
@@ -124,7 +124,7 @@ def prompt_inputs(
         measure=lambda laid: TextLengths(prompt=max(len(one.tokens) for one in laid), whole=whole_tokens(laid)),
         second_answer=second_answer,
         other_policies=[*other_policies, *rewards.local_judges],
-        more_checks={**(more_checks or {}), "cluster": partial(check_cluster, config.cluster)},
+        more_checks={**(more_checks or {}), "cluster": partial(check_cluster, cluster)},
     )
     return inputs
 
@@ -228,14 +228,15 @@ def engine_actor(
     policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int, cluster: ClusterConfig | None = None
 ) -> EngineActor:
     """The engine of a run, the client of its server, or its replicas, for prompts of at most `longest` tokens."""
+    asynchrony, cluster = rollout.asynchrony, generating_cluster(rollout, cluster)
     if cluster is not None:
-        return fleet_actor(policy, rollout, cluster, longest, seed=seed)
-    asynchrony = rollout.asynchrony
+        engine = open_text_fleet(policy, rollout, cluster, longest, seed=seed)
+        return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)
     if isinstance(rollout.runner, ServerEngine):
         return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
     engine = make_engine(
         policy,
-        slots=rollout.max_concurrent,
+        slots=replay_slots(rollout),
         longest_prompt=longest,
         max_tokens=rollout.max_tokens,
         seed=seed,

@@ -26,7 +26,7 @@ from hone.rewards.config import RewardsConfig
 from hone.train.job import no_notices
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.loop import Learner, Source
-from hone.train.text.fleet import require_own_engine
+from hone.train.text.fleet import generating_cluster, require_own_engine
 from hone.train.text.memory import generation_copies
 from hone.train.text.open_text import LanguageRunConfig
 from hone.train.text.planned_memory import BatchDimensions, TextLengths
@@ -92,7 +92,7 @@ class TextRunConfig(LanguageRunConfig):
 
     def weight_copies(self) -> dict[str, int]:
         algorithm = self.model_dump().get("algorithm", {})
-        apart = self.cluster is not None
+        apart = generating_cluster(self.rollout, self.cluster) is not None
         copies = generation_copies(self.model, self.rollout, self.run.device, algorithm, in_replicas=apart)
         return {**copies, **super().weight_copies()}
 
@@ -174,7 +174,7 @@ class TextGradientRunConfig(TextRunConfig):
         return BatchDimensions(
             micro_batch_tokens=self.micro_batch_tokens(), rows=rows, longest_tokens=lengths.whole,
             longest_prompt=lengths.prompt, entropy=penalties.get("entropy", 0.0) > 0,
-            rollout=self.rollout if self.cluster is None else None,
+            rollout=None if generating_cluster(self.rollout, self.cluster) else self.rollout,
         )  # fmt: skip
 
     def derive_updates(self) -> dict[str, str]:

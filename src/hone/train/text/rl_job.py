@@ -28,6 +28,7 @@ from hone.train.sources.survivorship import CollectedSource, FilteredSource, cou
 from hone.train.sources.wrapper import WithState
 from hone.train.text.balance import missing_routes
 from hone.train.text.captured import CapturedText, captured_inputs, open_captured_text
+from hone.train.text.fleet import generating_cluster
 from hone.train.text.interleaving import (
     RecordedSource,
     RecordingActor,
@@ -120,7 +121,7 @@ def _recorded_source(live: LiveSource[TokenPolicy], actor: EngineActor, rollout:
     record = replayed_record(rollout.asynchrony)
     if record is not None:
         assert isinstance(actor, ReplayingActor)
-        require_engine(record, actor)
+        require_engine(record, actor.header())
         return ReplayedSource(live, actor=actor, record=record)
     return RecordedSource(live, actor=actor) if isinstance(actor, RecordingActor) else live
 
@@ -221,12 +222,13 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
     """prompts x samples -> sequences -> minibatches -> optimizer steps -> micro-batch tokens."""
     rollout = config.rollout
     sequences = rollout.prompts_per_step * rollout.samples_per_prompt
+    cluster = generating_cluster(rollout, config.cluster)
     return {
         "sequences per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
         f"= {sequences}",
         **config.derive_updates(),
         **rollout.asynchrony.derive(),
-        **({} if config.cluster is None else config.cluster.derive()),
+        **({} if cluster is None else cluster.derive()),
         **_answer_counts(config, sequences),
         "slots": str(rollout.max_concurrent),
         **judge_questions(config, config.rewards, answers=config.steps * sequences),
