@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from gateway_load import FLOOD_SERVICE, SHOP, FloodResult, ServedProcess, flood, load
+from gateway_load import FLOOD_CONNECTIONS, FLOOD_SERVICE, SHOP, FloodResult, ServedProcess, flood, load
 
 from decision_systems import AcceptanceLine, cpu_seconds
 from hone.core.clock import SystemClock
@@ -184,7 +184,7 @@ def flooded(folder: Path, seconds: float, *, fast: bool) -> Iterator[AcceptanceL
         with ServedProcess(path) as server:
             results.append(flood(server, seconds))
     limited, free = results
-    words = f"{seconds:g} s of 16 connections that repeat at once; 50 a second and 10 at once are allowed"
+    words = f"{seconds:g} s of {FLOOD_CONNECTIONS} connections that repeat at once; allowed: 50 a second, 10 at once"
     bar = 50.0 + 10.0 / seconds + 3.0
     yield AcceptanceLine(
         figure="decisions a second that a flooding tenant gets", value=limited.decided_per_s, at_most=bar, words=words

@@ -5,8 +5,20 @@ import json
 
 import pytest
 from gateway_parts import make_box, post, send
+from manual_clock import ManualClock
 
-from hone.serve.gateway.access import AccessList, ServiceClient, TenantLimits, TokenBucket, token_digest
+from hone.serve.gateway.access import (
+    FIRST_HOLD_S,
+    HOLD_SPACING_S,
+    LONGEST_HOLD_S,
+    MOST_HELD,
+    AccessList,
+    HeldRefusals,
+    ServiceClient,
+    TenantLimits,
+    TokenBucket,
+    token_digest,
+)
 from hone.serve.gateway.http_app import GatewayRoutes, RequestBatcher
 
 DECIDE = {"unit": "u1", "context": {"age": 0.5, "country": "de"}}
@@ -124,6 +136,32 @@ def test_a_bucket_gives_its_rate_and_its_burst() -> None:
     empty = TokenBucket(2.0, 1.0)
     assert (empty.take(1, 0.0), empty.take(1, 0.0)) == (0.0, 0.5)
     assert empty.take(1, -100.0) == 0.5  # a clock that goes back gives nothing
+
+
+def test_refusals_of_a_flood_leave_one_after_another_within_a_second() -> None:
+    clock, held = ManualClock(0.0), HeldRefusals()
+    assert held.begin(0.02, clock.monotonic_s()) == 0.02
+    assert held.begin(30.0, clock.monotonic_s()) == FIRST_HOLD_S
+    holds = [held.begin(0.02, clock.monotonic_s()) for _ in range(MOST_HELD - 2)]
+    spaced = [0.11 + place * HOLD_SPACING_S for place in range(90)]
+    assert holds == pytest.approx(spaced + [LONGEST_HOLD_S] * (MOST_HELD - 92))
+    assert held.begin(0.02, clock.monotonic_s()) is None
+    held.end()
+    assert held.begin(0.02, clock.monotonic_s()) == LONGEST_HOLD_S
+    clock.advance(LONGEST_HOLD_S)
+    for _ in range(MOST_HELD):
+        held.end()
+    assert held.begin(0.02, clock.monotonic_s()) == pytest.approx(0.02)  # the flood is over
+
+
+def test_a_refusal_above_the_bound_closes_its_connection() -> None:
+    limits = TenantLimits({"s": TokenBucket(0.001, 1.0)})
+    routes = routes_of(make_box(tenants=("s",)), access=AccessList(CLIENTS[:1]), limits=limits)
+    routes.held["s"] = HeldRefusals(held=MOST_HELD)
+    headers = {"Authorization": "Bearer one"}
+    assert post(routes.app(), "/v1/decide", DECIDE, headers).status == 200
+    answer = post(routes.app(), "/v1/decide", DECIDE, headers)
+    assert (answer.status, answer.headers["connection"]) == (429, "close")
 
 
 def test_health_says_that_the_server_stops_and_unknown_paths_name_the_known() -> None:

@@ -125,3 +125,38 @@ class TenantLimits:
         """Seconds that the tenant must wait before `count` more requests; 0: they may come now."""
         bucket = self._buckets.get(tenant)
         return 0.0 if bucket is None else bucket.take(count, now_s)
+
+
+FIRST_HOLD_S: Final = 0.1
+LONGEST_HOLD_S: Final = 1.0
+HOLD_SPACING_S: Final = 0.01
+MOST_HELD: Final = 500
+
+
+@dataclass(slots=True)
+class HeldRefusals:
+    """Refusals of one tenant that are answered late, so that a client that repeats at once costs little.
+
+    One that comes alone is held until the tenant may send again, at most 0.1 s. Those of a flood leave 10 ms apart,
+    each within a second. Above 500 at a time none is held: it is sent at once, and its connection closed. Pure: the
+    time is an argument.
+    """
+
+    held: int = 0
+    free_s: float = float("-inf")
+    """Earliest time at which the next one may leave."""
+
+    def begin(self, retry_after_s: float, now_s: float) -> float | None:
+        """Seconds to hold a refusal, until `end`; None: send it at once and close its connection."""
+        if self.held >= MOST_HELD:
+            return None
+        self.held += 1
+        hold_s = max(min(retry_after_s, FIRST_HOLD_S), self.free_s - now_s)
+        if hold_s > LONGEST_HOLD_S:
+            return LONGEST_HOLD_S
+        self.free_s = now_s + hold_s + HOLD_SPACING_S
+        return hold_s
+
+    def end(self) -> None:
+        """Forget a refusal that was held."""
+        self.held -= 1

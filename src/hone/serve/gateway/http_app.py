@@ -18,16 +18,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hone.serve.gateway.access import AccessList, AccessScope, CallerAccess, TenantLimits, require_scope, tenant_of
+from hone.serve.gateway.access import (
+    AccessList,
+    AccessScope,
+    CallerAccess,
+    HeldRefusals,
+    TenantLimits,
+    require_scope,
+    tenant_of,
+)
 from hone.serve.gateway.bodies import answer_body, read_batch, read_decision, read_object, read_reward, to_json
 from hone.serve.gateway.requests import RequestError, shown
 from hone.serve.gateway.service import DecisionService, ServiceAnswer, ServiceRequest
-
-HOLD_S: Final = 0.1
-"""Longest time that a refusal for the rate is held back, so that a client that repeats at once gets no faster."""
-_MOST_HELD: Final = 256
-"""Refusals of one tenant that are held at a time; more are sent at once."""
-
 
 _SERVED: Final = "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
 
@@ -43,7 +45,7 @@ class RateLimitError(RequestError):
 
 
 @dataclass(slots=True, eq=False)
-class _RequestTurn:
+class _RequestBatch:
     """Requests that are answered together."""
 
     requests: list[ServiceRequest] = field(default_factory=list[ServiceRequest])
@@ -64,48 +66,48 @@ class RequestBatcher:
     """Requests that arrive at the same time are answered together: one append to the log for all of them.
 
     `apart`: on a thread, for logs and policies that may wait; else in the event loop, which is quicker: the first
-    request of a turn of the loop answers them all in the next one, without any hand-over.
+    request of an iteration answers them all in the next one, without any hand-over.
     """
 
     def __init__(self, service: DecisionService, *, apart: bool) -> None:
         self._service = service
-        self._turn = _RequestTurn()
+        self._batch = _RequestBatch()
         self._threads = ThreadPoolExecutor(1, "decide") if apart else None
         self._busy = False
 
     async def answer(self, requests: Sequence[ServiceRequest]) -> Sequence[ServiceAnswer | RequestError]:
         """Answers in the order of the requests."""
-        turn, place = self._turn, len(self._turn.requests)
-        turn.requests.extend(requests)
+        batch, place = self._batch, len(self._batch.requests)
+        batch.requests.extend(requests)
         if self._threads is None:
-            await asyncio.sleep(0)  # the others of this turn join
-            if turn is self._turn:
-                self._turn = _RequestTurn()
-                turn.answer(self._service)
+            await asyncio.sleep(0)  # the others of this iteration join
+            if batch is self._batch:
+                self._batch = _RequestBatch()
+                batch.answer(self._service)
         else:
-            await self._on_thread(turn, self._threads)
-        if turn.answers is None:
-            raise turn.error or RuntimeError("requests without answers")
-        return turn.answers[place : place + len(requests)]
+            await self._on_thread(batch, self._threads)
+        if batch.answers is None:
+            raise batch.error or RuntimeError("requests without answers")
+        return batch.answers[place : place + len(requests)]
 
-    async def _on_thread(self, turn: _RequestTurn, threads: ThreadPoolExecutor) -> None:
+    async def _on_thread(self, batch: _RequestBatch, threads: ThreadPoolExecutor) -> None:
         """Wait for the thread, which takes all requests that came while it was busy."""
-        if turn.done is None:
-            turn.done = asyncio.Event()
+        if batch.done is None:
+            batch.done = asyncio.Event()
             if not self._busy:
                 asyncio.get_running_loop().call_soon(self._send, threads)
                 self._busy = True
-        await turn.done.wait()
+        await batch.done.wait()
 
     def _send(self, threads: ThreadPoolExecutor) -> None:
-        turn, self._turn = self._turn, _RequestTurn()
-        work = asyncio.get_running_loop().run_in_executor(threads, turn.answer, self._service)
-        work.add_done_callback(lambda _: self._sent(turn, threads))
+        batch, self._batch = self._batch, _RequestBatch()
+        work = asyncio.get_running_loop().run_in_executor(threads, batch.answer, self._service)
+        work.add_done_callback(lambda _: self._sent(batch, threads))
 
-    def _sent(self, turn: _RequestTurn, threads: ThreadPoolExecutor) -> None:
-        if turn.done is not None:
-            turn.done.set()
-        self._busy = bool(self._turn.requests)
+    def _sent(self, batch: _RequestBatch, threads: ThreadPoolExecutor) -> None:
+        if batch.done is not None:
+            batch.done.set()
+        self._busy = bool(self._batch.requests)
         if self._busy:
             self._send(threads)
 
@@ -122,8 +124,8 @@ class GatewayRoutes:
     openapi: Mapping[str, object] = field(default_factory=dict[str, object])
     draining: bool = False
     """True once the server stops: `/health` says so."""
-    held: dict[str, int] = field(default_factory=dict[str, int])
-    """Refusals that are held back, by tenant."""
+    held: dict[str, HeldRefusals] = field(default_factory=dict[str, HeldRefusals])
+    """Refusals that are answered late, by tenant."""
 
     def app(self) -> ASGIApp:
         """The application."""
@@ -188,15 +190,17 @@ class GatewayRoutes:
         if wait_s > 0.0:
             raise RateLimitError(tenant, wait_s)
 
-    async def hold(self, fault: RateLimitError) -> None:
-        """Hold a refusal back for a moment."""
-        held = self.held.get(fault.tenant, 0)
-        if held < _MOST_HELD:
-            self.held[fault.tenant] = held + 1
-            try:
-                await asyncio.sleep(min(fault.retry_after_s, HOLD_S))
-            finally:
-                self.held[fault.tenant] -= 1
+    async def hold(self, fault: RateLimitError) -> bool:
+        """Hold a refusal back for a moment; False: too many are held, its connection must be closed."""
+        held = self.held.setdefault(fault.tenant, HeldRefusals())
+        hold_s = held.begin(fault.retry_after_s, self.service.parts.clock.monotonic_s())
+        if hold_s is None:
+            return False
+        try:
+            await asyncio.sleep(hold_s)
+        finally:
+            held.end()
+        return True
 
 
 def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -232,7 +236,8 @@ class _PostEndpoint:
             status, value = fault.status, answer_body(fault)
             if isinstance(fault, RateLimitError):
                 headers.append((b"retry-after", str(max(1, round(fault.retry_after_s + 0.5))).encode()))
-                await self._routes.hold(fault)
+                if not await self._routes.hold(fault):
+                    headers.append((b"connection", b"close"))
             elif status == 503:
                 headers.append((b"retry-after", b"1"))
             elif status == 401:
