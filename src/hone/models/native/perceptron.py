@@ -126,6 +126,8 @@ class PerceptronKernels:
         self._counts = [parameter.numel() for parameter in self.parameters]
         self._addresses: tuple[int, ...] = ()
         """Addresses of the parameters that `_struct` holds."""
+        self._gradient_addresses: tuple[int, ...] = ()
+        """Addresses of their gradients that it holds."""
         self._struct = np.zeros(2 + 5 * _MAX_LAYERS, np.int64)
         """The C struct: layers, sizes, then addresses of weights, biases and of their gradients."""
         self._struct[0], self._struct[1 : 1 + len(self.sizes)] = len(self.sizes) - 1, self.sizes
@@ -179,15 +181,20 @@ class PerceptronKernels:
 
     def _network(self, gradients: Sequence[Tensor] = ()) -> int:
         """Address of the C struct, with the parameters and their `gradients`, if any, where they lie now."""
-        layers = len(self.sizes) - 1
-        parts = self._struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)[:, :, :layers]
-        addresses = tuple(parameter.data_ptr() for parameter in self.parameters)
+        addresses = tuple(map(Tensor.data_ptr, self.parameters))
         if addresses != self._addresses:
             self._addresses = addresses
-            parts[0] = np.array(addresses).reshape(2, layers)
-        if gradients:
-            parts[1] = np.array([gradient.data_ptr() for gradient in gradients]).reshape(2, layers)
+            self._write_addresses(0, addresses)
+        if gradients and (places := tuple(map(Tensor.data_ptr, gradients))) != self._gradient_addresses:
+            self._gradient_addresses = places
+            self._write_addresses(1, places)
         return self._struct.ctypes.data
+
+    def _write_addresses(self, part: int, addresses: tuple[int, ...]) -> None:
+        """Write addresses of weights and biases into part 0 of the C struct, of their gradients into part 1."""
+        layers = len(self.sizes) - 1
+        parts = self._struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)
+        parts[part, :, :layers] = np.array(addresses).reshape(2, layers)
 
 
 class _PerceptronFunction(torch.autograd.Function):

@@ -105,18 +105,26 @@ def optimizer_phase(
 
 def target_update(pairs: Sequence[tuple[nn.Module, nn.Module]], *, tau: float) -> Callable[[nn.Module], None]:
     """Polyak update, for the end of a phase: the first of each pair (target, online) takes on a share `tau` of the
-    second. Parameters are looked up at the first update, when each phase holds its own, and moved as one where those of
-    the online network are contiguous."""
+    second."""
+    update = polyak_updater(pairs)
+    return lambda _: update(tau)
+
+
+def polyak_updater(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Callable[[float], None]:
+    """Function of a share tau that the first of each pair (target, online) takes on of the second.
+
+    Parameters are looked up at the first update, when each phase holds its own, and moved as one where those of the
+    online network are contiguous.
+    """
     found: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
 
-    def after(policy: nn.Module) -> None:
-        del policy
+    def update(tau: float) -> None:
         if not found:
             found.extend(_parameters_of_pair(target, online) for target, online in pairs)
         for target, online in found:
             polyak_update(target, online, tau=tau)
 
-    return after
+    return update
 
 
 def _parameters_of_pair(target: nn.Module, online: nn.Module) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

@@ -14,7 +14,6 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.models.control.actor_critic import polyak_update
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
 from hone.models.control.numpy_q import BoltzmannLogits
@@ -30,7 +29,7 @@ from hone.train.control.off_policy import (
     off_policy_parts,
     off_policy_recipe,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, polyak_updater
 from hone.train.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
 from hone.train.job import RecipeParts, RecipeSpec
 from hone.train.learner.config import ReplayLearnerConfig
@@ -176,12 +175,14 @@ def value_based(config: C, spaces: PolicySpaces, *, method: Callable[[C], ValueM
     def layout(transitions: Episodes, credits: Credits, done: int) -> ValueRows:
         return value_rows(policy, buffer, config.seed, transitions, credits, iteration=done // updates)
 
-    def after_step(policy: DqnPolicy, number: int) -> None:
+    update_target = polyak_updater([(policy.target, policy.values)])
+    update_average = polyak_updater([(policy.average, policy.values)])
+
+    def after_step(_: DqnPolicy, number: int) -> None:
         if (number + 1) % (updates * algorithm.target_every) == 0:
-            polyak_update(policy.target.parameters(), policy.values.parameters(), tau=algorithm.tau)
+            update_target(algorithm.tau)
         # Over the latest eighth of the updates of a short run (Shamir & Zhang, 2013): first weights must not linger.
-        rate = max(algorithm.average_rate, 8.0 / (number + 8))
-        polyak_update(policy.average.parameters(), policy.values.parameters(), tau=rate)
+        update_average(max(algorithm.average_rate, 8.0 / (number + 8)))
 
     phase = optimizer_phase(
         "values",
