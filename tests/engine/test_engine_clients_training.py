@@ -81,6 +81,28 @@ def test_a_run_ahead_of_its_learner_says_how_old_answers_are(server):
     assert [line["async/staleness"] for line in told] == [0, 1, 1, 1]
 
 
+def test_several_servers_stand_in_the_plan_each_of_them_once(server, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["plan", "run.toml", 'rollout.runner.url=["http://a:1", "http://b:1/"]']) == 0
+    assert "vllm at http://a:1, http://b:1" in capsys.readouterr().out
+    assert main(["plan", "run.toml", 'rollout.runner.url=["http://a:1", "http://a:1/"]']) == 2
+    assert "more than once; each server is one address" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # a run
+def test_two_servers_share_a_run_out_and_say_how_old_their_answers_are(server, capsys):
+    other = FakeServer(server.first, "vllm", decode=server.decode)
+    both = f'rollout.runner.url=["{server.url}", "{other.url}"]'
+    assert main(["train", "run.toml", both, "name=pair", "steps=3", "rollout.max_staleness=1"]) == 0
+    other.end()
+    told = [line for line in metrics("pair") if "async/staleness" in line]
+    assert [line["async/staleness"] for line in told] == [0, 1, 1]
+    assert told[0]["mismatch/mean"] < 1e-5  # later answers are of older weights than learn from them
+    printed = capsys.readouterr().out
+    assert f"on {server.url} gave" in printed
+    assert "cannot be repeated" not in printed
+
+
 def test_a_server_that_restarts_in_a_run_changes_nothing(server):
     assert main(["train", "run.toml", "name=calm"]) == 0
     server.slow_s = 0.002

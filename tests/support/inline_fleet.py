@@ -15,6 +15,7 @@ from torch import Tensor
 from hone.core.errors import HoneError
 from hone.core.fleet import GenerationAsk, PublishedWeights
 from hone.core.random import generator
+from hone.engine.fleet.ask_session import AskRefusedError
 from hone.engine.fleet.flat_weights import layout_of
 from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
 from hone.engine.fleet.fleet_records import FleetLimits
@@ -29,7 +30,7 @@ from hone.engine.fleet.fleet_transport import (
     ReplicaLost,
     ReplicaUnreachable,
 )
-from hone.engine.fleet.replica import AskRefusedError, GenerationReplica, ReplicaSettings
+from hone.engine.fleet.replica import GenerationReplica, ReplicaSettings
 from hone.models.language.decoder import Decoder
 
 PATIENCE_S = 10.0
@@ -127,7 +128,7 @@ class InlineTransport:
 
     def ping(self, replica: str) -> None:
         if replica in self.replicas and self.hung_until.get(replica, 0.0) <= self.clock.time_s:
-            self._later(0.01, ReplicaAlive(replica=replica, passes=self.replicas[replica].passes))
+            self._later(0.01, ReplicaAlive(replica=replica, passes=self.replicas[replica].asks.passes))
 
     def end(self, replica: str) -> None:
         self.replicas.pop(replica, None)
@@ -178,18 +179,18 @@ class ThreadedTransport(InlineTransport):
 
     def start(self) -> str:
         name = super().start()
-        replica = self.replicas[name]
+        replica, asks = self.replicas[name], self.replicas[name].asks
 
         def count_pass() -> bool:
-            replica.passes += 1
+            asks.passes += 1
             before, end = replica.engine.version, time.monotonic() + 0.5
-            if replica.passes % 3 == 0 and self.stops > 0:
+            if asks.passes % 3 == 0 and self.stops > 0:
                 self.stops -= 1
                 while replica.engine.version == before and time.monotonic() < end:
                     time.sleep(0.005)
             return False
 
-        replica._count_pass = count_pass
+        asks._count_pass = count_pass
         return name
 
     def ask(self, replica: str, ask: GenerationAsk) -> None:

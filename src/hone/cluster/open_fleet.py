@@ -75,6 +75,7 @@ def open_fleet(config: ClusterConfig, decoder: Decoder, settings: ReplicaSetting
         slots=settings.slots,
         patience_s=config.patience_s,
         losses_allowed=config.losses_allowed,
+        exact=not config.rollout.mixed,
     )
     return FleetEngine(
         make_transport(config, decoder, settings),

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from hone import __version__
 from hone.core.errors import ConfigError, DataError, DivergedError, HoneError, ResourceError
 from hone.core.fleet import AskAnswers, GenerationAsk, PublishedWeights, RunnerArithmetic
-from hone.engine.fleet.replica import AskRefusedError, GenerationReplica, ReplicaSettings, TakenWeights
+from hone.engine.fleet.ask_session import AskRefusedError
+from hone.engine.fleet.replica import GenerationReplica, ReplicaSettings, TakenWeights
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 
@@ -132,11 +133,11 @@ class ReplicaActor:
 
     def cancel(self, number: int) -> None:
         """Drop an ask."""
-        self._opened().cancel(number)
+        self._opened().asks.cancel(number)
 
     def passes(self) -> int:
         """Number of passes so far: a sign of life."""
-        return 0 if self._replica is None else self._replica.passes
+        return 0 if self._replica is None else self._replica.asks.passes
 
     def _opened(self) -> GenerationReplica:
         if self._replica is None:

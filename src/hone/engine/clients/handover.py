@@ -49,6 +49,8 @@ class WeightTransfer:
         untie(place)
         if self.saved_version not in (None, version):
             shutil.rmtree(self._place(self.saved_version), ignore_errors=True)
+        if self.canary is not None:
+            self.canary.keep(version)
         self.saved_version = version
 
     def send(self, wire: ServerProtocol, abilities: ServerFeatures, *, stopped: bool = False) -> None:
@@ -67,8 +69,9 @@ class WeightTransfer:
             self._check(wire, abilities)
 
     def _hand(self, wire: ServerProtocol) -> None:
-        assert self.saved_version is not None
-        wire.load(self._place(self.saved_version).absolute(), self._label(self.saved_version))
+        version = self.saved_version
+        assert version is not None
+        wire.load(self._place(version).absolute(), self._label(version))
 
     def _check(self, wire: ServerProtocol, abilities: ServerFeatures) -> None:
         """Check that the server gives the canary's tokens the trainer's log-probabilities."""
@@ -85,7 +88,7 @@ class WeightTransfer:
                 "start computes in another number format than the trainer: give it the trainer's, or set canary_nats",
             ) from None
         while len(self.fingerprints) > _REMEMBERED:
-            del self.fingerprints[next(iter(self.fingerprints))]
+            self.fingerprints.pop(next(iter(self.fingerprints)), None)
 
     def token_versions(self, response: GenerateResponse, asked: int, place: str) -> NDArray[np.int32]:
         """Version of the weights of each token `[n]`, in an answer requested under version `asked`.

@@ -151,12 +151,16 @@ class RemoteEngine(EngineSession):
 
     def close(self) -> None:
         """End all requests and threads, and remove the published weights."""
+        self.disconnect()
+        if self.weight_transfer is not None:
+            self.weight_transfer.close()
+
+    def disconnect(self) -> None:
+        """End all requests and threads."""
         self.protocol.link.close()
         self.cancel()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        if self.weight_transfer is not None:
-            self.weight_transfer.close()
 
     # ---------------------------------------------------------------------------------------- weights
 
@@ -169,11 +173,17 @@ class RemoteEngine(EngineSession):
         """
         if self.weight_transfer is None:
             raise ConfigError("this server has weights of its own: publishing to it is not supported")
-        abilities = self.features()
+        self.features()
         with self._turn:
             if self._paused and self._under_way and self.on_publish == "finish":
                 raise RuntimeError('answers that are frozen cannot end: resume first, or on_publish = "recompute"')
             self.weight_transfer.save_weights(version)
+            self.take_saved(version)
+
+    def take_saved(self, version: int) -> None:
+        """Make the server load the weights of `version`, which are in the folder already. Raises as `publish`."""
+        abilities = self.features()
+        with self._turn:
             stopped = self._hold_back(abilities)
             self._patiently(partial(self._hand_over, stopped=stopped))
             self._version = version

@@ -183,7 +183,8 @@ class FleetEngine(EngineSession):
 
     def _check(self, requests: Sequence[Request]) -> None:
         check_requests(requests, context=self.settings.sequence_tokens, vocab=self.settings.vocab)
-        if not self.settings.tokenizer_json and any(request.sampling.stop for request in requests):
+        decodes = self.settings.decodes or bool(self.settings.tokenizer_json)
+        if not decodes and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a tokenizer in the replicas; give ReplicaSettings.tokenizer_json")
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
@@ -288,10 +289,10 @@ class FleetEngine(EngineSession):
     def _loaded(self, replica: str, taken: TakenWeights, now_s: float) -> None:
         if taken.version != self.book.version:
             return  # newer ones are under way to it
-        first = self.fingerprints.setdefault(taken.version, taken.fingerprint)
+        first = taken.fingerprint and self.fingerprints.setdefault(taken.version, taken.fingerprint)
         while len(self.fingerprints) > _REMEMBERED:
             del self.fingerprints[next(iter(self.fingerprints))]
-        if first.runner_bits != taken.fingerprint.runner_bits and not self.rules.mixed:
+        if first and taken.fingerprint and first.runner_bits != taken.fingerprint.runner_bits and not self.rules.mixed:
             error = f"{replica} gives the canary's tokens other log-probabilities than the others, from equal weights"
             self._fail(ReplicaFailed(replica=replica, error=DivergedError(error)))
             return

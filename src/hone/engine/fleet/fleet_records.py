@@ -23,6 +23,8 @@ class FleetLimits:
     """Longest time from the start of a replica to its first word."""
     losses_allowed: int = 20
     """Number of replicas that may be lost per 100 versions."""
+    exact: bool = True
+    """Replicas give equal bits: two answers to one ask are compared."""
     losses_of_work: int = 3
     """Number of replicas lost one after the other after which their common prompt is taken for the cause."""
 

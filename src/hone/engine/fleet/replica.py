@@ -4,8 +4,7 @@ Knows nothing of Ray, of the run's data or of its rewards; `hone.cluster` puts o
 several in one process.
 """
 
-import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as TokenizerBackend
 
 from hone.core.errors import DivergedError
-from hone.core.fleet import AskAnswers, GenerationAsk, RunnerArithmetic, WeightLayout, pack_answers, weights_digest
-from hone.core.generation import Completion, GenerationStats, OnPublish, Request
+from hone.core.fleet import AskAnswers, GenerationAsk, RunnerArithmetic, WeightLayout, weights_digest
+from hone.core.generation import OnPublish
 from hone.engine.canary import WeightFingerprint
 from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.fleet.ask_session import AskSession
 from hone.engine.fleet.flat_weights import unpack_weights
 from hone.engine.native.build import build
 from hone.engine.open_engine import EngineGuarantees, EngineSize, open_engine
@@ -37,6 +37,8 @@ class ReplicaSettings:
     eos: tuple[int, ...]
     tokenizer_json: str = ""
     """Text of `tokenizer.json`, for stop strings; empty: there are none."""
+    decodes: bool = False
+    """Replicas know stop strings without `tokenizer_json`."""
     slots: int
     sequence_tokens: int
     """Most tokens of a prompt and its answer."""
@@ -53,11 +55,8 @@ class TakenWeights:
 
     version: int
     digest: str
-    fingerprint: WeightFingerprint
-
-
-class AskRefusedError(Exception):
-    """The replica has other weights than those that were asked for, or the ask was cancelled; it has no answer."""
+    fingerprint: WeightFingerprint | None
+    """None: a server that scores no given tokens."""
 
 
 class GenerationReplica:
@@ -67,12 +66,7 @@ class GenerationReplica:
         """`model`: its weights are written to."""
         self.model, self.settings = model, settings
         self.engine = _engine(model, settings)
-        self._asks: dict[int, frozenset[str]] = {}
-        self._turns: dict[tuple[str, int], str] = {}
-        """(Request, sample) -> name here of the request that last answered it, for the turn after."""
-        self.passes = 0
-        """Number of completed waits for a pass; it grows while the replica works."""
-        self._stats_lock = threading.Lock()
+        self.asks = AskSession(self.engine)
 
     def arithmetic(self) -> RunnerArithmetic:
         """Identity of the replica's arithmetic. Raises ResourceError where the compiled runner cannot be built."""
@@ -93,55 +87,13 @@ class GenerationReplica:
             )
         unpack_weights(flat, self.settings.layout, self.model.stored_tensors())
         self.engine.publish(version)
-        self._turns.clear()
+        self.asks.forget_turns()
         return TakenWeights(version=version, digest=found, fingerprint=self.engine.fingerprints[version])
 
     def answer(self, ask: GenerationAsk) -> AskAnswers:
-        """Answer an ask.
-
-        Raises AskRefusedError for another version than the replica's, DivergedError and DataError as the engine does.
-        """
-        if self.engine.version != ask.version:
-            raise AskRefusedError(f"version {ask.version} was asked for, and this replica has {self.engine.version}")
+        """Answer an ask. Raises as `AskSession.answer`."""
         torch.set_num_threads(self.settings.threads)  # each thread of a process has a number of its own
-        here = replace(ask, requests=tuple(self._named(ask, place) for place in range(len(ask.requests))))
-        ids = self._asks[ask.number] = frozenset(request.id for request in here.requests)
-        self.engine.cancel(ids)  # the same ask was given here before, and its answer was lost on its way
-        scores = self.engine.score(ask.texts) if ask.texts else []
-        done: list[Completion] = []
-        self.engine.submit(here.requests, round=ask.round)
-        while (completion := self.engine.next_completion(ids, wake=self._count_pass)) is not None:
-            done.append(completion)
-        self._asks.pop(ask.number, None)
-        if len(done) != sum(request.samples for request in ask.requests):
-            raise AskRefusedError(f"ask {ask.number} was cancelled")
-        return pack_answers(here, done, stats=self._take_stats(), scores=scores)
-
-    def _named(self, ask: GenerationAsk, place: int) -> Request:
-        """A request under a name of its own: turns of one conversation share an id, and may be here at the same time.
-        Its draws are keyed as before."""
-        request = ask.requests[place]
-        name = f"{request.id} (ask {ask.number}.{place})"
-        after = None if request.after is None else self._turns.get((request.after, request.first_sample))
-        for sample in range(request.first_sample, request.first_sample + request.samples):
-            if request.keep_s:
-                self._turns[request.id, sample] = name
-        return replace(request, id=name, draw_id=request.draw_id or request.id, after=after)
-
-    def cancel(self, number: int) -> None:
-        """Drop an ask, whose `answer` then raises AskRefusedError."""
-        if (ids := self._asks.pop(number, None)) is not None:
-            self.engine.cancel(ids)
-
-    def _count_pass(self) -> bool:
-        self.passes += 1
-        return False
-
-    def _take_stats(self) -> GenerationStats:
-        with self._stats_lock:
-            stats = self.engine.stats
-            self.engine.reset_stats()
-        return stats
+        return self.asks.answer(ask)
 
 
 def _engine(model: GenerationModel, settings: ReplicaSettings) -> EmbeddedEngine:

@@ -11,8 +11,8 @@ from hone.engine.canary import WeightFingerprint
 from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect_engine
-from hone.engine.clients.remote import RemoteEngine
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.fleet.open_servers import open_server_fleet
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
 from hone.engine.stops import TokenizerRules
 from hone.envs.text.dataset import Example, ExampleDataset
@@ -142,12 +142,13 @@ def tokenizer_rules(policy: TokenPolicy) -> TokenizerRules:
     return TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode)
 
 
-def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> RemoteEngine:
-    """Make the client of a server that receives the policy's weights. Raises ConfigError for an invalid address, and
-    for a policy with `exactness = "bitwise"`."""
+def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> PolicyEngine:
+    """Make the client of a server, or of several, that receive the policy's weights. Raises ConfigError for an invalid
+    address, and for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" needs the torch runner: server arithmetic differs')
-    return connect_engine(
+    connect = connect_engine if len(config.urls) == 1 else open_server_fleet
+    return connect(
         config,
         model=policy.decoder,
         save=policy.save_merged,

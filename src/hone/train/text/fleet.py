@@ -14,8 +14,8 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.train.text.rollout_config import RolloutConfig
 
 _TWO_ENGINES: Final = (
-    "[cluster] starts replicas of hone's own engine, and rollout.runner names a server, which spreads its answers "
-    "itself; leave out one of them"
+    "[cluster] starts replicas of hone's own engine, and rollout.runner names servers that run already; leave out one "
+    "of them. Several servers are a list of addresses in rollout.runner.url"
 )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.turns import dialogues_as_one
+from hone.engine.clients.config import ServerEngine
 from hone.envs.adapters.openenv import check_server, server_schema
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
@@ -229,6 +230,7 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         **config.derive_updates(),
         **rollout.asynchrony.derive(),
         **({} if cluster is None else cluster.derive()),
+        **(rollout.runner.derive() if isinstance(rollout.runner, ServerEngine) else {}),
         **_answer_counts(config, sequences),
         "slots": str(rollout.max_concurrent),
         **judge_questions(config, config.rewards, answers=config.steps * sequences),
