@@ -147,6 +147,41 @@ class Outcome:
 
 
 DecisionRecord = Decision | Outcome
+_SHADOW: Final = "shadow:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowChoice:
+    """The choice of a version in the shadow for a decision that another version made.
+
+    It is logged as an outcome of the decision: of the kind `shadow:VERSION:NUMBER`, with the log-probability as value.
+    So no join takes it for a reward or for something that was served, and it is erased with its decision.
+    """
+
+    version: str
+    """Version that was asked; it has no `:` in its name."""
+    action: int
+    """Number of the action that it would have taken, among those of the decision."""
+    logp: float
+    """nats: the action's log-probability."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the outcome."""
+        return f"{_SHADOW}{self.version}:{self.action}"
+
+
+def is_shadow_kind(kind: str) -> bool:
+    """True if outcomes of this kind are choices of versions in the shadow."""
+    return kind.startswith(_SHADOW)
+
+
+def shadow_choice(outcome: Outcome) -> ShadowChoice | None:
+    """The shadow's choice that an outcome holds; None for any other kind."""
+    version, _, number = outcome.kind.removeprefix(_SHADOW).partition(":")
+    if not is_shadow_kind(outcome.kind) or not number.isdecimal():
+        return None
+    return ShadowChoice(version=version, action=int(number), logp=outcome.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

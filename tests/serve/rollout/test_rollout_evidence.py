@@ -76,6 +76,13 @@ def test_the_shadow_counts_requests_and_scores_none() -> None:
     assert (feed.due("shadow", 1e9).in_stage, len(feed.due("shadow", 1e9))) == (7, 0)
 
 
+def test_a_shadows_choice_is_no_outcome_of_an_exposure(monkeypatch) -> None:
+    monkeypatch.setattr("hone.serve.rollout.exposures._MOST_EARLY", 1)
+    early = [outcome(0, 0.5, 101.0, seq=0), outcome(1, -0.3, 101.0, kind="shadow:v:1", seq=1)]
+    feed = feed_of(*early, decision(0, "a", 100.0, route="r1:canary:1%"))
+    assert feed.due("1%", 100.0).values.tolist() == [[0.5]]  # the reward was not pushed out
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_read_again_after_a_restart_the_same_units_are_still_to_come(data) -> None:

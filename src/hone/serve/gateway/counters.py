@@ -29,6 +29,8 @@ class GatewayCounters:
         """By tenant and status."""
         self.fallbacks: Counter[str] = Counter()
         """By the first word of the reason."""
+        self.shadows: Counter[tuple[str, str]] = Counter()
+        """Requests that versions in the shadow were to see, by version and result."""
         self.faults: Counter[str] = Counter()
         """Refused requests by code."""
         self.latency = SecondsHistogram(_BOUNDS_S)
@@ -64,10 +66,11 @@ class GatewayCounters:
             ("hone_gateway_responses_total", "Responses by path and status.", ("path", "status"), self.responses),
             ("hone_decisions_total", "Decisions by tenant and version.", ("tenant", "version"), self.decisions),
             ("hone_rewards_total", "Rewards by tenant and status.", ("tenant", "status"), self.rewards),
+            ("hone_shadow_total", "Requests shown to versions in the shadow.", ("version", "result"), self.shadows),
         )
         for name, told, labels, counter in families:
             yield from _head(name, "counter", told)
-            for values, count in sorted(counter.items()):
+            for values, count in sorted(counter.copy().items()):
                 pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
                 yield f"{name}{{{pairs}}} {count}"
         for name, told, label, counted in (

@@ -21,7 +21,7 @@ from typing import Final
 
 from hone.config.resolve import ResolvedConfig, load
 from hone.core.clock import Clock
-from hone.core.decisions import Choice, Decision, DecisionRecord
+from hone.core.decisions import Choice, Decision, DecisionRecord, is_shadow_kind
 from hone.core.errors import ResourceError
 from hone.evaluate.policies import open_decision_policy
 from hone.serve.gateway.access import AccessList
@@ -43,6 +43,7 @@ from hone.serve.gateway.service import (
     decided_answer,
 )
 from hone.serve.gateway.service_config import LogTableConfig, ServiceFileConfig
+from hone.serve.gateway.shadow_asker import ShadowAsker
 from hone.serve.monitor.alarms import AlarmLog
 from hone.serve.monitor.monitor import ServiceMonitor, resident_bytes
 from hone.serve.monitor.response import DriftResponder
@@ -74,6 +75,7 @@ class OpenedService:
     monitor: ServiceMonitor | None = None
     rollouts: RolloutListener | None = None
     """Watcher of the service's rollouts; None: `hone ship` watches them."""
+    shadows: ShadowAsker | None = None
 
     @property
     def config(self) -> ServiceFileConfig:
@@ -146,16 +148,20 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         rollouts = _rollouts(config, folder, policies, lines)
         if rollouts is not None:
             opened.callback(rollouts.close)
-        listeners = [one for one in (policies, watch, rollouts) if one is not None]
+        asker = _shadow_asker(policies, lines)
+        listeners = [one for one in (policies, watch, rollouts, asker) if one is not None]
         parts = _parts(config, folder, log, policies, listeners, lines)
         saved = _checkpoints(config, folder, log, policies, parts)
         opened.callback(saved.close)
         service = DecisionService(replace(parts, listeners=(*parts.listeners, saved)))
         opened.callback(service.close)
+        if asker is not None:
+            parts.counters.shadows = asker.counts
+            opened.callback(asker.start(service.log_shadows).close)
         read_log_again(log, parts, policies, monitor, saved)
         return OpenedService(
             service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
-            monitor=monitor, rollouts=rollouts, held=opened.pop_all(),
+            monitor=monitor, rollouts=rollouts, shadows=asker, held=opened.pop_all(),
         )  # fmt: skip
 
 
@@ -241,6 +247,15 @@ def _rollouts(
     )  # fmt: skip
 
 
+def _shadow_asker(policies: OnlinePolicies, lines: FaultLines) -> ShadowAsker | None:
+    shipped = policies.shipped
+    if shipped is None:
+        return None
+    return ShadowAsker(
+        shadow_of=shipped.shadow, versions=shipped.shadows, clock=policies.clock, tell=partial(_told, lines)
+    )
+
+
 def _locked(folder: Path, clock: Clock) -> RunLock:
     try:
         lock = RunLock.acquire(folder / "lock", folder.name)
@@ -316,6 +331,8 @@ class _ReadAgain:
         else."""
         parts = self._parts
         if record.tenant not in parts.rules.tenants:
+            return False
+        if not isinstance(record, Decision) and is_shadow_kind(record.kind):
             return False
         if not isinstance(record, Decision):
             self.unrewarded.pop((record.tenant, record.decision_id), None)

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, cast
 
 from hone.core.clock import Clock
-from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, Outcome, decision_key
+from hone.core.decisions import (
+    ActionSet,
+    Choice,
+    Decision,
+    DecisionRecord,
+    Floats,
+    Outcome,
+    ShadowChoice,
+    decision_key,
+    is_shadow_kind,
+)
 from hone.serve.gateway.counters import FaultLines, GatewayCounters
 from hone.serve.gateway.fallback_chain import FallbackChain
 from hone.serve.gateway.log_writer import LogWriter, SequenceNumbers
@@ -147,6 +157,27 @@ class DecisionService:
                 self._tick()
             return self._answer_all(requests)
 
+    def log_shadows(self, choices: Sequence[tuple[Decision, ShadowChoice]]) -> None:
+        """Log choices of versions in the shadow, with one append. Raises RequestError (503)."""
+        source, numbers = self.parts.rules.source, self.parts.numbers
+        with self._lock:
+            outcomes: list[Outcome] = []
+            try:
+                for decision, choice in choices:
+                    outcome = Outcome(
+                        decision_id=decision.id, tenant=decision.tenant, kind=choice.kind, value=choice.logp,
+                        at_s=self.parts.clock.now_s(), source=source, seq=numbers.take(decision.tenant),
+                    )  # fmt: skip
+                    outcomes.append(outcome)
+            except RequestError:
+                numbers.refused(outcomes, source)
+                raise
+            fault, _ = self._write(outcomes)
+            if fault is not None:
+                raise fault
+            for outcome in outcomes:
+                self._observed(outcome)
+
     def replay(self, decision: Decision) -> Choice:
         """Decide a logged decision again, by its version: equal to the bit. Raises DataError for a lost version."""
         return self.parts.policies.replay(decision)
@@ -256,6 +287,9 @@ class DecisionService:
         check_text(request.id, "id")
         value = check_number(request.value, "value")
         check_text(request.kind, "kind")
+        if is_shadow_kind(request.kind):
+            told = f"kind {request.kind!r:.60} is for choices of versions in the shadow, which the gateway logs itself"
+            raise RequestError(told, code="reserved_kind", field="kind")
         now_s = parts.clock.now_s()
         at_s = now_s if request.at_s is None else check_number(request.at_s, "at_s")
         if at_s > now_s + rules.max_skew_s:
@@ -310,9 +344,12 @@ class DecisionService:
             if one.key:
                 parts.recent.remember_reward(record.tenant, one.key, one.digest)
             parts.counters.rewards[record.tenant, cast("Rewarded", one.answer).status] += 1
-        for listener in parts.listeners:
-            listener.observe(record)
+        self._observed(record)
         return one.answer
+
+    def _observed(self, record: DecisionRecord) -> None:
+        for listener in self.parts.listeners:
+            listener.observe(record)
 
 
 def _number(record: DecisionRecord) -> tuple[str, str, int]:

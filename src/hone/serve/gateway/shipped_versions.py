@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hone.core.clock import Clock
-from hone.core.decisions import DecisionPolicy
+from hone.core.decisions import Decision, DecisionPolicy
 from hone.core.errors import HoneError
 from hone.evaluate.policies import open_decision_policy
 from hone.serve.gateway.fallback_chain import ServingVersion
@@ -47,8 +47,20 @@ class ShippedVersions:
         """An opened version; None: the service's own policy answers."""
         return self._opened.get(number) or (self._open(number) if number and self._watch is not None else None)
 
+    def shadow(self, decision: Decision) -> ServingVersion | None:
+        """The version in the shadow that a decision is shown to; None: none, or it is not open."""
+        if not decision.route.endswith(":shadow"):
+            return None
+        route = self.route(decision.tenant, decision.unit)
+        return self._opened.get(route.shadow) if route.label == decision.route else None
+
+    def shadows(self) -> set[str]:
+        """Versions in the shadow."""
+        ranges = () if self._watch is None else self._watch.router().ranges
+        return {one.route.shadow for one in ranges if one.route.shadow}
+
     def prepare(self) -> None:
-        """Find the registry, open the versions that it serves, and close those that it serves no more."""
+        """Find the registry, open the versions that it serves or shows requests to, and close the others."""
         if self._watch is None and (self.folder / "registry.db").is_file():
             registry = VersionRegistry(self.folder)
             self._watch = RouterWatch(registry=registry, service=self.service, layer=self.layer, clock=self.clock)
@@ -57,7 +69,7 @@ class ShippedVersions:
         router = self._watch.router()
         if self._watch.fault:
             self.tell("registry_unreachable", f"the last good assignment goes on: {self._watch.fault}")
-        served = {router.live.version, *(one.route.version for one in router.ranges)}
+        served = {router.live.version, *(one.route.version for one in router.ranges), *self.shadows()}
         for number in served:
             self.version(number)
         for number in self._opened.keys() - served:

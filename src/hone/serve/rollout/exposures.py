@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from hone.core.decisions import Decision, Outcome
+from hone.core.decisions import Decision, Outcome, is_shadow_kind
 from hone.serve.rollout.evidence import ExposureBatch
 from hone.serve.rollout.plan import RolloutGuardrail, RolloutPlan
 from hone.serve.rollout.router import split_label
@@ -103,6 +103,8 @@ class ExposureFeed:
                 self.scored_at_s = self._latest_s
 
     def _learnt(self, outcome: Outcome) -> None:
+        if is_shadow_kind(outcome.kind):
+            return
         key = (outcome.tenant, outcome.decision_id)
         held = self._open.get(key)
         if held is not None:

@@ -7,7 +7,15 @@ executed, with which probability, and what came of it. The estimate is doubly ro
 from collections.abc import Sequence
 from typing import Final
 
-from hone.core.decisions import Decision, DecisionPolicy, DecisionRecord, Evidence, Outcome, Verdict
+from hone.core.decisions import (
+    Decision,
+    DecisionPolicy,
+    DecisionRecord,
+    Evidence,
+    Outcome,
+    Verdict,
+    is_shadow_kind,
+)
 from hone.core.errors import ConfigError, DataError
 from hone.evaluate.off_policy import LOGGED, estimate_policies
 from hone.serve.rollout.plan import RolloutPlan
@@ -37,7 +45,9 @@ def shadow_records(log: DecisionLog, plan: RolloutPlan, position: int) -> list[D
         outcomes += [
             one
             for one in records
-            if isinstance(one, Outcome) and (gathering or (one.tenant, one.decision_id) in decisions)
+            if isinstance(one, Outcome)
+            and not is_shadow_kind(one.kind)
+            and (gathering or (one.tenant, one.decision_id) in decisions)
         ]
     of_shadow = [one for one in outcomes if (one.tenant, one.decision_id) in decisions]
     return [*decisions.values(), *of_shadow]

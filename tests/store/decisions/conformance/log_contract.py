@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from log_records import all_of, batches_of, bits, decision, key_of, outcome
 
-from hone.core.decisions import ActionSet, Choice, DecisionRecord
+from hone.core.decisions import ActionSet, Choice, DecisionRecord, Outcome, ShadowChoice, shadow_choice
 from hone.core.errors import DataError
 from hone.store.decisions.protocol import AppendAck, DecisionLog, LogCounts
 from hone.store.decisions.relational import RelationalLog
@@ -226,6 +226,16 @@ class LogContract:
         assert bits(last) == bits(decision(6, **(personal | {"unit": "bob"})))
         log.close()
         other.close()
+
+    def test_a_shadows_choice_is_read_back_and_erased_with_its_decision(self, engine: LogEngine) -> None:
+        log, choice = engine.open(), ShadowChoice(version="v2", action=2, logp=-0.25)
+        log.append([decision(0, unit="u"), decision(1, unit="other")])
+        log.append([outcome(seq, kind=choice.kind, value=choice.logp) for seq in range(2)])
+        outcomes = [record for record in all_of(log) if isinstance(record, Outcome)]
+        assert [shadow_choice(one) for one in outcomes] == [choice, choice]
+        log.erase("shop", "u")
+        assert [one.decision_id for one in all_of(log) if isinstance(one, Outcome)] == ["web-1"]
+        log.close()
 
     def test_an_erasure_leaves_another_units_decision_of_the_same_id(self, engine: LogEngine) -> None:
         log = engine.open()
