@@ -82,6 +82,7 @@ def planned(name: str, config: type[BaseModel]) -> PlannedRecipe | None:
         answers=2 if issubclass(config, SelfCorrectionConfig) else 1,
         moments=config.optimizer_moments,  # type: ignore[attr-defined]
         networks=networks,
+        predicts_tokens=not issubclass(config, ScorerRunConfig),
         defaults=defaults(config),
         presets={library: values for library, values in presets.items() if values},
     )

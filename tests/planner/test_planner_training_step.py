@@ -122,7 +122,7 @@ def mixed_step(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[P
 
 
 @pytest.mark.parametrize("path", ["compiled", "torch"])
-@pytest.mark.parametrize("name", ["grouped queries", "checkpointing", "untied"])
+@pytest.mark.parametrize("name", ["grouped queries", "checkpointing", "several chunks of logits"])
 def test_a_step_of_fake_tensors_takes_what_a_real_one_does(
     name: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,8 +187,6 @@ def test_what_cannot_be_counted_says_why() -> None:
     assert why_not_tracked(run) == ""
     assert "family 'gemma9'" in why_not_tracked(replace(run, shape=replace(BASE, family="gemma9")))
     assert "a step on a GPU" in why_not_tracked(replace(run, step=replace(STEP, path="fused")))
-    assert "each expert" in why_not_tracked(replace(run, shape=replace(BASE, experts=4)))
-    assert "adapter" in why_not_tracked(replace(run, trained_parameters=10))
 
 
 def test_the_compiled_attention_takes_texts_of_this_length() -> None:

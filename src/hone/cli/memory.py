@@ -67,4 +67,4 @@ def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, request: 
             job.close()
     if plan is None:
         return {}
-    return {**plan.rows(), **plan_rows(plan, request)} if build or request.device else plan.rows()
+    return {**plan.rows(), **plan_rows(plan, request, lambda: config)} if build or request.device else plan.rows()

@@ -1,8 +1,8 @@
 """The memory plan of a text run for display: components, phases, what fits, and the fixes as settings to copy."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.cli.calibration import described_calibration, known_calibration
 from hone.cli.memory_request import MemoryRequest
@@ -23,6 +23,10 @@ from hone.planner.training_step import saved_per_token
 from hone.process.machine_memory import memory_limit_bytes
 from hone.train.memory_plan import MemoryPlan, device_memory_bytes, readable_bytes
 
+if TYPE_CHECKING:
+    from hone.train.config import RunConfig
+    from hone.train.text.tracked_step import TrackedStep
+
 _MOMENTS = {
     "logits": "the backward pass of the logits",
     "norm": "the backward pass of the last norm",
@@ -31,9 +35,9 @@ _MOMENTS = {
 }
 
 
-def plan_rows(plan: MemoryPlan, request: MemoryRequest) -> dict[str, str]:
-    """Rows of a plan on the device that is asked about, or on the run's own; {} for a run that is not planned. Raises
-    ConfigError for an unknown device."""
+def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], RunConfig]") -> dict[str, str]:
+    """Rows of a plan on the device that is asked about, or on the run's own; {} for a run that is not planned.
+    `config` is asked for `--exact` alone. Raises ConfigError for an unknown device."""
     if plan.run is None:
         return {}
     spec, run = _device(plan, request.device), plan.run
@@ -47,7 +51,7 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest) -> dict[str, str]:
         "peak": _peak(run, memory),
     }
     if request.exact:
-        rows["exact step"] = _exact(run, memory)
+        rows["exact step"] = _exact(run, memory, config())
     if spec is None:
         return rows
     if (measured := _used_calibration(plan, request)) is not None:
@@ -60,7 +64,7 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest) -> dict[str, str]:
     return rows | _times(run, spec)
 
 
-def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
+def plan_figures(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], RunConfig]") -> dict[str, Any]:
     """The plan as JSON values: bytes by component and phase, whether it fits, the fixes. Raises as `plan_rows`."""
     found: dict[str, Any] = {"parameters": plan.parameters, "resident": dict(plan.parts)}
     if plan.run is None:
@@ -73,7 +77,7 @@ def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
         "phases": dict(memory.phases), "peak_bytes": memory.peak_bytes, "peak_phase": memory.peak_phase,
     }  # fmt: skip
     if request.exact:
-        found |= _exact_figures(run)
+        found |= _exact_figures(run, config())
     if spec is None:
         return found
     ladder = None if memory.peak_bytes <= spec.usable_bytes else propose_fixes(run, spec)
@@ -96,31 +100,44 @@ def plan_figures(plan: MemoryPlan, request: MemoryRequest) -> dict[str, Any]:
     }
 
 
-def _exact(run: RunDimensions, memory: RunMemory) -> str:
+def _exact(run: RunDimensions, memory: RunMemory, config: "RunConfig") -> str:
     """The step as a tracker counts it, beside the closed form; or the reason why it cannot."""
-    from hone.train.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
-
-    if reason := why_not_tracked(run):
-        return f"not counted: {reason}; the closed form stands"
     clock = SystemClock()
     begin = clock.monotonic_s()
-    found = tracked_step(run.shape, run.step, clock=clock)
+    found, what = _counted_step(run, config)
+    if found is None:
+        return f"not counted: {what}; the closed form stands"
     off = memory.step.peak / found.working_bytes - 1
-    ranks = "" if run.ranks == 1 else f", of which a rank of {run.ranks} holds its share"
     return (
-        f"{readable_bytes(found.working_bytes)} at the peak ({found.operation}) beyond "
-        f"{readable_bytes(found.resident_bytes)} of weights, gradients and moments{ranks}; the closed form says "
+        f"{readable_bytes(found.working_bytes)} at the peak ({found.operation}) of {what}, beyond "
+        f"{readable_bytes(found.resident_bytes)} that is there before and after; the closed form says "
         f"{readable_bytes(memory.step.peak)} ({off:+.2%}); counted in {clock.monotonic_s() - begin:.1f} s"
     )
 
 
-def _exact_figures(run: RunDimensions) -> dict[str, Any]:
+def _exact_figures(run: RunDimensions, config: "RunConfig") -> dict[str, Any]:
+    found, what = _counted_step(run, config)
+    if found is None:
+        return {"exact": None, "why_not_exact": what}
+    return {"exact": {"of": what, "resident_bytes": found.resident_bytes, "step_bytes": found.working_bytes}}
+
+
+def _counted_step(run: RunDimensions, config: "RunConfig") -> "tuple[TrackedStep | None, str]":
+    """Memory of the recipe's own update, or of a step on log-probabilities alone; and what was counted, or why nothing
+    was."""
+    from hone.recipes.recipe_step import recipe_step  # noqa: PLC0415 - torch
     from hone.train.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
 
-    if reason := why_not_tracked(run):
-        return {"exact": None, "why_not_exact": reason}
+    reason = why_not_tracked(run)
+    if not reason:
+        own = recipe_step(config, run, clock=SystemClock())
+        if own.found is not None:
+            return own.found, f"an update of {config.recipe}"
+        reason = own.reason
+    if why_not_tracked(run) or run.trained_parameters is not None:
+        return None, reason
     found = tracked_step(run.shape, run.step, clock=SystemClock())
-    return {"exact": {"resident_bytes": found.resident_bytes, "step_bytes": found.working_bytes}}
+    return found, f"a step on log-probabilities (not the recipe's own: {reason})"
 
 
 def _solution_figures(run: RunDimensions, spec: DeviceSpec) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class PlannedRecipe:
     """Texts of each of them: 2 for pairs."""
     writes: bool = False
     """The policy writes answers."""
+    predicts_tokens: bool = True
+    """The loss has logits of the vocabulary; not that of a reward model."""
     answers: int = 1
     """Answers to a prompt in one conversation."""
     moments: int = 2
@@ -175,6 +177,7 @@ def dimensions_from_settings(
             offload=settings.flag("model.activation_offload"),
             entropy=settings.number("algorithm.entropy") > 0,
             trained_vocabulary=trained is None,
+            predicts_tokens=recipe.predicts_tokens,
             tile_scratch=device == "cpu" and processor.tiles,
         ),
         generation=_generation(settings, prompt, whole, weights, device) if recipe.writes else None,

@@ -51,6 +51,9 @@ class StepSettings:
     """The loss has an entropy term, or reports the entropy."""
     trained_vocabulary: bool = True
     """The embedding and the output projection are trained; not those under an adapter."""
+    predicts_tokens: bool = True
+    """The loss has logits of the vocabulary; not those of a reward model and a critic, which have no output
+    projection."""
     tile_scratch: bool = True
     """The processor multiplies bfloat16 by tiles, whose layout takes some room."""
 
@@ -128,12 +131,16 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         kept, kept_weights, recomputed = inputs + outside, 0, per_layer - shared + rounded
     else:
         kept, kept_weights, recomputed = shape.layers * per_layer + outside, shape.layers * rounded, 0
+        if not settings.trained_vocabulary:  # no gradient passes the first norm
+            kept -= _STREAM * h * tokens
     if settings.offload and not settings.checkpointing:
         kept, recomputed = outside, per_layer
     vocabulary = _STREAM * shape.vocabulary_weights if settings.trained_vocabulary else 0
-    waiting = vocabulary if shape.tied else 0
+    waiting = vocabulary if shape.tied and settings.predicts_tokens else 0
     everything = kept + kept_weights
-    logits = _logit_bytes(shape, settings) + _STREAM * h * tokens + vocabulary
+    logits = 0
+    if settings.predicts_tokens:
+        logits = _logit_bytes(shape, settings) + _STREAM * h * tokens + vocabulary
     moments = {
         "logits": everything + 4 * tokens + logits,
         "layer": everything + recomputed + _layer_backward(shape, settings, mixed=mixed) + waiting,

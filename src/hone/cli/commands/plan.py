@@ -4,13 +4,17 @@
 """
 
 import json
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from hone.cli.memory_request import MemoryRequest, memory_request
 from hone.cli.options import CommandCall
 from hone.cli.plan_memory import plan_figures, plan_rows
 from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.toml import read_toml
+
+if TYPE_CHECKING:
+    from hone.train.config import RunConfig
 
 
 def run(call: CommandCall) -> int:
@@ -42,20 +46,30 @@ def _memory_alone(call: CommandCall, request: MemoryRequest) -> int:
     if request.own_device:
         document.set_value(("run", "device"), request.own_device, source="--device")
     plan = closed_plan(document, request.longest_tokens, model=request.model)
+    config = partial(_validated, document)
     if call.switch("json"):
-        print(json.dumps([{"recipe": document.values["recipe"], "memory": plan_figures(plan, request)}], indent=1))
+        print(
+            json.dumps([{"recipe": document.values["recipe"], "memory": plan_figures(plan, request, config)}], indent=1)
+        )
         return 0
     from hone.cli.terminal.screen import standard_screen  # noqa: PLC0415 - as above
 
     screen = standard_screen()
-    screen.rows(list({**plan.rows(), **plan_rows(plan, request)}.items()))
+    screen.rows(list({**plan.rows(), **plan_rows(plan, request, config)}.items()))
     return 0
+
+
+def _validated(document: ConfigDocument) -> "RunConfig":
+    """The whole config of one run. Raises ConfigError."""
+    from hone.cli.commands.train import planned_runs  # noqa: PLC0415 - recipes take seconds
+
+    return planned_runs(document)[0].resolved.config
 
 
 def _figures(stage: Any, request: MemoryRequest) -> dict[str, Any]:  # noqa: ANN401 - of a module that is imported late
     """Settings, derived numbers and memory of one run, and the warnings of its checks."""
     config, opened = stage.resolved.config, stage.opened
-    memory = None if opened is None or opened.memory is None else plan_figures(opened.memory, request)
+    memory = None if opened is None or opened.memory is None else plan_figures(opened.memory, request, lambda: config)
     return {
         "name": config.name,
         "recipe": config.recipe,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.models.language.half_products import half_matmul
+from hone.models.native.layers import computes_nothing
 from hone.models.native.products import tiled_matmul as tiled
 
 CHUNK_ELEMENTS: Final = 1 << 22
@@ -153,9 +154,12 @@ def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int,
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """Rows that are computed at once; where only memory is asked for, chunks beyond the second, which take the same,
+    are left out."""
     most = CUDA_CHUNK_ELEMENTS if hidden.is_cuda else CHUNK_ELEMENTS
     rows, size = len(hidden), max(16, most // max(1, len(weight)))
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    found = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return [*found[:2], *found[2:][-1:]] if computes_nothing() else found
 
 
 def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:

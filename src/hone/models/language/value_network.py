@@ -25,7 +25,8 @@ class ValueNetwork(nn.Module):
         super().__init__()
         decoder.head = None
         self.decoder = decoder
-        self.head = LinearProjection(decoder.config.hidden_size, outputs, bias=True, dtype=decoder.dtype)
+        with decoder.device:
+            self.head = LinearProjection(decoder.config.hidden_size, outputs, bias=True, dtype=decoder.dtype)
         for parameter in self.head.parameters():
             nn.init.zeros_(parameter)
 

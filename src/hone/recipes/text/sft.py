@@ -17,6 +17,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
+from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
@@ -33,7 +34,7 @@ from hone.train.text.judge_questions import judge_questions
 from hone.train.text.learners import language_job, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
-from hone.train.text.rows import TokenLayout
+from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.sft_data import SolutionConfig, solved_examples
 
 
@@ -77,18 +78,22 @@ def build(config: SftConfig, inputs: TextInputs[Episodes]) -> TrainingJob[TokenP
     recipe = Recipe(
         source=LogSource[TokenPolicy](log=log, batch_size=config.batch, seed=config.seed),
         credit=reward_as_advantage,
-        learner=token_learner(
-            config.learner,
-            policy,
-            layout=TokenLayout(
-                scheme=token_mean, pad_to_size=policy.decoder.is_mixed_precision, device=config.run.device
-            ),
-            objective=token_nll,
-            seed=config.seed,
-            steps=config.steps,
-        ),
+        learner=sft_learner(config, policy),
     )
     return language_job(inputs, policy, recipe)
+
+
+def sft_learner(config: SftConfig, policy: TokenPolicy) -> GradientLearner[TokenPolicy, TokenBatch]:
+    """The learner of supervised fine-tuning."""
+    mixed = policy.decoder.is_mixed_precision
+    return token_learner(
+        config.learner,
+        policy,
+        layout=TokenLayout(scheme=token_mean, pad_to_size=mixed, device=config.run.device),
+        objective=token_nll,
+        seed=config.seed,
+        steps=config.steps,
+    )
 
 
 def open_run(config: SftConfig) -> OpenedRun:

@@ -100,7 +100,7 @@ def open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: C
         decoder = policies.open_frozen(critic.path).decoder
     decoder.requires_grad_(requires_grad=True)
     decoder.save_memory_like(policy.decoder)
-    network = ValueNetwork(decoder, outputs=outputs).to(config.run.device)
+    network = ValueNetwork(decoder, outputs=outputs)
     if scorer is not None and outputs == 1:
         network.take_head(scorer)
     return network

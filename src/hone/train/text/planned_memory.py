@@ -44,6 +44,8 @@ class BatchDimensions:
     """Tokens of the longest prompt, for the engine's pages."""
     entropy: bool = False
     """The loss has an entropy term."""
+    predicts_tokens: bool = True
+    """The loss has logits of the vocabulary; not that of a reward model."""
     rollout: RolloutConfig | None = None
     """Settings of the engine that writes the answers; None: nothing is written."""
 
@@ -116,6 +118,7 @@ def planned_dimensions(
             offload=source.activation_offload,
             entropy=batch.entropy,
             trained_vocabulary=settings is None,
+            predicts_tokens=batch.predicts_tokens,
             tile_scratch=device == "cpu" and uses_amx_tiles(),
         ),
         generation=_generation(batch, device, weights, engine_bytes),

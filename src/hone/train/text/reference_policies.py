@@ -55,6 +55,8 @@ class TextPolicies:
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of the frozen ones; a resume must find them unchanged."""
     frozen_policies: dict[str | None, TokenPolicy] = field(default_factory=dict[str | None, TokenPolicy])
+    fingerprint: Callable[[TokenPolicy], str] = TokenPolicy.fingerprint
+    """Fingerprint of a policy; weights without numbers have none."""
 
     def reference(self) -> TokenPolicy:
         """The policy as it was when the run started."""
@@ -95,7 +97,7 @@ class TextPolicies:
     def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:
         if path not in self.frozen_policies:
             self.frozen_policies[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
-        self.fingerprints[name] = self.frozen_policies[path].fingerprint()
+        self.fingerprints[name] = self.fingerprint(self.frozen_policies[path])
         return self.frozen_policies[path]
 
 

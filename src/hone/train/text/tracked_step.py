@@ -1,4 +1,5 @@
-"""One optimizer step of a decoder under a tracker of every tensor: its memory, without a closed form.
+"""One optimizer step of a decoder under a tracker of every tensor: its memory, without a closed form. That of a recipe
+is in `hone.recipes.recipe_step`.
 
 Of fake tensors, which have sizes and no numbers, the step takes seconds for a model of any size. Compiled kernels make
 their results then and compute nothing.
@@ -9,16 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hone.core.clock import Clock
 from hone.models.language.config import FAMILIES, ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.expert_config import ExpertsConfig
-from hone.models.native.layers import leaving_kernels_out
-from hone.models.native.library import available_kernels
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory
+from hone.models.without_numbers import without_numbers
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import RunDimensions
 from hone.planner.training_step import StepSettings
@@ -49,10 +48,6 @@ def why_not_tracked(run: RunDimensions) -> str:
         return f"hone does not run the family {run.shape.family!r}"
     if run.step.path == "fused":
         return "a step on a GPU is not repeated by fake tensors on a CPU, whose attention is another"
-    if run.shape.experts:
-        return "the number of tokens of each expert follows from numbers, which fake tensors have not"
-    if run.trained_parameters is not None:
-        return "the adapter's base would have to be read"
     return ""
 
 
@@ -77,12 +72,10 @@ def decoder_config(shape: PlannedDecoder) -> ModelConfig:
 
 def tracked_step(shape: PlannedDecoder, settings: StepSettings, *, clock: Clock, fake: bool = True) -> TrackedStep:
     """Memory of a step on texts of `settings.text_tokens` tokens each. `fake`: of tensors without numbers."""
-    available_kernels()  # compiled and read before tensors have no numbers
     batch = _texts(settings)
     with ExitStack() as stack:
         if fake:
-            stack.enter_context(leaving_kernels_out())
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(without_numbers())
         model = Decoder(decoder_config(shape), dtype=settings.weights, checkpoint_activations=settings.checkpointing)
         if not fake:
             for parameter in model.parameters():

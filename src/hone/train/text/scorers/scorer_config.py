@@ -2,6 +2,7 @@
 
 import re
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from pydantic import Field, field_validator, model_validator
@@ -61,7 +62,7 @@ class ScorerRunConfig(NetworkRunConfig):
 
     def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
         texts = 2 if self.data_kind == "preference" else 1
-        return logged_batch(self.learner, texts * self.batch, lengths)
+        return replace(logged_batch(self.learner, texts * self.batch, lengths), predicts_tokens=False)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ScorerRunConfig":

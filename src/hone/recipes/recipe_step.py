@@ -1,0 +1,174 @@
+"""A recipe's own update on a network without numbers, with every tensor counted: passes before the loss, the loss, and
+the optimizer's step.
+
+The episodes are one micro-batch of texts of the longest length, of which no two begin alike. A learner that repeats its
+step (epochs, minibatches) takes it once: the next one finds the same memory.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from hone.core.clock import Clock
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes, Transcript
+from hone.core.errors import HoneError
+from hone.models.language.decoder import Decoder
+from hone.models.language.lora import LoraAdapter, LoraSettings
+from hone.models.language.scalar_head import ScalarHeadModel
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.tokenizers import character_tokenizer
+from hone.models.tensor_memory import TensorMemory
+from hone.models.without_numbers import without_numbers
+from hone.planner.run_memory import RunDimensions
+from hone.recipes.text.sft import SftConfig, sft_learner
+from hone.train.config import RunConfig
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Learner
+from hone.train.text.actor_critic import ActorCriticLearner
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_config import TextGradientRunConfig
+from hone.train.text.scorers.scorer_config import ScorerRunConfig
+from hone.train.text.scorers.scorer_job import scorer_learner
+from hone.train.text.tracked_step import TrackedStep, decoder_config, why_not_tracked
+
+_TEMPERATURE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeStep:
+    """Memory of a recipe's own update, or the reason why it was not taken."""
+
+    found: TrackedStep | None = None
+    reason: str = ""
+
+
+def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> RecipeStep:
+    """Memory of one update of `config` on a network of the shape of `run`; never raises for a recipe that cannot be
+    run without numbers, but says why."""
+    if reason := why_not_tracked(run) or _why_not_run(config):
+        return RecipeStep(reason=reason)
+    try:
+        return RecipeStep(found=take_recipe_step(config, run, clock=clock))
+    except HoneError as fault:
+        return RecipeStep(reason=str(fault))
+    except RuntimeError as fault:  # torch's own, where sizes follow from numbers
+        said = str(fault).strip().partition("\n")[0]
+        return RecipeStep(reason=f"a size in the update of {config.recipe} follows from numbers ({said})")
+
+
+def _why_not_run(config: RunConfig) -> str:
+    if not isinstance(config, TextGradientRunConfig | SftConfig | ScorerRunConfig):
+        return f"the update of {config.recipe} cannot be taken apart from its data"
+    return ""
+
+
+def take_recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock, fake: bool = True) -> TrackedStep:
+    """Memory of one update of a recipe that can be taken apart. `fake`: of tensors without numbers."""
+    assert isinstance(config, TextGradientRunConfig | SftConfig | ScorerRunConfig)
+    shape, episodes = decoder_config(run.shape), _episodes(config, run)
+    lora = None if config.model.lora is None else config.model.lora.settings(shape)
+    advantage = np.where(episodes.owner % 2 == 0, 1.0, -1.0).astype(np.float32)
+    credits = Credits(advantage=advantage, target=advantage)
+    with ExitStack() as stack:
+        if fake:
+            stack.enter_context(without_numbers())
+        memory = stack.enter_context(TensorMemory())
+        learner = _once(_learner(config, run, lora))
+        resident, begin = memory.live_bytes, clock.monotonic_s()
+        memory.reset_peak()
+        learner.update(episodes, credits)
+        return TrackedStep(
+            resident_bytes=resident,
+            working_bytes=memory.peak_bytes - resident,
+            operation=memory.peak_operation,
+            seconds=clock.monotonic_s() - begin,
+        )
+
+
+def _learner(
+    config: TextGradientRunConfig | SftConfig | ScorerRunConfig, run: RunDimensions, lora: LoraSettings | None
+) -> Learner[Any]:
+    """The recipe's learner of a network without numbers."""
+    if isinstance(config, ScorerRunConfig):
+        decoder = _decoder(run)
+        decoder.head = None
+        model = ScalarHeadModel(decoder, reads=config.reads)
+        scorer = TokenScorer(model, character_tokenizer(["a"]), adapter=_adapter(decoder, lora))
+        return scorer_learner(config, scorer)
+    policy = _policy(run, lora)
+    if isinstance(config, SftConfig):
+        return sft_learner(config, policy)
+
+    def another(path: str | None) -> TokenPolicy:
+        """A policy of the same shape, whatever its folder."""
+        if path is None and policy.adapter is not None and policy.adapter.starts_at_base:
+            return policy.base_policy()
+        return _policy(run, None)
+
+    policies = TextPolicies(
+        policy=policy, open_frozen=another, micro_batch_tokens=config.micro_batch_tokens(), device="cpu",
+        fingerprint=lambda _: "",
+    )  # fmt: skip
+    return config.method(policies).learner
+
+
+def _decoder(run: RunDimensions) -> Decoder:
+    settings = run.step
+    decoder = Decoder(decoder_config(run.shape), dtype=settings.weights, checkpoint_activations=settings.checkpointing)
+    decoder.set_compute_dtype(settings.compute)
+    decoder.rounds_weights_again = settings.rounds_again
+    return decoder
+
+
+def _policy(run: RunDimensions, lora: LoraSettings | None) -> TokenPolicy:
+    decoder = _decoder(run)
+    policy = TokenPolicy(decoder, character_tokenizer(["a"]), _TEMPERATURE, adapter=_adapter(decoder, lora))
+    policy.vocab_size_used = run.shape.vocab
+    return policy
+
+
+def _adapter(decoder: Decoder, lora: LoraSettings | None) -> LoraAdapter | None:
+    return None if lora is None else LoraAdapter(decoder, lora, base_folder=Path(), base_sha256="")
+
+
+def _once(learner: Learner[Any]) -> Learner[Any]:
+    """The learner with one optimizer step an update."""
+    if isinstance(learner, ActorCriticLearner):
+        return replace(learner, actor=_one_step(learner.actor), critic=_one_step(learner.critic))
+    return _one_step(learner) if isinstance(learner, GradientLearner) else learner
+
+
+def _one_step(learner: GradientLearner[Any, Any]) -> GradientLearner[Any, Any]:
+    return replace(learner, epochs=1, minibatches=1, shuffle=False)
+
+
+def _episodes(config: RunConfig, run: RunDimensions) -> Episodes:
+    """Texts that fill a micro-batch, in groups of those that answer one prompt; all of a text but its prompt was
+    chosen, or its end where a scorer is trained."""
+    longest, unread = run.step.text_tokens, 0 if isinstance(config, ScorerRunConfig) else 1
+    count = max(1, run.step.tokens // longest)
+    prompt = 1 if run.generation is None else max(1, run.generation.prompt_tokens)
+    chosen = 1 if isinstance(config, ScorerRunConfig) else longest + unread - prompt
+    offsets = np.arange(count + 1) * (longest + unread)
+    tokens = np.zeros(offsets[-1], np.int32)
+    tokens[offsets[:-1]] = np.arange(count) % run.shape.vocab  # no two texts begin alike
+    at = (offsets[1:, None] + np.arange(-chosen, 0)).reshape(-1)
+    samples = config.rollout.samples_per_prompt if isinstance(config, TextGradientRunConfig) else 2
+    decisions = count * chosen
+    return Episodes(
+        offsets=np.arange(count + 1) * chosen,
+        seen=Transcript(tokens=tokens, offsets=offsets, at=at),
+        chosen=tokens[at],
+        logp=np.zeros(decisions, np.float32),
+        version=np.zeros(decisions, np.int32),
+        reward=np.ones(decisions, np.float32),
+        group=np.arange(count) // samples,
+        terminated=np.ones(count, np.bool_),
+        truncated=np.zeros(count, np.bool_),
+        score=(np.arange(count) % 2).astype(np.float64),
+    )
