@@ -8,13 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
+from hone.engine.native.runner import NativeRunner
+from hone.models.language.decoder import Decoder
+from hone.models.native.library import available_kernels
 from hone.planner.devices import DEVICES, GIB, cpu_device, find_device
 from hone.planner.fixes import first_changes, propose_fixes
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import (
+    CacheType,
     GenerationSettings,
     RunDimensions,
     cache_bytes_per_token,
+    engine_copy_bytes_of,
     largest_micro_batch,
     most_concurrent,
     on_device,
@@ -24,6 +29,7 @@ from hone.planner.run_memory import (
 from hone.planner.run_time import flops_per_token, generation_time, learning_time
 from hone.planner.training_step import StepSettings, step_memory
 from hone.train.memory_plan import MemoryPlan, planned_words, readable_bytes
+from hone.train.text.tracked_step import decoder_config
 
 QWEN3_17B = shape_from_hf(
     {
@@ -249,3 +255,31 @@ def test_a_run_moves_to_another_device() -> None:
         256,
     )
     assert on_device(here, cpu_device(GIB)) is here
+
+
+CODED = PlannedDecoder(
+    family="qwen3", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=256, tied=True,
+    qk_norm=True,
+)  # fmt: skip
+
+
+def test_an_engine_in_codes_by_hand() -> None:
+    """A layer has 64 x (64 + 32 + 32) + 64 x 64 + 3 x 64 x 128 = 36,864 weights and 128 + 64 + 256 + 64 = 512 outputs;
+    the output projection 64 x 256 weights of 2 bytes and 256 outputs; the embedding 64 x 256 weights of 4 bytes."""
+    answers = GenerationSettings(concurrent=4, prompt_tokens=8, answer_tokens=8, weights_bytes=2, layout="codes")
+    coded = 2 * (36_864 + 8 * 512) + 2 * 16_384 + 12 * 256 + 4 * 16_384
+    assert engine_copy_bytes_of(CODED, answers, "float32") == coded
+    assert engine_copy_bytes_of(CODED, answers, "bfloat16") == coded - 2 * 16_384
+    packed = replace(answers, layout="packed")
+    assert engine_copy_bytes_of(CODED, packed, "float32") == 2 * (CODED.parameters + 16_384)
+    assert engine_copy_bytes_of(replace(CODED, tied=False), packed, "float32") == 2 * (CODED.parameters + 16_384)
+
+
+@pytest.mark.parametrize("cache", ["float32", "bfloat16", "int8"])
+def test_keys_and_values_are_those_of_the_compiled_runner(cache: CacheType) -> None:
+    if available_kernels() is None:
+        pytest.skip("no compiler here")
+    shape = replace(CODED, head_dim=32)  # a head's features are padded to 32
+    model = Decoder(decoder_config(shape))
+    runner = NativeRunner(model, vocab_used=shape.vocab, threads=1, dtype="float32", cache=cache)
+    assert runner.page_bytes == runner.page_tokens * cache_bytes_per_token(shape, cache)

@@ -17,7 +17,7 @@ from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
 from hone.planner.known_models import known_model
 from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf
-from hone.planner.run_memory import RunDimensions
+from hone.planner.run_memory import RunDimensions, engine_copy_bytes_of
 from hone.planner.run_settings import (
     ASSUMED_PROMPT_TOKENS,
     PLANNED_RECIPES,
@@ -71,7 +71,7 @@ def _replace_model(document: ConfigDocument, model: str) -> None:
 def _parts(run: RunDimensions) -> dict[str, int]:
     """Bytes of the networks, by what holds them."""
     size, count = NUMBER_BYTES[run.step.weights], run.shape.parameters
-    engine = 0 if run.generation is None else run.generation.weights_bytes * count
+    engine = 0 if run.generation is None else engine_copy_bytes_of(run.shape, run.generation, run.step.weights)
     parts = {
         "weights": count * size, "gradients": run.trained * size, "optimizer state": run.moments * run.trained * size,
         "copy of the engine": engine, **run.copies,

@@ -275,7 +275,7 @@ def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
     """Changes of the run itself, and those that hone has no key for."""
     generation = run.generation
     if run.step.compute == "bfloat16" and generation is not None and generation.cache == "float32":
-        changed = replace(run, generation=replace(generation, cache="bfloat16", weights_bytes=2))
+        changed = replace(run, generation=replace(generation, cache="bfloat16", weights_bytes=2, layout="packed"))
         setting, words = 'rollout.runner="native_bfloat16"', "generation in bfloat16"
         yield _Change(setting=setting, words=words, time="faster", keeps="algorithm", run=changed)
     if run.ranks == 1 and device.is_gpu:

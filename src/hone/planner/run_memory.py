@@ -7,11 +7,20 @@ all of them: weights, gradients, moments, copies, and the engine's pages.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from hone.planner.devices import DeviceSpec
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.training_step import NUMBER_BYTES, NumberType, StepMemory, StepSettings, step_memory
 
+CacheType = Literal["float32", "bfloat16", "int8"]
+WeightLayout = Literal["plain", "packed", "codes"]
+"""An engine's copy of the weights: `plain`: as the trainer's; `packed` for compiled products, where the output
+projection has a copy even if it is the embedding; `codes`: packed in INT8."""
+_SCALE_BYTES = 4
+_CODED_OUTPUT_BYTES = 8
+_CODED_HEAD_OUTPUT_BYTES = 12
+"""Scale and offsets of an output feature; the output projection has two planes of codes."""
 _ENGINE_LOGITS = 1 << 25
 _GPU_PAGE_TOKENS = 256
 
@@ -28,7 +37,8 @@ class GenerationSettings:
     """Largest number of tokens of an answer, all turns of a dialogue included."""
     weights_bytes: int
     """Bytes per parameter of the engine's own copy; 0: it reads the trainer's weights, or is another machine."""
-    cache: NumberType = "float32"
+    layout: WeightLayout = "plain"
+    cache: CacheType = "float32"
     """Type of keys and values."""
     page_tokens: int = 16
     sleeps: bool = False
@@ -96,13 +106,33 @@ def on_device(run: RunDimensions, device: DeviceSpec) -> RunDimensions:
     step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False)
     generation = run.generation
     if generation is not None:
-        generation = replace(generation, cache="bfloat16", page_tokens=_GPU_PAGE_TOKENS, weights_bytes=2)
+        generation = replace(
+            generation, cache="bfloat16", page_tokens=_GPU_PAGE_TOKENS, weights_bytes=2, layout="plain"
+        )
     return replace(run, step=step, generation=generation)
 
 
-def cache_bytes_per_token(shape: PlannedDecoder, cache: NumberType) -> int:
-    """Bytes of keys and values of a token, 2 L g d b."""
+def cache_bytes_per_token(shape: PlannedDecoder, cache: CacheType) -> int:
+    """Bytes of keys and values of a token, 2 L g d b; of codes 2 L g (d + 4), with a scale for each vector."""
+    if cache == "int8":
+        return 2 * shape.layers * shape.kv_heads * (shape.head_dim + _SCALE_BYTES)
     return 2 * shape.layers * shape.key_width * NUMBER_BYTES[cache]
+
+
+def engine_copy_bytes_of(shape: PlannedDecoder, generation: GenerationSettings, weights: NumberType) -> int:
+    """Bytes of the engine's own copy of the weights, whose type in the trainer is `weights`.
+
+    In codes a layer's weight takes 1 byte and each output 8 more, the output projection's 2 and 12; the embedding keeps
+    the trainer's type.
+    """
+    if generation.layout == "codes":
+        inner = 2 * shape.intermediate + shape.hidden
+        outputs = shape.query_width + 2 * shape.key_width + shape.hidden + inner * max(1, shape.experts)
+        layers = shape.layers * (shape.layer_weights + _CODED_OUTPUT_BYTES * outputs)
+        head = 2 * shape.vocabulary_weights + _CODED_HEAD_OUTPUT_BYTES * shape.vocab
+        return layers + head + NUMBER_BYTES[weights] * shape.vocabulary_weights
+    twice = shape.vocabulary_weights if generation.layout == "packed" and shape.tied else 0
+    return generation.weights_bytes * (shape.parameters + twice)
 
 
 def page_bytes(shape: PlannedDecoder, generation: GenerationSettings) -> int:
@@ -124,7 +154,7 @@ def run_memory(run: RunDimensions) -> RunMemory:
         **run.copies,
     }
     generation = run.generation
-    engine = {} if generation is None else _engine(shape, generation)
+    engine = {} if generation is None else _engine(run, generation)
     held = sum(resident.values())
     awake = 0 if generation is None or generation.sleeps else sum(engine.values())
     gathered = 0 if run.ranks == 1 else 2 * (shape.vocabulary_weights + 3 * shape.layer_weights)
@@ -144,11 +174,11 @@ def run_memory(run: RunDimensions) -> RunMemory:
     return RunMemory(components=components, phases=phases, step=step)
 
 
-def _engine(shape: PlannedDecoder, generation: GenerationSettings) -> dict[str, int]:
+def _engine(run: RunDimensions, generation: GenerationSettings) -> dict[str, int]:
     """Bytes that the engine keeps: a copy of the weights, keys and values."""
     return {
-        "engine's weights": generation.weights_bytes * shape.parameters,
-        "keys and values": page_bytes(shape, generation),
+        "engine's weights": engine_copy_bytes_of(run.shape, generation, run.step.weights),
+        "keys and values": page_bytes(run.shape, generation),
     }
 
 

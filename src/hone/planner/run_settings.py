@@ -12,7 +12,7 @@ from typing import Final
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.planner.run_memory import GenerationSettings, RunDimensions
+from hone.planner.run_memory import CacheType, GenerationSettings, RunDimensions, WeightLayout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, KernelPath, NumberType, StepSettings
 
 PLANNED_KEYS: Final = (
@@ -20,7 +20,7 @@ PLANNED_KEYS: Final = (
     "algorithm.kl", "algorithm.kl_in_reward.weight", "algorithm.restart", "batch", "evaluation", "learner.lr",
     "learner.micro_batch_tokens", "learner.minibatches", "model.activation_checkpointing", "model.activation_offload",
     "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
-    "model.round_weights_again", "model.weights", "rollout.context", "rollout.max_concurrent",
+    "model.round_weights_again", "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
     "rollout.max_staleness", "rollout.max_staleness.steps", "rollout.max_tokens", "rollout.prompts_per_step",
     "rollout.runner", "rollout.samples_per_prompt", "run.device", "samples.prompts",
 )  # fmt: skip
@@ -139,6 +139,21 @@ def engine_weight_bytes(
         mixed = weights == "float32" and compute != "float32" and runner != "torch_compiled"
         return own + (NUMBER_BYTES["bfloat16"] if device.startswith("cuda") and mixed else 0)
     return 2 if runner in ("native_bfloat16", "native_int8") else NUMBER_BYTES[weights]
+
+
+def engine_layout(*, device: str, exactness: str, runner: str) -> WeightLayout:
+    """Layout of an embedded engine's own copy of the weights."""
+    if device != "cpu" or exactness == "bitwise" or runner.startswith("torch"):
+        return "plain"
+    return "codes" if runner == "native_int8" else "packed"
+
+
+def cache_type(*, device: str, runner: str, weights: str, kv_cache: str) -> CacheType:
+    """Type of an embedded engine's keys and values; `auto`: that of its products, and bfloat16 for INT8."""
+    if kv_cache != "auto":
+        return "int8" if kv_cache == "int8" else "bfloat16"
+    half = device.startswith("cuda") or runner in ("native_bfloat16", "native_int8") or weights == "bfloat16"
+    return "bfloat16" if half else "float32"
 
 
 def dimensions_from_settings(
@@ -262,7 +277,8 @@ def _generation(
     runner = settings.words("rollout.runner") if settings.given("rollout.runner") else "auto"
     if not isinstance(runner, str) or settings.given("rollout.runner.kind"):
         return None
-    half = device == "cuda" or runner in ("native_bfloat16", "native_int8") or weights == "bfloat16"
+    exactness = settings.choice("model.exactness", _EXACTNESS)
+    kv_cache = settings.choice("rollout.kv_cache", ("auto", "bfloat16", "int8"))
     table = settings.given("rollout.max_staleness.steps")
     steps = settings.count("rollout.max_staleness.steps" if table else "rollout.max_staleness", least=0, default=0)
     return GenerationSettings(
@@ -270,7 +286,8 @@ def _generation(
         prompt_tokens=prompt,
         answer_tokens=whole - prompt,
         weights_bytes=_engine_bytes(settings, device, runner=runner, is_stale=steps > 0),
-        cache="bfloat16" if half else "float32",
+        layout=engine_layout(device=device, exactness=exactness, runner=runner),
+        cache=cache_type(device=device, runner=runner, weights=weights, kv_cache=kv_cache),
         page_tokens=_GPU_PAGE if device == "cuda" else _CPU_PAGE,
     )
 

@@ -13,6 +13,7 @@ from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
+from hone.planner.run_settings import cache_type, engine_layout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, KernelPath, NumberType, StepSettings
 from hone.train.learner.config import LearnerConfig
 from hone.train.text.rollout_config import RolloutConfig
@@ -121,7 +122,7 @@ def planned_dimensions(
             predicts_tokens=batch.predicts_tokens,
             tile_scratch=device == "cpu" and uses_amx_tiles(),
         ),
-        generation=_generation(batch, device, weights, engine_bytes),
+        generation=_generation(batch, source, device, engine_bytes),
         trained_parameters=None if settings is None else settings.count(config),
         gradient_parameters=None if settings is None else settings.adapted_weights(config),
         moments=moments,
@@ -138,19 +139,19 @@ def _kernel_path(source: ModelSource, config: ModelConfig, device: str, longest:
 
 
 def _generation(
-    batch: BatchDimensions, device: str, weights: NumberType, engine_bytes: int
+    batch: BatchDimensions, source: ModelSource, device: str, engine_bytes: int
 ) -> GenerationSettings | None:
     """Settings of the embedded engine; None where a server writes, or nothing is written."""
     rollout = batch.rollout
     if rollout is None or isinstance(rollout.runner, ServerEngine):
         return None
-    lower = rollout.runner in ("native_bfloat16", "native_int8")
-    half = device.startswith("cuda") or lower or weights == "bfloat16"
+    runner: str = rollout.runner
     return GenerationSettings(
         concurrent=rollout.max_concurrent,
         prompt_tokens=batch.longest_prompt,
         answer_tokens=batch.longest_tokens - batch.longest_prompt,
         weights_bytes=engine_bytes,
-        cache="bfloat16" if half else "float32",
+        layout=engine_layout(device=device, exactness=source.exactness, runner=runner),
+        cache=cache_type(device=device, runner=runner, weights=source.weights, kv_cache=rollout.kv_cache),
         page_tokens=_PAGE_TOKENS["cuda" if device.startswith("cuda") else "cpu"],
     )
