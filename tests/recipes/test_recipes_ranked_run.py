@@ -38,6 +38,16 @@ def test_the_plan_says_who_stands_where(place, capsys, monkeypatch):
     assert "4 shares of each batch: equal bits on 1 to 4 ranks" in said
 
 
+def test_ranks_in_a_cluster_stand_in_the_plan_and_the_driver_generates(place, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert tiny_runs.hone("plan", "grpo.toml", "run.ranks=2", "cluster.learner.cpus=0.5") == 0
+    said = capsys.readouterr().out
+    assert "rank 0: this process, on cpu, with rollouts; rank 1: in Ray (local), 0.5 CPUs" in said
+    assert "replicas" not in said
+    assert tiny_runs.hone("plan", "grpo.toml", "run.ranks=2", "cluster.learner.cpus=0.5", "cluster.rollout.cpus=0") == 0
+    assert "replicas" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -46,6 +56,7 @@ def test_the_plan_says_who_stands_where(place, capsys, monkeypatch):
         (("sft.toml", "run.ranks=0"), "run.ranks"),
         (("sft.toml", "run.ranks=6"), "run.ranks = 6: an optimizer step has 5 sequences, fewer than 6 shares"),
         (("sft.toml", "run.virtual_ranks=8"), "run.virtual_ranks = 8: an optimizer step has 5 sequences"),
+        (("grpo.toml", "cluster.learner.cpus=1"), "cluster.learner places the ranks of the learner, and run.ranks = 1"),
         (("table.toml", "run.ranks=2"), "q_learning has no steps along a gradient that ranks"),
     ],
 )
@@ -79,7 +90,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = RunConfig(recipe="x", name="x", steps=1, run=RunSettings(ranks=2, device="cuda"))
     with pytest.raises(ResourceError, match=r"run\.ranks = 2: a rank needs a GPU of its own, and there are 1"):
-        driver_meeting(config, "127.0.0.1")
+        driver_meeting(config, LocalLauncher(module="x", threads=1))
 
 
 def test_each_rank_is_told_its_number_and_gpu():

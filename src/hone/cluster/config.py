@@ -1,5 +1,6 @@
 """Config of a run on several processes or machines: the table `[cluster]`."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -10,8 +11,9 @@ from hone.core.config import Config
 class FleetRolloutConfig(Config):
     """Replicas that generate the answers of a run."""
 
-    replicas: int = Field(default=1, ge=1, le=4096)
-    """Replicas that generate at the same time. Their number changes speed, never the result."""
+    replicas: int = Field(default=1, ge=0, le=4096)
+    """Replicas that generate at the same time. Their number changes speed, never the result. 0: the driver generates,
+    as it does by default with `[cluster.learner]` alone."""
     spares: int = Field(default=0, ge=0)
     """Replicas that have started and hold the weights, and are given work in the place of a lost one."""
     cpus: float = Field(default=1.0, ge=0)
@@ -49,6 +51,15 @@ class FleetRolloutConfig(Config):
         return "cuda" if self.gpus else "cpu"
 
 
+class LearnerPlacement(Config):
+    """Ranks of the learner as processes of a Ray cluster; their number is `run.ranks`, and rank 0 is the driver."""
+
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that each rank but the driver is placed by."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs of each rank but the driver; 0 with `run.device = "cpu"`."""
+
+
 class ClusterConfig(Config):
     """A run on several processes or machines, by Ray (docs/howto/cluster.md)."""
 
@@ -61,6 +72,15 @@ class ClusterConfig(Config):
     """Replicas that may be lost per 100 steps before the run stops."""
     rollout: FleetRolloutConfig = FleetRolloutConfig()
     """Generation of the answers."""
+    learner: LearnerPlacement | None = None
+    """Places of the ranks of `run.ranks`; absent: child processes on the driver's machine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _learner_alone(cls, given: object) -> object:
+        if isinstance(given, Mapping) and given.get("learner") is not None and given.get("rollout") is None:
+            return {**given, "rollout": {"replicas": 0}}
+        return given
 
     def derive(self) -> dict[str, str]:
         """Places of the processes, for `hone plan`."""

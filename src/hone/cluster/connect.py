@@ -11,6 +11,7 @@ from functools import partial
 
 from hone.core.errors import ResourceError
 
+LOOPBACK = "127.0.0.1"
 LISTENER_S = 5.0
 """Seconds in which a cluster's port must answer."""
 
@@ -42,6 +43,23 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
             "one version everywhere"
         ) from None
     return True
+
+
+def disconnect_from_ray() -> None:
+    """End the connection of this process, and the cluster if it was started for it."""
+    import ray  # noqa: PLC0415 - an extra
+
+    with own_signal_handlers():
+        ray.shutdown()
+
+
+def driver_address() -> str:
+    """Address at which the machines of the connected cluster reach this one; the loopback if there is no other."""
+    import ray  # noqa: PLC0415 - an extra
+
+    here = ray.util.get_node_ip_address()
+    others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {here}
+    return here if others else LOOPBACK
 
 
 def require_listener(address: str) -> None:

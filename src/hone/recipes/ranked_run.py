@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hone.cluster.config import ClusterConfig
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.train.config import RunConfig
 from hone.train.job import RecipeSpec, TrainingJob
@@ -15,6 +16,7 @@ def is_ranked(config: RunConfig) -> bool:
 
 def require_ranks_fit(config: RunConfig) -> None:
     """Raise ConfigError for a recipe whose learner ranks cannot share, and for more ranks than rows."""
+    require_placement(config)
     if not is_ranked(config):
         return
     from hone.train.learner.config import OptimizerConfig  # noqa: PLC0415 - torch: not needed without ranks
@@ -31,6 +33,21 @@ def require_ranks_fit(config: RunConfig) -> None:
         raise ConfigError(
             f"{key}: an optimizer step has {rows} sequences, fewer than {shares} shares, so that ranks would have "
             "nothing to do; take fewer ranks, fewer learner.minibatches, or more sequences"
+        )
+
+
+def require_placement(config: RunConfig) -> None:
+    """Raise ConfigError for `[cluster.learner]` without ranks to place, or without their GPUs."""
+    cluster, run = cluster_of_ranks(config), config.run
+    if cluster is None or cluster.learner is None:
+        return
+    if run.ranks == 1:
+        raise ConfigError(
+            "cluster.learner places the ranks of the learner, and run.ranks = 1; raise it, or leave it out"
+        )
+    if run.device.startswith("cuda") and not cluster.learner.gpus:
+        raise ConfigError(
+            f'run.device = "{run.device}" with cluster.learner.gpus = 0: a rank computes on a GPU; set gpus = 1'
         )
 
 
@@ -73,7 +90,11 @@ def rank_placement(config: RunConfig) -> Mapping[str, str]:
         return {}
     run = config.run
     place = "cuda:{}" if run.device.startswith("cuda") else run.device
-    others = [f"rank {rank}: child process on {place.format(rank)}" for rank in range(1, run.ranks)]
+    where = "child process on " + place
+    if (cluster := cluster_of_ranks(config)) is not None and (learner := cluster.learner) is not None:
+        gpus = f" and {learner.gpus:g} GPUs" if learner.gpus else ""
+        where = f"in Ray ({cluster.address}), {learner.cpus:g} CPUs{gpus}"
+    others = [f"rank {rank}: {where.format(rank)}" for rank in range(1, run.ranks)]
     shown = others if len(others) < 4 else [*others[:2], "...", others[-1]]
     bits = (
         f"{run.virtual_ranks} shares of each batch: equal bits on 1 to {run.virtual_ranks} ranks"
@@ -98,6 +119,17 @@ def over_ranks(
         return build
     from hone.train.parallel.launcher import LocalLauncher  # noqa: PLC0415 - torch.distributed
     from hone.train.parallel.ranked_job import RankedJobBuilder  # noqa: PLC0415 - as above
+    from hone.train.parallel.ray_launcher import RayLauncher  # noqa: PLC0415 - as above
 
-    launcher = LocalLauncher(module="hone.recipes.rank_process", threads=config.run.threads)
+    module, threads, cluster = "hone.recipes.rank_process", config.run.threads, cluster_of_ranks(config)
+    if cluster is None:
+        launcher = LocalLauncher(module=module, threads=threads)
+    else:
+        launcher = RayLauncher(module=module, threads=threads, cluster=cluster)
     return RankedJobBuilder(opened=build, reopen=spec.build, launcher=launcher)
+
+
+def cluster_of_ranks(config: RunConfig) -> ClusterConfig | None:
+    """The cluster that the ranks but the driver stand in; None: they are child processes of this machine."""
+    cluster = dict(config).get("cluster")
+    return cluster if isinstance(cluster, ClusterConfig) and cluster.learner is not None else None

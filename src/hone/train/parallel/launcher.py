@@ -1,12 +1,12 @@
 """Start of the ranks beside the driver, and the channel by which the driver reaches them.
 
-`RankLauncher` is the seam: on one machine ranks are child processes; a cluster starts them in its own way.
+`RankLauncher` is the seam: ranks are child processes of the driver, or of actors of a Ray cluster (`ray_launcher`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import HoneError, LostRankError, ResourceError
@@ -63,6 +63,22 @@ class RankLauncher(Protocol):
         """Address of this machine at which the other ranks reach rank 0."""
         ...
 
+    def gpus_here(self, ranks: int) -> int:
+        """Number of GPUs of this machine that `ranks` ranks take."""
+        ...
+
+
+class RankChild(Protocol):
+    """The process of a rank, on this machine or another; the methods are those of `ChildProcess`."""
+
+    @property
+    def alive(self) -> bool: ...
+    def send(self, data: bytes) -> None: ...
+    def take_reply(self) -> bytes | ChildLostError | None: ...
+    def last_output(self) -> str: ...
+    def request_exit(self) -> None: ...
+    def kill(self) -> None: ...
+
 
 def rank_tasks(driver: RankMeeting, *, recipe: str, config: str) -> list[RankTask]:
     """Tasks of all ranks but the driver's; on GPUs, rank r has the one with number r."""
@@ -78,18 +94,22 @@ def rank_tasks(driver: RankMeeting, *, recipe: str, config: str) -> list[RankTas
 
 
 @dataclass(slots=True)
-class LocalRanks:
-    """Child processes on this machine. Implements `LaunchedRanks`."""
+class ChildRanks:
+    """Ranks in child processes. Implements `LaunchedRanks`."""
 
     patience_s: float
     clock: Clock
-    children: Mapping[int, ChildProcess[bytes]]
+    children: Mapping[int, RankChild]
     """Processes by rank."""
+    pump: Callable[[Iterable[Any], float], None]
+    """Waits until one of the processes has written something, for so many seconds at most."""
+    closed: Callable[[], None] = lambda: None
+    """Called when all have ended."""
 
     def wait_ready(self, what: str) -> None:
         waiting, limit_s = dict(self.children), self.clock.monotonic_s() + self.patience_s
         while waiting:
-            pump_children(waiting.values(), TICK_S)
+            self.pump(waiting.values(), TICK_S)
             for rank, child in list(waiting.items()):
                 reply = child.take_reply()
                 if reply is not None and (fault := _fault_of(rank, reply)) is not None:
@@ -113,7 +133,7 @@ class LocalRanks:
     def fault(self) -> HoneError | None:
         limit_s = self.clock.monotonic_s() + FAULT_WAIT_S
         while (found := self._fault_now()) is None and self.clock.monotonic_s() < limit_s:
-            pump_children(self.children.values(), TICK_S)
+            self.pump(self.children.values(), TICK_S)
         return found
 
     def close(self) -> None:
@@ -121,9 +141,10 @@ class LocalRanks:
             child.request_exit()
         limit_s = self.clock.monotonic_s() + EXIT_WAIT_S
         while any(child.alive for child in self.children.values()) and self.clock.monotonic_s() < limit_s:
-            pump_children(self.children.values(), TICK_S)
+            self.pump(self.children.values(), TICK_S)
         for child in self.children.values():
             child.kill()
+        self.closed()
 
     def _fault_now(self) -> HoneError | None:
         for rank, child in self.children.items():
@@ -153,10 +174,13 @@ class LocalLauncher:
     def address(self) -> str:
         return LOOPBACK
 
-    def launch(self, tasks: Sequence[RankTask]) -> LocalRanks:
+    def gpus_here(self, ranks: int) -> int:
+        return ranks
+
+    def launch(self, tasks: Sequence[RankTask]) -> ChildRanks:
         children: dict[int, ChildProcess[bytes]] = {}
         patience_s = max((task.meeting.patience_s for task in tasks), default=0.0)
-        ranks = LocalRanks(patience_s=patience_s, clock=self.clock, children=children)
+        ranks = ChildRanks(patience_s=patience_s, clock=self.clock, children=children, pump=pump_children)
         try:
             for task in tasks:
                 child = ChildProcess(

@@ -41,7 +41,7 @@ class RankedJobBuilder:
         """The driver's job, whose `close` ends all ranks. Raises HoneError; no process is left then."""
         build = self.reopen if self.called else self.opened
         self.called = True
-        meeting = driver_meeting(config, self.launcher.address())
+        meeting = driver_meeting(config, self.launcher)
         with contextlib.ExitStack() as stack:
             place, port = open_meeting(meeting)
             meeting = replace(meeting, port=port)
@@ -67,10 +67,10 @@ class RankedJobBuilder:
             )
 
 
-def driver_meeting(config: RunConfig, address: str) -> RankMeeting:
+def driver_meeting(config: RunConfig, launcher: RankLauncher) -> RankMeeting:
     """Where and how the ranks of a run meet, for rank 0. Raises ResourceError where there are too few GPUs."""
     run = config.run
-    if run.device.startswith("cuda") and run.ranks > torch.cuda.device_count():
+    if run.device.startswith("cuda") and launcher.gpus_here(run.ranks) > torch.cuda.device_count():
         raise ResourceError(
             f"run.ranks = {run.ranks}: a rank needs a GPU of its own, and there are {torch.cuda.device_count()}"
         )
@@ -82,7 +82,7 @@ def driver_meeting(config: RunConfig, address: str) -> RankMeeting:
         virtual=run.virtual_ranks,
         patience_s=run.patience_s,
         device=device,
-        address=address,
+        address=launcher.address(),
     )
 
 

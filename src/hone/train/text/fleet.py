@@ -46,12 +46,14 @@ def open_text_fleet(
 
 def generating_cluster(rollout: RolloutConfig, cluster: ClusterConfig | None) -> ClusterConfig | None:
     """The cluster whose replicas generate. None: the process itself does, which also replays what replicas drew."""
-    return None if rollout.asynchrony.replay_interleaving is not None else cluster
+    if cluster is None or cluster.rollout.replicas == 0 or rollout.asynchrony.replay_interleaving is not None:
+        return None
+    return cluster
 
 
 def require_own_engine(rollout: RolloutConfig, cluster: ClusterConfig | None) -> None:
     """Raise ValueError for a config with replicas and a server, or with a record of replicas that compute unlike."""
-    if cluster is None:
+    if cluster is None or cluster.rollout.replicas == 0:
         return
     if isinstance(rollout.runner, ServerEngine):
         raise ValueError(_TWO_ENGINES)
