@@ -147,7 +147,8 @@ class Outcome:
 
 
 DecisionRecord = Decision | Outcome
-_SHADOW: Final = "shadow:"
+SHADOW_PREFIX: Final = "shadow:"
+"""Beginning of the kinds of outcomes that are choices of versions in the shadow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,17 +169,17 @@ class ShadowChoice:
     @property
     def kind(self) -> str:
         """Kind of the outcome."""
-        return f"{_SHADOW}{self.version}:{self.action}"
+        return f"{SHADOW_PREFIX}{self.version}:{self.action}"
 
 
 def is_shadow_kind(kind: str) -> bool:
     """True if outcomes of this kind are choices of versions in the shadow."""
-    return kind.startswith(_SHADOW)
+    return kind.startswith(SHADOW_PREFIX)
 
 
 def shadow_choice(outcome: Outcome) -> ShadowChoice | None:
     """The shadow's choice that an outcome holds; None for any other kind."""
-    version, _, number = outcome.kind.removeprefix(_SHADOW).partition(":")
+    version, _, number = outcome.kind.removeprefix(SHADOW_PREFIX).partition(":")
     if not is_shadow_kind(outcome.kind) or not number.isdecimal():
         return None
     return ShadowChoice(version=version, action=int(number), logp=outcome.value)

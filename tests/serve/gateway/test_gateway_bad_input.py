@@ -114,6 +114,7 @@ ROWS = [
     Row("reward without id", R, {"value": 1}, 422, "missing_field", "id is missing"),
     Row("reward from the future", R, {"id": "first", "value": 1, "at_s": NOW_S + 3600}, 422, "clock_skew",
         "3600 s ahead of the gateway's clock"),
+    Row("reward before 1970", R, {"id": "first", "value": 1, "at_s": -1.0}, 422, "bad_value", "seconds since 1970"),
     Row("reward of a slow clock", R, {"id": "first", "value": 1, "at_s": NOW_S - 1e6}, 200, records=1),
     Row("reward of another tenant", R, {"id": "first", "value": 1, "tenant": "t"}, 403, "wrong_tenant"),
     Row("replayed reward", R, {"id": "first", "value": 1, "at_s": NOW_S, "source": "phone", "seq": 3}, 200),
@@ -121,10 +122,19 @@ ROWS = [
         "number_reused", "different: value"),
     Row("number below 0", R, {"id": "first", "value": 2, "at_s": NOW_S, "source": "phone", "seq": -2}, 422, "bad_type",
         "seq"),
+    Row("number beyond what every log holds", R, {"id": "first", "value": 2, "at_s": 1.0, "source": "s", "seq": 2**53},
+        422, "bad_type", "to 9007199254740991"),
+    Row("number with a fraction", R, {"id": "first", "value": 2, "at_s": 1.0, "source": "s", "seq": 1.5}, 422,
+        "bad_type", "seq must be a whole number"),
     Row("number without time", R, {"id": "first", "value": 2, "source": "phone", "seq": 4}, 422, "missing_field",
         "at_s"),
     Row("number without source", R, {"id": "first", "value": 2, "seq": 3}, 422, "bad_length", "source"),
     Row("key of another reward", R, {"id": "first", "value": 2, "key": "k"}, 409, "key_reused"),
+    Row("kind of a shadow", R, {"id": "first", "value": -1, "kind": "shadow:v:0"}, 422, "reserved_kind",
+        "gateway logs"),
+    Row("probability of the caller", D, {**GOOD, "probability": 0}, 422, "unknown_field", "'probability'"),
+    Row("log-probability of the caller", D, {**GOOD, "logp": 0.1}, 422, "unknown_field", "'logp'"),
+    Row("reward true", R, {"id": "first", "value": True}, 422, "bad_type", "value must be a number"),
     Row("empty batch", f"{D}/batch", {"decisions": []}, 422, "bad_batch"),
     Row("batch of another kind", f"{D}/batch", {"rewards": []}, 422, "unknown_field"),
     *(Row(f"path {trick} as id", D, {**GOOD, "id": trick, "unit": trick}, 200, records=1) for trick in PATHS),
@@ -133,6 +143,14 @@ ROWS = [
     Row("SQL as category", D, {**GOOD, "context": {"age": 1, "country": SQL}}, 200, records=1),
     Row("SQL as kind and source", R, {"id": SQL, "value": 1, "kind": SQL, "source": SQL, "seq": 0, "at_s": 1.0}, 200,
         records=1),
+    Row("SQL as key", R, {"id": "first", "value": 1, "key": SQL}, 200, records=1),
+    Row("SQL as feature", D, {**GOOD, "context": {"age": 1, SQL: 1}}, 422, "schema_drift", "is not a feature"),
+    Row("SQL as field", D, {**GOOD, SQL: 1}, 422, "unknown_field"),
+    Row("SQL as deadline", D, {**GOOD, "deadline_s": SQL}, 422, "bad_type", "deadline_s"),
+    Row("SQL as value", R, {"id": "first", "value": SQL}, 422, "bad_type", "value"),
+    Row("SQL as time", R, {"id": "first", "value": 1, "at_s": SQL}, 422, "bad_type", "at_s"),
+    Row("SQL as number", R, {"id": "first", "value": 1, "at_s": 1.0, "source": "s", "seq": SQL}, 422, "bad_type",
+        "seq"),
     Row("SQL as tenant", D, {**GOOD, "tenant": SQL}, 404, "unknown_tenant", token="any"),
 ]  # fmt: skip
 
@@ -186,6 +204,46 @@ def test_bad_input_has_a_status_a_message_and_a_line_and_loses_nothing(row: Row,
     assert after[: len(before)] == before
     assert len(after) == len(before) + row.records
     assert post(attacked.app, D, {**GOOD, "id": "first"}, {"authorization": "Bearer web"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "code"),
+    [
+        ({"content-length": "999999999"}, 413, "too_large"),  # refused before the body is read
+        ({"idempotency-key": "a\tb"}, 422, "bad_text"),
+        ({"idempotency-key": "x" * 300}, 422, "bad_length"),
+        ({"idempotency-key": "first", "x-tenant": "t"}, 200, ""),  # replayed; a tenant is no header
+        ({"authorization": "Basic d2ViOg=="}, 401, "unauthorized"),
+    ],
+)
+def test_bad_headers_have_a_status_and_a_line(
+    headers: dict[str, str], status: int, code: str, attacked: AttackedService
+) -> None:
+    before = attacked.records()
+    attacked.lines.clear()
+    attacked.opened.clock.advance(60.0)
+    answer = post(attacked.app, D, GOOD, {"authorization": "Bearer web"} | headers)
+    assert (answer.status, attacked.records()) == (status, before)
+    assert [json.loads(line)["fault"] for line in attacked.lines] == ([code] if code else [])
+
+
+def test_an_unsound_entry_of_a_batch_does_not_touch_the_others(attacked: AttackedService) -> None:
+    bad = [
+        {"at_s": -1.0},
+        {"at_s": 1.0, "source": "s", "seq": 2**60},
+        {"value": "1"},
+        {"id": "a\x00"},
+        {"kind": "shadow:v:0"},
+    ]
+    rewards = [{"id": "first", "value": 1, **one} for one in [*bad, {}]]
+    before = len(attacked.records())
+    answer = post(attacked.app, f"{R}/batch", {"rewards": rewards}, {"authorization": "Bearer web"})
+    assert [one.get("status", "refused") for one in answer.json()["answers"]] == ["refused"] * 5 + ["joined"]
+    twice = [{**GOOD, "id": "twin"}, {**GOOD, "id": "twin", "unit": "v"}, GOOD]
+    answer = post(attacked.app, f"{D}/batch", {"decisions": twice}, {"authorization": "Bearer web"})
+    told = [one.get("error", {}).get("code", "") for one in answer.json()["answers"]]
+    assert told == ["", "id_reused", ""]
+    assert len(attacked.records()) == before + 3
 
 
 def test_a_reward_before_its_decision_joins_when_the_decision_arrives(tmp_path: Path) -> None:

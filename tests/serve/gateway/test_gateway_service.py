@@ -10,7 +10,7 @@ from gateway_parts import MemorySink, SoftmaxPolicy, make_box
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, Outcome, decision_key
 from hone.serve.gateway.fallback_chain import FallbackChain, SafeDefault, ServingVersion
-from hone.serve.gateway.guarded_policy import GuardedPolicy, PolicyFailureError, RestTimer
+from hone.serve.gateway.guarded_policy import GuardedPolicy, PolicyFailureError, RestTimer, describe_error
 from hone.serve.gateway.log_writer import SequenceNumbers, WriteAfter
 from hone.serve.gateway.requests import DecisionRequest, RequestError, RewardRequest
 
@@ -98,6 +98,11 @@ def test_a_log_that_takes_nothing_refuses_and_leaves_no_gap() -> None:
     box.service.decide("u", CONTEXT, id="k")
     assert [record.seq for record in box.sink.records] == [0, 1]
     assert "log_unavailable" in box.faults()
+
+
+def test_words_of_an_exception_can_be_logged() -> None:
+    told = describe_error(ValueError("a\x00b\ud800\n'; drop table decisions; --é"))
+    assert told == "exception: ValueError: a?b??'; drop table decisions; --é"
 
 
 class FailingPolicy(SoftmaxPolicy):

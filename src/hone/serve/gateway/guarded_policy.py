@@ -98,5 +98,6 @@ class GuardedPolicy:
 
 
 def describe_error(error: Exception) -> str:
-    """The reason that is logged for an exception."""
-    return f"exception: {type(error).__name__}: {error!s:.120}"
+    """The reason that is logged for an exception; characters that not every log holds are question marks."""
+    words = "".join(letter if letter.isprintable() else "?" for letter in f"{error!s:.120}")
+    return f"exception: {type(error).__name__}: {words}"

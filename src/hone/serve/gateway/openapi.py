@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import hone
+from hone.core.decisions import SHADOW_PREFIX
 from hone.serve.gateway.bodies import MAX_BATCH, MAX_DEADLINE_S
 from hone.serve.gateway.requests import MAX_TEXT, TEXT_PATTERN
 from hone.serve.gateway.schemas import MAX_ACTIONS
 from hone.serve.gateway.service_config import ServiceTableConfig
+from hone.store.decisions.faults import MAX_SEQ
 
 Schema = Mapping[str, object]
 TEXT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT, "pattern": TEXT_PATTERN}
+KIND: Final[Schema] = {**TEXT, "not": {"pattern": f"^{SHADOW_PREFIX}"}}
 NUMBER: Final[Schema] = {"type": "number"}
 _STATUSES: Final = {
     "400": "The body is not JSON, or no object.",
@@ -36,9 +39,9 @@ def openapi_document(name: str, service: ServiceTableConfig) -> Schema:
         }),
         "Reward": _object(
             {
-                "id": TEXT, "value": NUMBER, "kind": _optional(TEXT), "tenant": _optional(TEXT),
-                "at_s": _optional(NUMBER), "source": _optional(TEXT),
-                "seq": _optional({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}), "key": _optional(TEXT),
+                "id": TEXT, "value": NUMBER, "kind": _optional(KIND), "tenant": _optional(TEXT),
+                "at_s": _optional({"type": "number", "minimum": 0}), "source": _optional(TEXT),
+                "seq": _optional({"type": "integer", "minimum": 0, "maximum": MAX_SEQ}), "key": _optional(TEXT),
             },
             required=("id", "value"),
         ),

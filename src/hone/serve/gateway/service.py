@@ -37,8 +37,10 @@ from hone.serve.gateway.requests import (
     RewardRequest,
     check_number,
     check_text,
+    shown,
 )
 from hone.serve.gateway.schemas import ActionCatalogue, FeatureSchema
+from hone.store.decisions.faults import MAX_SEQ
 
 ServiceRequest: TypeAlias = DecisionRequest | RewardRequest
 ServiceAnswer: TypeAlias = Decided | Rewarded
@@ -292,6 +294,9 @@ class DecisionService:
             raise RequestError(told, code="reserved_kind", field="kind")
         now_s = parts.clock.now_s()
         at_s = now_s if request.at_s is None else check_number(request.at_s, "at_s")
+        if at_s < 0.0:
+            told = f"at_s must be seconds since 1970, got {at_s:g}"
+            raise RequestError(told, code="bad_value", field="at_s")
         if at_s > now_s + rules.max_skew_s:
             told = (
                 f"at_s is {at_s - now_s:.0f} s ahead of the gateway's clock, at most {rules.max_skew_s:g} s are "
@@ -361,8 +366,9 @@ def _own_number(request: RewardRequest, own: str) -> tuple[str, int] | None:
     if not request.source and request.seq == -1:
         return None
     check_text(request.source, "source")
-    if isinstance(request.seq, bool) or not isinstance(request.seq, int) or not 0 <= request.seq < 2**63:
-        raise RequestError(f"seq must be a number from 0, got {request.seq!r:.60}", code="bad_type", field="seq")
+    if isinstance(request.seq, bool) or not isinstance(request.seq, int) or not 0 <= request.seq <= MAX_SEQ:
+        told = f"seq must be a whole number from 0 to {MAX_SEQ}, got {shown(request.seq)}"
+        raise RequestError(told, code="bad_type", field="seq")
     if request.at_s is None:
         told = "a reward with source and seq needs at_s, too: sent again, it must be the same record"
         raise RequestError(told, code="missing_field", field="at_s")
