@@ -36,6 +36,12 @@ HONE_INLINE void load_values(const bf16* value, vf& first, vf& second) {
   second = high_half(words);
 }
 
+// Where a block's values begin.
+template <class KV>
+constexpr int values_from(int head) {
+  return head * PAGE_TOKENS + (sizeof(KV) > 1 ? 0 : PAGE_TOKENS * int(sizeof(float)));
+}
+
 // The key and the value of position `at` of a page.
 HONE_INLINE void keep(const float* key, const float* value, int head, int at, float* block) {
   for (int i = 0; i < head; ++i) block[i * PAGE_TOKENS + at] = key[i];
@@ -56,7 +62,7 @@ HONE_INLINE void keep(const float* key, const float* value, int head, int at, bf
     *reinterpret_cast<vu*>(values + i) = rounded(load(value + i)) | rounded(load(value + i + LANES)) << 16;
 }
 
-// Fetches BYTES: a block's values lie behind its keys, and the next head's keys behind those.
+// Fetches BYTES.
 template <int BYTES, class KV>
 HONE_INLINE void fetch(const KV* from) {
 #pragma GCC unroll 4
@@ -69,18 +75,52 @@ struct Past {
   const Engine* engine;
   const int32_t* pages;
   int layer, kv_head, count;
+
+  Past(const Engine& e, int number, int token, int head)
+      : engine(&e), pages(e.work.pass->pages + int64_t(e.work.pass->sequence[token]) * e.work.pass->most_pages),
+        layer(number), kv_head(head), count(e.work.pass->positions[token] + 1) {}
+  int held() const { return (count + PAGE_TOKENS - 1) / PAGE_TOKENS; }  // pages
   const KV* keys(int page) const { return block_of<KV>(*engine, pages[page], layer, kv_head); }
-  const KV* values(int page) const { return keys(page) + engine->dims.head * PAGE_TOKENS; }
+  const KV* values(int page) const { return keys(page) + values_from<KV>(engine->dims.head); }
+};
+
+constexpr int AHEAD = 4;  // pages between what is read and what is fetched: more gained nothing, and short texts lose
+
+// What a thread reads, page after page: all keys, all values, and then those of its likely next (token, key head).
+template <class KV>
+struct Reading {
+  Past<KV> now, next;
+
+  Reading(const Engine& e, int layer, int token, int kv_head)
+      : now(e, layer, token, kv_head), next(after(e, layer, token, kv_head)) {}
+  static Past<KV> after(const Engine& e, int layer, int token, int kv_head) {
+    const int below = token + pool_threads(e.pool);
+    if (kv_head + 1 < e.dims.shape.kv_heads) return {e, layer, token, kv_head + 1};
+    return {e, layer, below < e.work.pass->tokens_count ? below : token, 0};
+  }
+  // What is read AHEAD pages after place `at` of this order.
+  const KV* ahead(int at) const {
+    at += AHEAD;
+    const bool later = at >= 2 * now.held();
+    const Past<KV>& past = later ? next : now;
+    const int place = later ? at - 2 * now.held() : at, held = past.held();
+    return place < held ? past.keys(place) : past.values(place < 2 * held ? place - held : 0);
+  }
+  const KV* ahead_of_keys(int page) const { return ahead(page); }
+  const KV* ahead_of_values(int page) const { return ahead(now.held() + page); }
 };
 
 // Scores of HEADS queries against PAGES pages from `first` on; lanes are positions.
 template <class KV, int HEADS, int PAGES>
-HONE_INLINE void page_scores(const Past<KV>& past, int first, const float* q, float scale, float* scores,
+HONE_INLINE void page_scores(const Reading<KV>& reading, int first, const float* q, float scale, float* scores,
                              int64_t stride) {
+  const Past<KV>& past = reading.now;
   const int head = past.engine->dims.head, head_dim = past.engine->dims.shape.head_dim;
-  const int block = head * PAGE_TOKENS;
-  const KV* keys[PAGES];
-  for (int page = 0; page < PAGES; ++page) keys[page] = past.keys(first + page);
+  const KV *keys[PAGES], *ahead[PAGES];
+  for (int page = 0; page < PAGES; ++page) {
+    keys[page] = past.keys(first + page);
+    ahead[page] = reading.ahead_of_keys(first + page);
+  }
   vf sums[HEADS][PAGES][PAGE_VECTORS] = {};
   for (int i = 0; i < head_dim; i += 2) {
     vf even_query[HEADS], odd_query[HEADS];
@@ -90,7 +130,7 @@ HONE_INLINE void page_scores(const Past<KV>& past, int first, const float* q, fl
     }
 #pragma GCC unroll 8
     for (int page = 0; page < PAGES; ++page) {
-      fetch<2 * PAGE_TOKENS * sizeof(KV)>(keys[page] + block + i * PAGE_TOKENS);  // its values
+      fetch<2 * PAGE_TOKENS * sizeof(KV)>(ahead[page] + i * PAGE_TOKENS);
 #pragma GCC unroll 4
       for (int u = 0; u < PAGE_VECTORS; ++u) {
         vf even, odd;
@@ -111,10 +151,10 @@ HONE_INLINE void page_scores(const Past<KV>& past, int first, const float* q, fl
 
 // Many pages at once while there are many, to hide the latency: a score does not depend on how many.
 template <class KV, int HEADS, int PAGES>
-HONE_INLINE void all_scores(const Past<KV>& past, int page, int end, const float* q, float scale, float* scores,
+HONE_INLINE void all_scores(const Reading<KV>& reading, int page, int end, const float* q, float scale, float* scores,
                             int64_t stride) {
-  for (; page + PAGES <= end; page += PAGES) page_scores<KV, HEADS, PAGES>(past, page, q, scale, scores, stride);
-  if constexpr (PAGES > 1) all_scores<KV, HEADS, PAGES / 2>(past, page, end, q, scale, scores, stride);
+  for (; page + PAGES <= end; page += PAGES) page_scores<KV, HEADS, PAGES>(reading, page, q, scale, scores, stride);
+  if constexpr (PAGES > 1) all_scores<KV, HEADS, PAGES / 2>(reading, page, end, q, scale, scores, stride);
 }
 
 // exp(score - maximum) in place, 0 past the last position; returns the sum.
@@ -145,13 +185,15 @@ constexpr int chains() {
 
 // VECTORS registers of the values' features from `feature` on, for HEADS heads; divided by the sum of the weights.
 template <class KV, class A, int HEADS, int VECTORS>
-HONE_INLINE void mix(const Past<KV>& past, int feature, const float* p, int64_t stride, const float* share, A* out) {
+HONE_INLINE void mix(const Reading<KV>& reading, int feature, const float* p, int64_t stride, const float* share,
+                     A* out) {
   constexpr int CHAINS = chains<HEADS>();
+  const Past<KV>& past = reading.now;
   const int head = past.engine->dims.head;
   vf sums[CHAINS][HEADS][VECTORS] = {};
-  const int block = head * PAGE_TOKENS;
-  const auto add = [&](int chain, const KV* value, const float* weight) __attribute__((always_inline)) {
-    fetch<VECTORS * LANES * sizeof(KV)>(value + block);  // the next head's keys
+  const auto add = [&](int chain, const KV* value, const float* weight, const KV* ahead)
+                       __attribute__((always_inline)) {
+    fetch<VECTORS * LANES * sizeof(KV)>(ahead);
     vf features[VECTORS];
 #pragma GCC unroll 2
     for (int u = 0; u < VECTORS; u += 2) load_values(value + u * LANES, features[u], features[u + 1]);
@@ -164,12 +206,16 @@ HONE_INLINE void mix(const Past<KV>& past, int feature, const float* p, int64_t 
   };
   for (int first = 0; first < past.count; first += PAGE_TOKENS) {
     const KV* value = past.values(first / PAGE_TOKENS) + feature;
+    const KV* ahead = reading.ahead_of_values(first / PAGE_TOKENS) + feature;
     const int here = past.count - first < PAGE_TOKENS ? past.count - first : PAGE_TOKENS;
     int i = 0;
     for (; i + CHAINS <= here; i += CHAINS)
 #pragma GCC unroll 2
-      for (int chain = 0; chain < CHAINS; ++chain) add(chain, value + (i + chain) * head, p + first + i + chain);
-    if (i < here) add(0, value + i * head, p + first + i);
+      for (int chain = 0; chain < CHAINS; ++chain) {
+        const int at = i + chain;
+        add(chain, value + at * head, p + first + at, ahead + at * head);
+      }
+    if (i < here) add(0, value + i * head, p + first + i, ahead + i * head);
   }
   for (int h = 0; h < HEADS; ++h)
     for (int u = 0; u < VECTORS; ++u) {
@@ -179,41 +225,39 @@ HONE_INLINE void mix(const Past<KV>& past, int feature, const float* p, int64_t 
 }
 
 template <class KV, class A, int HEADS>
-static void attend_heads(const Past<KV>& past, const float* q, float scale, float* scores, int64_t stride, A* out) {
+static void attend_heads(const Reading<KV>& reading, const float* q, float scale, float* scores, int64_t stride, A* out) {
   constexpr int WIDE = SUMS / (HEADS * PAGE_VECTORS) > 1 ? SUMS / (HEADS * PAGE_VECTORS) : 1;
   constexpr int PAGES = WIDE > 8 ? 8 : WIDE;
-  const int pages = (past.count + PAGE_TOKENS - 1) / PAGE_TOKENS;
-  all_scores<KV, HEADS, PAGES>(past, 0, pages, q, scale, scores, stride);
+  const Past<KV>& past = reading.now;
+  all_scores<KV, HEADS, PAGES>(reading, 0, past.held(), q, scale, scores, stride);
   float share[HEADS];
   for (int h = 0; h < HEADS; ++h) share[h] = 1.0f / soften_scores(scores + h * stride, past.count);
   const int head = past.engine->dims.head;
   int feature = 0;
   if constexpr (4 * HEADS * chains<HEADS>() <= SUMS)
     for (; feature + 4 * LANES <= head; feature += 4 * LANES)
-      mix<KV, A, HEADS, 4>(past, feature, scores, stride, share, out);
+      mix<KV, A, HEADS, 4>(reading, feature, scores, stride, share, out);
   for (; feature + 2 * LANES <= head; feature += 2 * LANES)
-    mix<KV, A, HEADS, 2>(past, feature, scores, stride, share, out);
+    mix<KV, A, HEADS, 2>(reading, feature, scores, stride, share, out);
 }
 
 // Token `token` of the pass, all query heads of one key head: into `mixed`.
 template <class KV, class A>
 static void attend(Engine& e, int layer, int token, int kv_head, int thread) {
-  const HonePass& pass = *e.work.pass;
   const Dims& d = e.dims;
-  const Past<KV> past = {&e, pass.pages + int64_t(pass.sequence[token]) * pass.most_pages, layer, kv_head,
-                         pass.positions[token] + 1};
+  const Reading<KV> reading(e, layer, token, kv_head);
   const float* q = e.qkv.as<float>() + int64_t(token) * d.qkv + kv_head * d.group * d.head;
   A* out = e.mixed.as<A>() + int64_t(token) * d.mixed + kv_head * d.group * d.head;
   float* scores = e.scratch[thread].scores.as<float>();
-  const int64_t stride = round_up(past.count, PAGE_TOKENS);
+  const int64_t stride = reading.now.held() * PAGE_TOKENS;
   HONE_CHECK(e.scratch[thread].scores.bytes >= size_t(4 * stride) * sizeof(float));
   const float scale = 1.0f / __builtin_sqrtf(float(d.shape.head_dim));
   int h = 0;
   for (; h + 4 <= d.group; h += 4)
-    attend_heads<KV, A, 4>(past, q + h * d.head, scale, scores, stride, out + h * d.head);
+    attend_heads<KV, A, 4>(reading, q + h * d.head, scale, scores, stride, out + h * d.head);
   for (; h + 2 <= d.group; h += 2)
-    attend_heads<KV, A, 2>(past, q + h * d.head, scale, scores, stride, out + h * d.head);
-  for (; h < d.group; ++h) attend_heads<KV, A, 1>(past, q + h * d.head, scale, scores, stride, out + h * d.head);
+    attend_heads<KV, A, 2>(reading, q + h * d.head, scale, scores, stride, out + h * d.head);
+  for (; h < d.group; ++h) attend_heads<KV, A, 1>(reading, q + h * d.head, scale, scores, stride, out + h * d.head);
 }
 
 }  // namespace HONE_ISA

@@ -15,7 +15,7 @@ struct CodedBlock {
   int head;
   uint8_t* keys() const { return at; }
   float* key_scales() const { return reinterpret_cast<float*>(at + head * PAGE_TOKENS); }
-  uint8_t* values() const { return at + head * PAGE_TOKENS + PAGE_TOKENS * int(sizeof(float)); }
+  uint8_t* values() const { return at + values_from<uint8_t>(head); }
   float* value_scales() const { return reinterpret_cast<float*>(values() + head * PAGE_TOKENS); }
 };
 
@@ -30,15 +30,9 @@ HONE_INLINE void keep(const float* key, const float* value, int head, int at, ui
   for (int i = 0; i < head; ++i) values[4 * i] = codes[i] ^ 0x80;
 }
 
-// What one (token, key head) reads: its pages, and positions 0 .. count - 1 in them.
-struct CodedPast {
-  const Engine* engine;
-  const int32_t* pages;
-  int layer, kv_head, count;
-  CodedBlock block(int page) const {
-    return {block_of<uint8_t>(*engine, pages[page], layer, kv_head), engine->dims.head};
-  }
-};
+HONE_INLINE CodedBlock block_in(const Past<uint8_t>& past, int page) {
+  return {const_cast<uint8_t*>(past.keys(page)), past.engine->dims.head};
+}
 
 template <int HEADS>
 struct CodedQueries {
@@ -62,14 +56,21 @@ struct CodedQueries {
 
 // Scores of HEADS queries against PAGES pages from `first` on; lanes are positions.
 template <int HEADS, int PAGES>
-HONE_INLINE void coded_page_scores(const CodedPast& past, int first, const CodedQueries<HEADS>& q, float* scores,
-                                   int64_t stride) {
+HONE_INLINE void coded_page_scores(const Reading<uint8_t>& reading, int first, const CodedQueries<HEADS>& q,
+                                   float* scores, int64_t stride) {
+  const Past<uint8_t>& past = reading.now;
   CodedBlock blocks[PAGES];
-  for (int page = 0; page < PAGES; ++page) blocks[page] = past.block(first + page);
+  const uint8_t* ahead[PAGES];
+  for (int page = 0; page < PAGES; ++page) {
+    blocks[page] = block_in(past, first + page);
+    ahead[page] = reading.ahead_of_keys(first + page);
+    fetch<1>(ahead[page] + past.engine->dims.head * PAGE_TOKENS);  // scales
+  }
   vi upper[HEADS][PAGES][PAGE_VECTORS] = {}, lower[HEADS][PAGES][PAGE_VECTORS] = {};
   for (int i = 0; i < past.engine->dims.head; i += 4) {
 #pragma GCC unroll 4
-    for (int page = 0; page < PAGES; ++page)
+    for (int page = 0; page < PAGES; ++page) {
+      fetch<4 * PAGE_TOKENS>(ahead[page] + i * PAGE_TOKENS);
 #pragma GCC unroll 4
       for (int u = 0; u < PAGE_VECTORS; ++u) {
         const vu keys = *reinterpret_cast<const vu*>(blocks[page].keys() + i * PAGE_TOKENS + 4 * u * LANES);
@@ -79,6 +80,7 @@ HONE_INLINE void coded_page_scores(const CodedPast& past, int first, const Coded
           lower[h][page][u] = dot(lower[h][page][u], keys, spread_word(q.lower[h] + i));
         }
       }
+    }
   }
   for (int h = 0; h < HEADS; ++h)
     for (int page = 0; page < PAGES; ++page)
@@ -91,17 +93,17 @@ HONE_INLINE void coded_page_scores(const CodedPast& past, int first, const Coded
 }
 
 template <int HEADS, int PAGES>
-HONE_INLINE void coded_scores(const CodedPast& past, int page, int end, const CodedQueries<HEADS>& q, float* scores,
+HONE_INLINE void coded_scores(const Reading<uint8_t>& reading, int page, int end, const CodedQueries<HEADS>& q, float* scores,
                               int64_t stride) {
-  for (; page + PAGES <= end; page += PAGES) coded_page_scores<HEADS, PAGES>(past, page, q, scores, stride);
-  if constexpr (PAGES > 1) coded_scores<HEADS, PAGES / 2>(past, page, end, q, scores, stride);
+  for (; page + PAGES <= end; page += PAGES) coded_page_scores<HEADS, PAGES>(reading, page, q, scores, stride);
+  if constexpr (PAGES > 1) coded_scores<HEADS, PAGES / 2>(reading, page, end, q, scores, stride);
 }
 
 // Weights of positions times the scales of their values, as codes of 16 bits [2][stride]; returns what a code counts.
-HONE_INLINE float encode_shares(const CodedPast& past, float* shares, int64_t stride, uint8_t* codes) {
+HONE_INLINE float encode_shares(const Past<uint8_t>& past, float* shares, int64_t stride, uint8_t* codes) {
   const vi lanes = lane_numbers();
   for (int first = 0; first < past.count; first += PAGE_TOKENS) {
-    const float* scales = past.block(first / PAGE_TOKENS).value_scales();
+    const float* scales = block_in(past, first / PAGE_TOKENS).value_scales();
     for (int i = 0; i < PAGE_TOKENS; i += LANES) {
       const vf product = load(shares + first + i) * load(scales + i);
       store(shares + first + i, lanes < past.count - first - i ? product : vf{});
@@ -119,13 +121,16 @@ HONE_INLINE float encode_shares(const CodedPast& past, float* shares, int64_t st
 
 // VECTORS registers of the values' features from `feature` on, for HEADS heads; `scale`: what a sum counts.
 template <int HEADS, int VECTORS>
-HONE_INLINE void mix_codes(const CodedPast& past, int feature, const uint8_t* codes, int64_t stride, const float* scale,
-                           float* out) {
+HONE_INLINE void mix_codes(const Reading<uint8_t>& reading, int feature, const uint8_t* codes, int64_t stride,
+                           const float* scale, float* out) {
+  const Past<uint8_t>& past = reading.now;
   const int head = past.engine->dims.head;
   vi upper[HEADS][VECTORS] = {}, lower[HEADS][VECTORS] = {};
   for (int first = 0; first < past.count; first += PAGE_TOKENS) {
-    const uint8_t* values = past.block(first / PAGE_TOKENS).values() + 4 * feature;
+    const uint8_t* values = block_in(past, first / PAGE_TOKENS).values() + 4 * feature;
+    const uint8_t* ahead = reading.ahead_of_values(first / PAGE_TOKENS) + 4 * feature;
     for (int i = 0; i < PAGE_TOKENS && first + i < past.count; i += 4) {
+      fetch<4 * VECTORS * LANES>(ahead + i * head);
       vu four[VECTORS];
 #pragma GCC unroll 4
       for (int u = 0; u < VECTORS; ++u) four[u] = *reinterpret_cast<const vu*>(values + i * head + 4 * u * LANES);
@@ -149,14 +154,15 @@ HONE_INLINE void mix_codes(const CodedPast& past, int feature, const uint8_t* co
 }
 
 template <int HEADS>
-static void attend_coded_heads(const CodedPast& past, const float* q, float factor, Scratch& scratch, int64_t stride,
+static void attend_coded_heads(const Reading<uint8_t>& reading, const float* q, float factor, Scratch& scratch, int64_t stride,
                                float* out) {
   constexpr int MOST = LANES == 16 ? 4 : 2, PAGES = MOST / HEADS > 1 ? MOST / HEADS : 1;
   constexpr int WIDE = SUMS / (2 * HEADS), VECTORS = WIDE > 4 ? 4 : (WIDE < 1 ? 1 : WIDE);
   float* scores = scratch.scores.as<float>();
   uint8_t* codes = scratch.shares.as<uint8_t>();
+  const Past<uint8_t>& past = reading.now;
   const CodedQueries<HEADS> queries(q, past.engine->dims.head, factor);
-  coded_scores<HEADS, PAGES>(past, 0, (past.count + PAGE_TOKENS - 1) / PAGE_TOKENS, queries, scores, stride);
+  coded_scores<HEADS, PAGES>(reading, 0, past.held(), queries, scores, stride);
   float scale[HEADS];
   for (int h = 0; h < HEADS; ++h) {
     const float total = soften_scores(scores + h * stride, past.count);
@@ -165,20 +171,18 @@ static void attend_coded_heads(const CodedPast& past, const float* q, float fact
   const int head = past.engine->dims.head;
   int feature = 0;
   for (; feature + VECTORS * LANES <= head; feature += VECTORS * LANES)
-    mix_codes<HEADS, VECTORS>(past, feature, codes, stride, scale, out);
-  for (; feature < head; feature += LANES) mix_codes<HEADS, 1>(past, feature, codes, stride, scale, out);
+    mix_codes<HEADS, VECTORS>(reading, feature, codes, stride, scale, out);
+  for (; feature < head; feature += LANES) mix_codes<HEADS, 1>(reading, feature, codes, stride, scale, out);
 }
 
 // Token `token` of the pass, all query heads of one key head: into `mixed`.
 static void attend_codes(Engine& e, int layer, int token, int kv_head, int thread) {
-  const HonePass& pass = *e.work.pass;
   const Dims& d = e.dims;
-  const CodedPast past = {&e, pass.pages + int64_t(pass.sequence[token]) * pass.most_pages, layer, kv_head,
-                          pass.positions[token] + 1};
+  const Reading<uint8_t> reading(e, layer, token, kv_head);
   const float* q = e.qkv.as<float>() + int64_t(token) * d.qkv + kv_head * d.group * d.head;
   const int64_t place = int64_t(token) * d.mixed + kv_head * d.group * d.head;
   Scratch& scratch = e.scratch[thread];
-  const int64_t stride = round_up(past.count, PAGE_TOKENS);
+  const int64_t stride = reading.now.held() * PAGE_TOKENS;
   HONE_CHECK(scratch.shares.bytes >= size_t(8 * stride));
   const float factor = 1.0f / __builtin_sqrtf(float(d.shape.head_dim));
   const bool half = d.number == sizeof(bf16);
@@ -188,11 +192,11 @@ static void attend_codes(Engine& e, int layer, int token, int kv_head, int threa
     float* out = half ? wide : e.mixed.as<float>() + place + h * d.head;
     heads = d.group - h >= 4 ? 4 : (d.group - h >= 2 ? 2 : 1);
     if (heads == 4)
-      attend_coded_heads<4>(past, queries, factor, scratch, stride, out);
+      attend_coded_heads<4>(reading, queries, factor, scratch, stride, out);
     else if (heads == 2)
-      attend_coded_heads<2>(past, queries, factor, scratch, stride, out);
+      attend_coded_heads<2>(reading, queries, factor, scratch, stride, out);
     else
-      attend_coded_heads<1>(past, queries, factor, scratch, stride, out);
+      attend_coded_heads<1>(reading, queries, factor, scratch, stride, out);
     for (int i = 0; half && i < heads * d.head; i += LANES)
       store(e.mixed.as<bf16>() + place + h * d.head + i, load(wide + i));
   }
