@@ -129,6 +129,13 @@ def test_the_gradient_of_a_weight_for_any_number_of_threads_and_of_odd_widths() 
     assert weight_gradient(g[:0], x[:0]) is None
 
 
+def test_wide_inputs_lay_fewer_tokens_out_at_once_and_change_no_bit() -> None:
+    g, x = (normal(1061, n, seed=n, dtype=torch.bfloat16).detach() for n in (32, 2080))
+    whole, part = weight_gradient(g, x), weight_gradient(g, x[:, 2016:].contiguous())
+    if whole is not None and part is not None:
+        assert torch.equal(whole[:, 2016:], part)
+
+
 def test_a_gate_far_out(isa: str) -> None:
     gate = torch.tensor([[-200.0, -90.0, 0.0, 90.0, 200.0]])
     out = native_gated_silu(torch.cat((gate, torch.ones_like(gate)), -1))

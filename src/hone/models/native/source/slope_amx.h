@@ -2,8 +2,9 @@
 //
 // A tile of sums is 16 outputs by 16 inputs, and adds up over pairs of tokens from the first to the last, 32 tokens
 // with each product: its value depends on no other tile and on no thread. A stretch of tokens is done with before the
-// next: x of it is laid out in pairs of tokens, and stays in the cache for all tasks; g is laid out and turned by the
-// task that owns its outputs.
+// next: x of it is laid out in pairs of tokens, and stays in the second-level cache for all tasks, so a stretch is
+// shorter where x is wide; g is laid out and turned by the task that owns its outputs, half of a stretch at a time in
+// the first-level cache.
 #pragma once
 #include <cstring>
 
@@ -13,7 +14,9 @@
 namespace hone {
 namespace {
 
-constexpr int64_t STEPS = SLOPE_ROOM / tiles::DEEP;  // of a stretch of tokens
+constexpr int64_t STEPS = SLOPE_ROOM / tiles::DEEP;  // of the longest stretch of tokens
+constexpr int64_t NEAR = 8;                          // steps of 32 outputs and 32 inputs that are multiplied at once
+constexpr int64_t LAID = int64_t(1) << 19;           // numbers of x that are laid out at once: 1 MiB
 
 // 32 rows of 32 columns of a matrix that ends at row `rows`: where they lie, or a copy with zeros past its end.
 struct Block {
@@ -78,10 +81,13 @@ void outputs(const HoneSlope& a, int64_t begin, int64_t steps, int64_t first) {
   alignas(64) bf16 left[2 * tiles::TILE * STEPS];
   for (int64_t step = 0; step < steps; ++step)
     lay_turned(a, begin + step * tiles::DEEP, first, left + step * 2 * tiles::TILE);
-  const bf16* right = static_cast<const bf16*>(a.room);
   tiles::enter();
-  for (int64_t i = 0; i < a.ins; i += tiles::DEEP, right += steps * 2 * tiles::TILE)
-    multiply(left, right, steps, a.out + first * a.ins + i, a.ins, begin > 0);
+  for (int64_t step = 0; step < steps; step += NEAR) {
+    const int64_t count = steps - step < NEAR ? steps - step : NEAR, skip = step * 2 * tiles::TILE;
+    const bf16* right = static_cast<const bf16*>(a.room) + skip;
+    for (int64_t i = 0; i < a.ins; i += tiles::DEEP, right += steps * 2 * tiles::TILE)
+      multiply(left + skip, right, count, a.out + first * a.ins + i, a.ins, begin + step > 0);
+  }
   tiles::leave();
 }
 
@@ -89,8 +95,9 @@ void outputs(const HoneSlope& a, int64_t begin, int64_t steps, int64_t first) {
 
 void slope_amx(const HoneSlope& a) {
   HONE_CHECK(a.tokens > 0 && a.outs % tiles::DEEP == 0 && a.ins % tiles::DEEP == 0);
-  for (int64_t begin = 0; begin < a.tokens; begin += STEPS * tiles::DEEP) {
-    const int64_t rest = (a.tokens - begin + tiles::DEEP - 1) / tiles::DEEP, steps = rest < STEPS ? rest : STEPS;
+  const int64_t fit = LAID / a.ins / tiles::DEEP, most = fit > STEPS ? STEPS : fit > NEAR / 2 ? fit : NEAR / 2;
+  for (int64_t begin = 0; begin < a.tokens; begin += most * tiles::DEEP) {
+    const int64_t rest = (a.tokens - begin + tiles::DEEP - 1) / tiles::DEEP, steps = rest < most ? rest : most;
     for_tasks(a.threads, steps, [&](int64_t step) { lay(a, begin, steps, step); });
     for_tasks(a.threads, a.outs / tiles::DEEP, [&](int64_t n) { outputs(a, begin, steps, n * tiles::DEEP); });
   }
