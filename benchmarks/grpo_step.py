@@ -65,14 +65,14 @@ def limit_of(task: str) -> int:
     return TASKS.get(task, 64)
 
 
-def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> dict[str, float]:
+def step_config(shape: str, case: tuple[str, int, int], kind: str, *, steps: int, threads: int) -> grpo.GrpoConfig:
     task, prompts, samples = case
-    config = grpo.GrpoConfig.model_validate(
+    return grpo.GrpoConfig.model_validate(
         {
             "recipe": "grpo",
             "name": "bench",
             "steps": steps,
-            "run": {"threads": THREADS},
+            "run": {"threads": threads},
             "model": {"path": str(folder_of(shape, task)), "compute": kind},
             "task": {"source": str(problems("chains" if task == "even" else task, count=2000, seed=2))},
             "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:{reward_of(task)}"}], "workers": 1},
@@ -86,6 +86,10 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
             "learner": {"lr": 1e-6},
         }
     )
+
+
+def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> dict[str, float]:
+    config = step_config(shape, case, kind, steps=steps, threads=THREADS)
     torch.set_num_threads(THREADS)
     keep_freed_memory()  # as the command `hone train` does
     job = grpo.ENTRY.build(config)
