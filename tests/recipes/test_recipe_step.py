@@ -41,11 +41,11 @@ def run_of(shape: PlannedDecoder, recipe: str, *, rank: int = 0) -> RunDimension
     step = StepSettings(tokens=TOKENS, text_tokens=LONGEST, path=path, tile_scratch=uses_amx_tiles())
     writes = recipe in ("grpo", "ppo_text", "kl_cov")
     answers = GenerationSettings(concurrent=4, prompt_tokens=16, answer_tokens=48, weights_bytes=0)
-    trained, adapted = adapter_sizes(shape, rank, "all") if rank else (None, None)
+    trained = adapter_sizes(shape, rank, "all")[0] if rank else None
     step = replace(step, trained_vocabulary=not rank, predicts_tokens=recipe != "reward_pairs")
     return RunDimensions(
         shape=shape, step=step, generation=answers if writes else None,
-        trained_parameters=trained, gradient_parameters=adapted,
+        trained_parameters=trained,
     )  # fmt: skip
 
 

@@ -72,8 +72,9 @@ def _parts(run: RunDimensions) -> dict[str, int]:
     """Bytes of the networks, by what holds them."""
     size, count = NUMBER_BYTES[run.step.weights], run.shape.parameters
     engine = 0 if run.generation is None else engine_copy_bytes_of(run.shape, run.generation, run.step.weights)
+    gradients = run.trained * size if run.trained_parameters is None else 0
     parts = {
-        "weights": count * size, "gradients": run.trained * size, "optimizer state": run.moments * run.trained * size,
+        "weights": count * size, "gradients": gradients, "optimizer state": run.moments * run.trained * size,
         "copy of the engine": engine, **run.copies,
     }  # fmt: skip
     return {name: each for name, each in parts.items() if each}

@@ -153,9 +153,8 @@ def _with_shape(run: RunDimensions, name: str) -> RunDimensions:
     shape = shape_from_hf(KNOWN_MODELS[name])
     share = shape.parameters / run.shape.parameters
     copies = {held: int(size * share) for held, size in run.copies.items()}
-    counts = (run.trained_parameters, run.gradient_parameters)
-    trained, adapted = (None if count is None else int(count * share) for count in counts)
-    return replace(run, shape=shape, copies=copies, trained_parameters=trained, gradient_parameters=adapted)
+    trained = None if run.trained_parameters is None else int(run.trained_parameters * share)
+    return replace(run, shape=shape, copies=copies, trained_parameters=trained)
 
 
 def _can_fit(run: RunDimensions, device: DeviceSpec) -> bool:
@@ -292,7 +291,6 @@ def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         changed = replace(
             run,
             trained_parameters=trained,
-            gradient_parameters=adapted,
             copies={**run.copies, **adapter_copies(trained, adapted, run.step.weights)},
             step=replace(run.step, trained_vocabulary=False),
         )

@@ -55,9 +55,6 @@ class RunDimensions:
     """None: nothing is generated."""
     trained_parameters: int | None = None
     """Numbers that are trained; None: all of them. Those of an adapter otherwise."""
-    gradient_parameters: int | None = None
-    """Numbers whose gradient the backward pass writes; None: the trained ones. Those of the merged weights under an
-    adapter, from which the gradients of its factors follow."""
     moments: int = 2
     """Numbers that the optimizer keeps for each trained one."""
     moment_bytes: int = 4
@@ -149,7 +146,7 @@ def run_memory(run: RunDimensions) -> RunMemory:
     frozen = shape.parameters - run.trained if run.trained_parameters is not None else 0
     resident = {
         "weights": (shape.parameters if frozen == 0 else frozen + run.trained) * size // run.ranks,
-        "gradients": (run.gradient_parameters or run.trained) * size // run.ranks,
+        "gradients": run.trained * size // run.ranks if run.trained_parameters is None else 0,
         "optimizer": run.moments * run.trained * run.moment_bytes // run.ranks,
         **run.copies,
     }

@@ -178,7 +178,7 @@ def dimensions_from_settings(
         texts *= settings.count(key)
     rows = max(1, texts // settings.count("learner.minibatches"))
     micro = settings.count("learner.micro_batch_tokens")
-    trained, adapted, copies = _trained_and_copies(recipe, settings, shape, weights, device)
+    trained, copies = _trained_and_copies(recipe, settings, shape, weights, device)
     dimensions = RunDimensions(
         shape=shape,
         step=StepSettings(
@@ -197,7 +197,6 @@ def dimensions_from_settings(
         ),
         generation=_generation(settings, prompt, whole, weights, device) if recipe.writes else None,
         trained_parameters=trained,
-        gradient_parameters=adapted,
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
         copies=copies,
@@ -245,11 +244,11 @@ def _path(
 
 def _trained_and_copies(
     recipe: PlannedRecipe, settings: PlannedSettings, shape: PlannedDecoder, weights: NumberType, device: str
-) -> tuple[int | None, int | None, dict[str, int]]:
-    """Trained numbers (None: all), those of the weights under an adapter, and the bytes of everything else."""
+) -> tuple[int | None, dict[str, int]]:
+    """Trained numbers (None: all), and the bytes of everything else."""
     count, size = shape.parameters, NUMBER_BYTES[weights]
     found: dict[str, int] = {}
-    trained = adapted = None
+    trained = None
     if settings.given("model.lora"):
         rank = settings.count("model.lora.rank")
         trained, adapted = adapter_sizes(shape, rank, settings.words("model.lora.layers"))
@@ -267,7 +266,7 @@ def _trained_and_copies(
     for name, copies in recipe.networks.items():
         of_a_folder = name == "critic" and settings.given("algorithm.critic.path")
         found[name] = count * size * (copies - of_a_folder)
-    return trained, adapted, {name: each for name, each in found.items() if each}
+    return trained, {name: each for name, each in found.items() if each}
 
 
 def _generation(

@@ -176,7 +176,8 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     if settings.path == "compiled":
         tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
         scratch = 2 * _TILE_ROWS * f if mixed and tiles else 0
-        scratch += _STREAM * f * h if shape.parameters < _DIRECT_PARAMETERS else 0
+        direct = shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary
+        scratch += 0 if direct else _STREAM * f * h
         down = (_STREAM * h + (2 * h if mixed else 0) + b * f) * tokens + scratch
         gate = (_STREAM * h + 2 * b * f) * tokens - gate_freed
         return max(down, gate) - freed

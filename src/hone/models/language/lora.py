@@ -167,6 +167,10 @@ class LoraAdapter:
             parameter.requires_grad = name in held
         self.updates = {name: self._update(pieces[name]) for name in settings.layers}
         """The update of each adapted layer, by its full name."""
+        self.layers_of = {
+            name: tuple(layer for layer in settings.layers if pieces[layer].parameter_name == name) for name in held
+        }
+        """Adapted layers that each of `weights` holds, by its name."""
 
     def _update(self, piece: CheckpointPiece) -> LowRankUpdate:
         base = self.base[piece.parameter_name][piece.start : piece.start + piece.rows]
@@ -207,15 +211,17 @@ class LoraAdapter:
 
     @torch.no_grad()
     def factor_gradients(self, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Gradients of A and B, named as in `factors`, from those of `weights`.
+        """Gradients of the factors of all layers in some of `weights`, named as in `factors`, from theirs.
 
         With G that of W: dA = scale B^T G, and dB = scale G A^T.
         """
         scale = self.settings.scale
-        for name, update in self.updates.items():
-            gradient = gradients[update.piece.parameter_name][update.rows]
-            yield f"{name}.lora_A.weight", (update.b * scale).t() @ gradient
-            yield f"{name}.lora_B.weight", gradient @ (update.a * scale).t()
+        for weight, whole in gradients.items():
+            for name in self.layers_of[weight]:
+                update = self.updates[name]
+                gradient = whole[update.rows]
+                yield f"{name}.lora_A.weight", (update.b * scale).t() @ gradient
+                yield f"{name}.lora_B.weight", gradient @ (update.a * scale).t()
 
     def state(self) -> State:
         """A and B, for a network that is saved merged."""

@@ -1,7 +1,8 @@
 """A and B of a low-rank adapter as an optimizer sees them; gradients arrive at the merged weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,14 +21,13 @@ B = TypeVar("B", bound=TensorBatch)
 
 
 class LowRankParameters:
-    """Parameter store of one process: the network has gradients of its merged weights, and the optimizer those of A and
-    B (models/language/lora.py). The optimizer's state is that of A and B alone. Call `adapter.merge` after a step."""
+    """Parameter store of one process: as soon as a backward pass has the gradient of a merged weight, it becomes that
+    of A and B (models/language/lora.py), and is freed. The optimizer's state is that of A and B alone. Call
+    `adapter.merge` after a step."""
 
     def __init__(self, adapter: LoraAdapter, whole: Mapping[str, nn.Parameter] = {}) -> None:
         """`whole`: further parameters, which are trained as they are: a head."""
         self.adapter = adapter
-        self.merged = FlatParameters(adapter.weights.values(), adapter.weights)
-        """The decoder's parameters that hold adapted layers, and their gradients."""
         factors = {**dict(adapter.factors()), **whole}
         self.factors = FlatParameters(factors.values(), factors)
         """A and B of all layers and the whole parameters, and their gradients."""
@@ -35,7 +35,7 @@ class LowRankParameters:
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
-        return (*self.merged.parameters, *self.whole)
+        return (*self.adapter.weights.values(), *self.whole)
 
     @property
     def owned(self) -> Sequence[Tensor]:
@@ -56,12 +56,19 @@ class LowRankParameters:
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
         self.factors.zero_grad()
-        with self.merged.collect_gradients():
-            yield
-        merged = dict(zip(self.merged.names, self.merged.views, strict=True))
         places = dict(zip(self.factors.names, self.factors.views, strict=True))
-        for name, gradient in self.adapter.factor_gradients(merged):
-            places[name].copy_(gradient)
+        with ExitStack() as stack:
+            for name, weight in self.adapter.weights.items():
+                hook = weight.register_post_accumulate_grad_hook(partial(self._take_over, places, name))
+                stack.callback(hook.remove)
+            yield
+
+    def _take_over(self, places: Mapping[str, Tensor], name: str, weight: Tensor) -> None:
+        """Add the gradient of a merged weight to those of its factors, and free it."""
+        assert weight.grad is not None
+        for factor, gradient in self.adapter.factor_gradients({name: weight.grad}):
+            places[factor].add_(gradient)
+        weight.grad = None
 
     def reduce(self, share: BatchShare) -> None:
         self.factors.reduce(share)

@@ -90,7 +90,7 @@ def text_memory(
         settings = model.lora.settings(config)
         trained, adapted = settings.count(config), settings.adapted_weights(config)
         parts |= {
-            "gradients": adapted * size,
+            "gradients": 0,
             "base of the adapted weights": adapted * size,
             "adapter with its gradients": 2 * trained * size,
             "optimizer state": moments * trained * size,

@@ -124,7 +124,6 @@ def planned_dimensions(
         ),
         generation=_generation(batch, source, device, engine_bytes),
         trained_parameters=None if settings is None else settings.count(config),
-        gradient_parameters=None if settings is None else settings.adapted_weights(config),
         moments=moments,
         moment_bytes=2 if weights == "bfloat16" else 4,
         copies=copies,
