@@ -91,7 +91,7 @@ class LoadResult:
     cpu_s: float
     """Processor seconds of the server, a decision."""
     waits_s: list[float]
-    """Seconds from request to answer, of one connection."""
+    """Seconds from the request's first byte to the answer's last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,10 @@ def load(server: ServedProcess, count: int, *, connections: int) -> LoadResult:
     waits: list[float] = []
     cpu_s = server.cpu_s()
     for number in range(count // connections):
+        sent = [request(f"u{number * connections + place}", [0.1 * place] * 8) for place in range(connections)]
         began = time.perf_counter()
-        for place, connection in enumerate(sockets):
-            connection.sendall(request(f"u{number * connections + place}", [0.1 * place] * 8))
+        for connection, one in zip(sockets, sent, strict=True):
+            connection.sendall(one)
         for connection in sockets:
             assert b" 200 " in read_answer(connection).splitlines()[0]
         waits.append(time.perf_counter() - began)

@@ -121,6 +121,11 @@ class TenantLimits:
     def __init__(self, rates: Mapping[str, TokenBucket]) -> None:
         self._buckets = dict(rates)
 
+    @property
+    def active(self) -> bool:
+        """True if some tenant has a limit."""
+        return bool(self._buckets)
+
     def check(self, tenant: str, count: int, now_s: float) -> float:
         """Seconds that the tenant must wait before `count` more requests; 0: they may come now."""
         bucket = self._buckets.get(tenant)

@@ -37,8 +37,8 @@ def read_object(body: bytes) -> Mapping[str, object]:
     return cast("dict[str, object]", value)
 
 
-def read_decision(fields: Mapping[str, object], key: str = "") -> DecisionRequest:
-    """A decision request; `key` is the id if the body gives none. The tenant is that of the body, or empty."""
+def read_decision(fields: Mapping[str, object], key: str = "", tenant: str = "") -> DecisionRequest:
+    """A decision request; `key` is the id and `tenant` the tenant if the body gives none."""
     _refuse_unknown(fields, _DECIDE_FIELDS)
     deadline_s = fields.get("deadline_s")
     if deadline_s is not None:
@@ -51,20 +51,20 @@ def read_decision(fields: Mapping[str, object], key: str = "") -> DecisionReques
         context=cast("ContextInput", fields.get("context")),
         actions=cast("Sequence[ActionInput] | None", fields.get("actions")),
         id=_optional_text(fields, "id") or key,
-        tenant=_optional_text(fields, "tenant"),
+        tenant=_optional_text(fields, "tenant") or tenant,
         deadline_s=deadline_s,
     )
 
 
-def read_reward(fields: Mapping[str, object], key: str = "") -> RewardRequest:
-    """A reward; `key` is its key if the body gives none."""
+def read_reward(fields: Mapping[str, object], key: str = "", tenant: str = "") -> RewardRequest:
+    """A reward; `key` is its key and `tenant` the tenant if the body gives none."""
     _refuse_unknown(fields, _REWARD_FIELDS)
     at_s = fields.get("at_s")
     return RewardRequest(
         id=check_text(_required(fields, "id"), "id"),
         value=check_number(_required(fields, "value"), "value"),
         kind=_optional_text(fields, "kind") or "reward",
-        tenant=_optional_text(fields, "tenant"),
+        tenant=_optional_text(fields, "tenant") or tenant,
         at_s=None if at_s is None else check_number(at_s, "at_s"),
         source=_optional_text(fields, "source"),
         seq=-1 if fields.get("seq") is None else cast("int", fields["seq"]),

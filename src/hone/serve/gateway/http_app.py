@@ -8,7 +8,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, cast
 
 from starlette.applications import Starlette
@@ -208,7 +209,8 @@ def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | No
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-Reader = Callable[[Mapping[str, object], str], list[ServiceRequest | RequestError]]
+Reader = Callable[[Mapping[str, object], str, str], list[ServiceRequest | RequestError]]
+"""From a body, the caller's key and its tenant."""
 Shaper = Callable[[Sequence[ServiceAnswer | RequestError]], tuple[int, object]]
 
 
@@ -257,18 +259,20 @@ class _PostEndpoint:
             routes.limit(caller.tenant, 1)
         fields = read_object(await _body(headers, receive, routes.max_body_bytes))
         key = headers.get(b"idempotency-key", b"").decode("latin-1")
-        entries = self._read(fields, key)
+        tenants = routes.service.parts.rules.tenants
+        entries = self._read(fields, key, caller.tenant or tenants[0])
         answers: list[ServiceAnswer | RequestError | None] = []
         requests: list[ServiceRequest] = []
         for entry in entries:
-            bound = _bound(entry, caller, routes.service.parts.rules.tenants)
+            bound = _bound(entry, caller, tenants)
             answers.append(bound if isinstance(bound, RequestError) else None)
             if not isinstance(bound, RequestError):
                 requests.append(bound)
-        for tenant, count in Counter(one.tenant for one in requests).items():
-            more = count - 1 if tenant == caller.tenant else count
-            if more:
-                routes.limit(tenant, more)
+        if routes.limits.active:
+            for tenant, count in Counter(one.tenant for one in requests).items():
+                more = count - 1 if tenant == caller.tenant else count
+                if more:
+                    routes.limit(tenant, more)
         given = iter(await routes.batcher.answer(requests)) if requests else iter(())
         whole = [answer if answer is not None else next(given) for answer in answers]
         return self._shape(whole)
@@ -277,32 +281,32 @@ class _PostEndpoint:
 def _bound(
     entry: ServiceRequest | RequestError, caller: CallerAccess, tenants: Sequence[str]
 ) -> ServiceRequest | RequestError:
-    """The request with the tenant that it is for."""
+    """The request, or the fault of its tenant."""
     if isinstance(entry, RequestError):
         return entry
     try:
-        tenant = tenant_of(caller, entry.tenant, tenants)
-        return entry if tenant == entry.tenant else replace(entry, tenant=tenant)
+        tenant_of(caller, entry.tenant, tenants)
     except RequestError as fault:
         return fault
+    return entry
 
 
-def _one_decision(fields: Mapping[str, object], key: str) -> list[ServiceRequest | RequestError]:
-    return [read_decision(fields, key)]
+def _one_decision(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
+    return [read_decision(fields, key, tenant)]
 
 
-def _one_reward(fields: Mapping[str, object], key: str) -> list[ServiceRequest | RequestError]:
-    return [read_reward(fields, key)]
+def _one_reward(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
+    return [read_reward(fields, key, tenant)]
 
 
-def _many_decisions(fields: Mapping[str, object], key: str) -> list[ServiceRequest | RequestError]:
+def _many_decisions(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
     del key
-    return [_entry(entry, read_decision) for entry in read_batch(fields, "decisions")]
+    return [_entry(entry, partial(read_decision, tenant=tenant)) for entry in read_batch(fields, "decisions")]
 
 
-def _many_rewards(fields: Mapping[str, object], key: str) -> list[ServiceRequest | RequestError]:
+def _many_rewards(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
     del key
-    return [_entry(entry, read_reward) for entry in read_batch(fields, "rewards")]
+    return [_entry(entry, partial(read_reward, tenant=tenant)) for entry in read_batch(fields, "rewards")]
 
 
 def _entry(entry: object, read: Callable[[Mapping[str, object]], ServiceRequest]) -> ServiceRequest | RequestError:
