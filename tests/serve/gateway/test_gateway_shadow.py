@@ -26,6 +26,12 @@ from hone.store.registry.moves import StageMove
 CONTEXT = {"age": 0.5, "country": "de"}
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch) -> None:
+    """Busy machines wake threads late."""
+    monkeypatch.setattr("hone.serve.gateway.shadow_asker.ASK_S", 60.0)
+
+
 class StalledPolicy(SoftmaxPolicy):
     """Waits until it is let go."""
 
