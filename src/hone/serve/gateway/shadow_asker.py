@@ -23,8 +23,10 @@ MOST_WAIT_S: Final = 5.0
 """Longest wait of a request."""
 ASK_S: Final = 1.0
 """Longest time that a shadow may take; then it rests."""
+FIRST_PAUSE_S: Final = 0.05
+"""Time in which requests gather and their answers leave."""
 PAUSE_S: Final = 0.005
-"""Time until the first ask, in which the answer leaves, and between two commits."""
+"""Time between two commits, while more wait than one holds."""
 BATCH: Final = 32
 """Choices in one commit."""
 _REASONS: Final = {
@@ -152,6 +154,7 @@ class ShadowAsker:
     def _work(self, write: ShadowWriter) -> None:
         while not self._closing.is_set():
             self._wake.wait()
+            self._closing.wait(FIRST_PAUSE_S)
             self._wake.clear()
-            while not self._closing.wait(PAUSE_S) and self.ask(write):
-                pass
+            while not self._closing.is_set() and self.ask(write) == BATCH:
+                self._closing.wait(PAUSE_S)
