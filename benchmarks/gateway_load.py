@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from gateway_client import CLIENT, read_answer, request
+
 from hone.serve.gateway.access import token_digest
 
 SHOP = """
@@ -104,28 +106,6 @@ class FloodResult:
     """Decisions that the flooding tenant got, a second; the others of its requests were refused."""
 
 
-def request(unit: str, context: list[float], token: str = "") -> bytes:
-    """A decision request, as bytes."""
-    body = json.dumps({"unit": unit, "context": context}).encode()
-    authorization = f"Authorization: Bearer {token}\r\n" if token else ""
-    head = f"POST /v1/decide HTTP/1.1\r\nHost: x\r\n{authorization}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def read_answer(connection: socket.socket) -> bytes:
-    """One answer."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += connection.recv(65536)
-    head, _, rest = data.partition(b"\r\n\r\n")
-    length = next(
-        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
-    )
-    while len(rest) < length:
-        rest += connection.recv(65536)
-    return head
-
-
 def load(server: ServedProcess, count: int, *, connections: int) -> LoadResult:
     """`count` decisions over some connections, each of which waits for its answer."""
     sockets = [server.connect() for _ in range(connections)]
@@ -145,26 +125,11 @@ def load(server: ServedProcess, count: int, *, connections: int) -> LoadResult:
     return LoadResult(cpu_s=spent / (count // connections * connections), waits_s=waits)
 
 
-def calm_waits(port: int, seconds: float) -> list[float]:
-    """Seconds until the answer, of a tenant that asks 25 times a second."""
-    waits: list[float] = []
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            began = time.perf_counter()
-            connection.sendall(request("u", [0.5], "calm"))
-            assert b" 200 " in read_answer(connection).splitlines()[0]
-            waits.append(time.perf_counter() - began)
-            time.sleep(0.04)
-    return waits
-
-
 class _CalmTenant:
     """A tenant that asks 25 times a second, in a process of its own: no other client's work delays it."""
 
     def __init__(self, server: ServedProcess, seconds: float) -> None:
-        command = [sys.executable, __file__, str(server.port), str(seconds)]
+        command = [sys.executable, str(CLIENT), str(server.port), str(seconds)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self._process.stdout.readline()  # it is about to ask
@@ -205,8 +170,3 @@ def _send_as_fast_as_answered(server: ServedProcess, seconds: float) -> int:
             assert isinstance(ready.fileobj, socket.socket)
             ready.fileobj.close()
     return decided
-
-
-if __name__ == "__main__":
-    print("ready", flush=True)
-    print(json.dumps(calm_waits(int(sys.argv[1]), float(sys.argv[2]))))
