@@ -32,6 +32,22 @@ def test_names_and_refusals():
         cases.runner_of(cases.model_of(), threads=1000)
 
 
+def test_a_set_that_a_lesser_one_outdoes_here_is_run_only_when_asked_for(monkeypatch):
+    monkeypatch.delenv("HONE_NATIVE_ISA", raising=False)
+    number = {name: bit for bit, name in enumerate(library.ISA_NAMES)}
+
+    def chosen(*slow: str, asked: str | None = None) -> str:
+        functions = {
+            "hone_instruction_sets": lambda: (1 << number["amx"]) - 1,
+            "hone_slow_sets": lambda: sum(1 << number[name] for name in slow),
+        }
+        return library.RunnerLibrary(functions).choose(asked, kind="bfloat16")
+
+    assert chosen() == "avx512_bf16"
+    assert chosen("avx512_bf16") == "avx512"
+    assert chosen("avx512_bf16", asked="avx512_bf16") == "avx512_bf16"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded by ld.so")
 def test_sanitizers_and_bounds_checks_find_nothing():

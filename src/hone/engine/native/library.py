@@ -65,6 +65,7 @@ class _NativePass(ctypes.Structure):
 
 _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
+    "hone_slow_sets": (ctypes.c_uint32, []),
     "hone_page_tokens": (_Int, []),
     "hone_new": (_At, [ctypes.POINTER(NativeShape), _Int, _Int]),
     "hone_free": (None, [_At]),
@@ -131,11 +132,15 @@ class RunnerLibrary:
         return tuple(name for name in self.instruction_sets() if kind in _OF_KIND.get(name, (kind,)))
 
     def choose(self, isa: str | None, *, kind: NumberKind) -> str:
-        """`isa`, or the most capable that has something to offer. Raises ConfigError for one that cannot run here."""
+        """`isa`, or the fastest that has something to offer. Raises ConfigError for one that cannot run here.
+
+        The fastest is the most capable, but for products of bfloat16 pairs where the processor is slow at them.
+        """
         runs = self.instruction_sets()
         if isa is not None and isa not in runs:
             raise ConfigError(f"instruction set {isa!r} does not run here; what does: {', '.join(runs)}")
-        return isa or self.useful_sets(kind)[-1]
+        slow = int(self.functions["hone_slow_sets"]())
+        return isa or next(n for n in reversed(self.useful_sets(kind)) if not slow >> ISA_NAMES.index(n) & 1)
 
     def open(self, shape: NativeShape, *, isa: str, threads: int) -> "NativeEngine":
         """Raises ResourceError without enough memory, or unless `threads` is within 1 .. 256."""

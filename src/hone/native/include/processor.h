@@ -21,6 +21,9 @@ static inline bool runs_avx512() {
 
 static inline bool runs_avx512_bf16() { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
+// Intel's cores multiply pairs of bfloat16 every other cycle and float32 twice a cycle; AMD's both twice a cycle.
+static inline bool slow_avx512_bf16() { return __builtin_cpu_is("intel"); }
+
 static inline bool runs_avx512_vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 static inline bool runs_avx_vnni() {
@@ -32,6 +35,7 @@ static inline bool runs_avx_vnni() {
 static inline bool runs_avx2() { return false; }
 static inline bool runs_avx512() { return false; }
 static inline bool runs_avx512_bf16() { return false; }
+static inline bool slow_avx512_bf16() { return false; }
 static inline bool runs_avx512_vnni() { return false; }
 static inline bool runs_avx_vnni() { return false; }
 #endif

@@ -72,6 +72,8 @@ typedef struct HoneEngine HoneEngine;
 
 // Bit i: instruction set i of ISA_NAMES (library.py) was compiled and runs on this CPU.
 uint32_t hone_instruction_sets(void);
+// Of these, the ones that a less capable set outdoes on this CPU.
+uint32_t hone_slow_sets(void);
 int32_t hone_page_tokens(void);
 HoneEngine* hone_new(const HoneShape* shape, int32_t instruction_set, int32_t threads);
 void hone_free(HoneEngine* engine);

@@ -128,6 +128,9 @@ int32_t answer(HoneEngine* e, const Verb& verb) {
 extern "C" {
 
 __attribute__((visibility("default"))) uint32_t hone_instruction_sets(void) { return hone::instruction_sets(); }
+__attribute__((visibility("default"))) uint32_t hone_slow_sets(void) {
+  return hone::slow_avx512_bf16() ? 1u << hone::AVX512_BF16 : 0;
+}
 __attribute__((visibility("default"))) int32_t hone_page_tokens(void) { return hone::PAGE_TOKENS; }
 
 __attribute__((visibility("default"))) HoneEngine* hone_new(const HoneShape* shape, int32_t set, int32_t threads) {

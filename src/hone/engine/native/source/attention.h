@@ -84,7 +84,9 @@ struct Past {
   const KV* values(int page) const { return keys(page) + values_from<KV>(engine->dims.head); }
 };
 
-constexpr int AHEAD = 4;  // pages between what is read and what is fetched: more gained nothing, and short texts lose
+// Pages between what is read and what is fetched: more gained nothing, and short texts lose.
+template <class KV>
+constexpr int AHEAD = sizeof(KV) == 1 ? 8 : 4;
 
 // What a thread reads, page after page: all keys, all values, and then those of its likely next (token, key head).
 template <class KV>
@@ -100,7 +102,7 @@ struct Reading {
   }
   // What is read AHEAD pages after place `at` of this order.
   const KV* ahead(int at) const {
-    at += AHEAD;
+    at += AHEAD<KV>;
     const bool later = at >= 2 * now.held();
     const Past<KV>& past = later ? next : now;
     const int place = later ? at - 2 * now.held() : at, held = past.held();
@@ -225,7 +227,8 @@ HONE_INLINE void mix(const Reading<KV>& reading, int feature, const float* p, in
 }
 
 template <class KV, class A, int HEADS>
-static void attend_heads(const Reading<KV>& reading, const float* q, float scale, float* scores, int64_t stride, A* out) {
+static void attend_heads(const Reading<KV>& reading, const float* q, float scale, float* scores, int64_t stride,
+                         A* out) {
   constexpr int WIDE = SUMS / (HEADS * PAGE_VECTORS) > 1 ? SUMS / (HEADS * PAGE_VECTORS) : 1;
   constexpr int PAGES = WIDE > 8 ? 8 : WIDE;
   const Past<KV>& past = reading.now;

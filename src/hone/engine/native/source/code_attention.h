@@ -93,8 +93,8 @@ HONE_INLINE void coded_page_scores(const Reading<uint8_t>& reading, int first, c
 }
 
 template <int HEADS, int PAGES>
-HONE_INLINE void coded_scores(const Reading<uint8_t>& reading, int page, int end, const CodedQueries<HEADS>& q, float* scores,
-                              int64_t stride) {
+HONE_INLINE void coded_scores(const Reading<uint8_t>& reading, int page, int end, const CodedQueries<HEADS>& q,
+                              float* scores, int64_t stride) {
   for (; page + PAGES <= end; page += PAGES) coded_page_scores<HEADS, PAGES>(reading, page, q, scores, stride);
   if constexpr (PAGES > 1) coded_scores<HEADS, PAGES / 2>(reading, page, end, q, scores, stride);
 }
@@ -154,9 +154,9 @@ HONE_INLINE void mix_codes(const Reading<uint8_t>& reading, int feature, const u
 }
 
 template <int HEADS>
-static void attend_coded_heads(const Reading<uint8_t>& reading, const float* q, float factor, Scratch& scratch, int64_t stride,
-                               float* out) {
-  constexpr int MOST = LANES == 16 ? 4 : 2, PAGES = MOST / HEADS > 1 ? MOST / HEADS : 1;
+static void attend_coded_heads(const Reading<uint8_t>& reading, const float* q, float factor, Scratch& scratch,
+                               int64_t stride, float* out) {
+  constexpr int PAGES = LANES == 16 ? (HEADS == 4 ? 2 : 4) : (HEADS == 1 ? 2 : 1);
   constexpr int WIDE = SUMS / (2 * HEADS), VECTORS = WIDE > 4 ? 4 : (WIDE < 1 ? 1 : WIDE);
   float* scores = scratch.scores.as<float>();
   uint8_t* codes = scratch.shares.as<uint8_t>();
