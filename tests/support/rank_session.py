@@ -5,6 +5,7 @@ A case is a function of this module that takes the group and returns arrays by n
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
 from hone.core.clock import SystemClock
-from hone.core.credit import Credits
+from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.state import State
 from hone.models.language.config import ModelConfig
+from hone.models.language.expert_config import ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
@@ -44,6 +46,19 @@ CONFIG = ModelConfig(
 LEARNER = LearnerConfig(lr=1e-2, micro_batch_tokens=40, minibatches=2, epochs=2, weight_decay=0.1, max_grad_norm=0.5)
 
 
+EXPERTS = ExpertsConfig(count=5, per_token=2, width=6)
+
+
+def expert_policy(balance: Literal["loss", "bias"]) -> TokenPolicy:
+    """A mixture of five experts in float64."""
+    decoder = new_model(replace(CONFIG, family="qwen3_moe", experts=EXPERTS), seed=3, dtype="float64")
+    decoder.set_compute_dtype("float64")
+    if balance == "bias":
+        decoder.add_selection_bias()
+    training = ExpertTrainingConfig(balance=balance, bias_rate=0.02)
+    return TokenPolicy(decoder, character_tokenizer("0123456789+="), expert_training=training)
+
+
 def tiny_policy(dtype: str) -> TokenPolicy:
     """A policy of two layers whose first dimensions do not divide evenly; equal on all ranks."""
     decoder = new_model(CONFIG, seed=3, dtype=dtype)
@@ -64,9 +79,11 @@ def make_learner(policy: TokenPolicy, config: LearnerConfig = LEARNER) -> Gradie
     )  # fmt: skip
 
 
-def ranked(group: RankGroup, dtype: str, config: LearnerConfig = LEARNER) -> tuple[TokenPolicy, RankWork]:
+def ranked(
+    group: RankGroup, dtype: str, config: LearnerConfig = LEARNER, policy: TokenPolicy | None = None
+) -> tuple[TokenPolicy, RankWork]:
     """The whole policy and the work of this rank, with rank 0's weights."""
-    policy, build = tiny_policy(dtype), ShardedBuild(group)
+    policy, build = policy or tiny_policy(dtype), ShardedBuild(group)
     with building_for(build):
         learner = make_learner(policy, config)
     work = RankWork(learner=learner, group=group, twins=build.twins)
@@ -134,6 +151,32 @@ def training(group: RankGroup, dtype: str) -> Results:
     metrics = [work.update(episodes, credits) for _ in range(3)]
     figures = np.array([[row["policy/grad_norm"], row["policy/loss"], row["learner/tokens"]] for row in metrics])
     return {"weights": weights(policy), "squares": flat_moments(work.state()), "figures": figures}
+
+
+def biases(policy: TokenPolicy) -> NDArray[np.generic]:
+    """Biases of the experts of all layers."""
+    found = [one.double().numpy() for name, one in policy.named_buffers() if name.endswith("selection_bias")]
+    return np.concatenate([np.zeros(0), *found])
+
+
+def expert_training(update: Callable[..., Metrics], policy: TokenPolicy) -> Results:
+    """Weights, biases and loads of three updates."""
+    episodes, credits = batch(policy)
+    rows = [update(episodes, credits) for _ in range(3)]
+    loads = np.array([[row["moe/load_max"], row["moe/dead"], row["policy/grad_norm"]] for row in rows])
+    return {"weights": weights(policy), "biases": biases(policy), "loads": loads}
+
+
+def experts_loss(group: RankGroup) -> Results:
+    """Training of experts that a loss balances."""
+    policy, work = ranked(group, "float64", policy=expert_policy("loss"))
+    return expert_training(work.update, policy)
+
+
+def experts_bias(group: RankGroup) -> Results:
+    """Training of experts that biases balance."""
+    policy, work = ranked(group, "float64", policy=expert_policy("bias"))
+    return expert_training(work.update, policy)
 
 
 def train32(group: RankGroup) -> Results:
@@ -253,6 +296,8 @@ CASES: dict[str, Callable[[RankGroup], Results]] = {
         pairs_gradient64,
         pairs_train64,
         pairs_resume,
+        experts_loss,
+        experts_bias,
     )
 }
 

@@ -338,6 +338,7 @@ def test_rainbow_asks_again_by_divergence() -> None:
     for half in (np.arange(4), np.arange(4, 8)):  # in pieces, as micro-batches come
         piece_of = rows.take(half)
         memory.on_micro_batch(piece_of, c51.objective(policy, piece_of, support=support))
+    memory.finish_step(policy)
     assert memory.prioritised_buffer is not None
     masses = memory.prioritised_buffer.tree.row_masses(memory.prioritised_buffer.last_sample.rows)
     wanted = dict(

@@ -52,6 +52,17 @@ def test_three_updates_of_two_ranks_are_those_of_one_process(two, case, dtype, w
         assert_close(value, expected[name], within)
 
 
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+def test_experts_on_two_ranks_are_balanced_by_the_load_of_the_whole_batch(two, balance):
+    policy = session.expert_policy(balance)
+    expected = session.expert_training(session.make_learner(policy).update, policy)
+    found = two[f"experts_{balance}"]
+    assert_close(found["weights"], expected["weights"], 1e-12)
+    assert_close(found["loads"], expected["loads"], 1e-12)
+    assert np.array_equal(found["biases"], expected["biases"])
+    assert bool(len(found["biases"])) == (balance == "bias")
+
+
 def test_resume_on_two_ranks_has_the_bits_of_the_run_that_went_on(two):
     assert np.array_equal(two["resume"]["on"], two["resume"]["resumed"])
     assert not np.array_equal(two["resume"]["on"], two["resume"]["first"])

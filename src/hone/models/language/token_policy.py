@@ -65,6 +65,12 @@ class TokenPolicy(nn.Module):
         hidden = self.decoder.hidden(packed)[at]
         return self.decoder.top_k_tokens(hidden, count, self.temperature, vocab_size_used=self.vocab_size_used)
 
+    def chosen_experts(self, packed: PackedBatch) -> Tensor:
+        """`[T, L, k]` experts that each token goes to, in a mixture of experts."""
+        routing = self.decoder.states(packed).routing
+        assert routing is not None, "a dense decoder has no experts"
+        return routing.chosen()
+
     def fingerprint(self) -> str:
         """sha256 of all weights."""
         return weights_sha256(self)

@@ -191,10 +191,12 @@ def value_based(config: C, spaces: PolicySpaces, *, method: Callable[[C], ValueM
         config.learner,
         prepare=partial(with_weight_noise, seed=config.seed) if policy.noise_size else None,
     )
+    if chosen.priorities is not None:
+        phase = replace(phase, on_micro_batch=buffer.on_micro_batch, step_metrics=buffer.finish_step)
     normalise = NormaliseConfig(observations=algorithm.normalise_observations and not spaces.inputs.one_hot)
     return OffPolicyMethod(
         policy=policy,
-        phases=[phase if chosen.priorities is None else replace(phase, on_micro_batch=buffer.on_micro_batch)],
+        phases=[phase],
         layout=layout,
         credit=buffer.credit,
         buffer=buffer,

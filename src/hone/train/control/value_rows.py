@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.core.credit import Credits, Values
+from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction, total
@@ -25,6 +25,7 @@ from hone.replay.priority import PrioritizedSampler, PriorityParams
 from hone.replay.ring import RingBuffer
 from hone.replay.steps import StepBuffer
 from hone.train.control.rows import TransitionRows, row_picker, transition_rows
+from hone.train.learner.share import current_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,8 @@ class PrioritizedBuffer:
         self._last_sample: Episodes | None = None
         self._errors = np.zeros(0, np.float32)
         self._reported = 0
+        self._step: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
+        """Index and error of the rows of this step that this process has heard of."""
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -77,23 +80,44 @@ class PrioritizedBuffer:
         return one_step_target(episodes, values, discount=self.discount)
 
     def importance_weights(self, episodes: Episodes) -> NDArray[np.float32]:
-        """`[n]` weights of what was handed out last; of other transitions 1."""
-        if self.prioritised_buffer is not None and episodes is self._last_sample:
-            return self.prioritised_buffer.last_sample.importance_weight
-        return np.ones(len(episodes), np.float32)
+        """`[n]` weights of what was handed out last; of other transitions 1. Of several ranks, one has the buffer: the
+        others get the weights from it."""
+        weights = np.ones(len(episodes), np.float32)
+        if self.prioritised_buffer is None:
+            return weights
+        is_sampled = episodes is self._last_sample
+        if is_sampled:
+            weights = self.prioritised_buffer.last_sample.importance_weight
+        share = current_share()
+        if share is None:
+            return weights
+        told = [one for one in share.reduction.gather(weights if is_sampled else weights[:0]) if len(one)]
+        return told[0].astype(np.float32) if told else weights
 
     def on_micro_batch(self, rows: ValueRows, terms: LossTerms) -> None:
-        """Update the replay priorities with the errors of these rows: the absolute TD error, the KL divergence of a
+        """Keep the errors of these rows until the end of the step: the absolute TD error, the KL divergence of a
         distribution, else the loss."""
-        if self.prioritised_buffer is None:
-            return
         told = terms.metrics
         wrong = next((told[name] for name in ("value/error_abs", "value/kl_nats") if name in told), terms.loss)
-        self._errors[rows.sample_index.cpu().numpy()] = wrong.detach().cpu().numpy()
-        self._reported += len(rows.sample_index)
+        self._step.append((rows.sample_index.cpu().numpy(), wrong.detach().cpu().numpy()))
+
+    def finish_step(self, policy: DqnPolicy) -> Metrics:
+        """Take up the errors of a step, of all ranks; update the priorities once those of a whole sample are there."""
+        del policy
+        index = np.concatenate([np.zeros(0, np.int64), *(one for one, _ in self._step)])
+        wrong = np.concatenate([np.zeros(0, np.float32), *(one for _, one in self._step)])
+        self._step.clear()
+        if (share := current_share()) is not None:
+            index = np.concatenate(share.reduction.gather(index)).astype(np.int64)
+            wrong = np.concatenate(share.reduction.gather(wrong)).astype(np.float32)
+        if self.prioritised_buffer is None or self._last_sample is None:
+            return {}  # another rank has the buffer
+        self._errors[index] = wrong
+        self._reported += len(index)
         if self._reported == len(self._errors):
             self.prioritised_buffer.update_priorities(self._errors)
             self._reported = 0
+        return {}
 
     def state(self) -> State:
         return self._sampled_buffer.state()

@@ -92,7 +92,8 @@ class OptimizerPhase(Generic[P, B]):
     """Policy, rows of one optimizer step, its number and the reduction over ranks -> the same rows, with selections
     over the whole batch, before they are cut into micro-batches."""
     on_micro_batch: Callable[[B, LossTerms], None] | None = None
-    """Called with every micro-batch of a step and its loss terms: replay priorities are updated here."""
+    """Called with every micro-batch of a step and its loss terms; of several ranks, each hears of its own, and
+    `step_metrics` joins what they heard."""
     update_every: int = 1
     """Stepped on every n-th minibatch only: TD3's delayed policy."""
     after_step: Callable[[P], None] | None = None

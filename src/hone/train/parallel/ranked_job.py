@@ -89,10 +89,11 @@ def driver_meeting(config: RunConfig, launcher: RankLauncher) -> RankMeeting:
 def rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) -> RankWork:
     """The work of this rank on its job's learner. Raises ConfigError for a learner that ranks cannot share."""
     learner: Learner[Any] = job.recipe.learner
-    if isinstance(learner, GradientLearner) and any(phase.on_micro_batch is not None for phase in learner.phases):
+    phases = learner.phases if isinstance(learner, GradientLearner) else []
+    if alone := [one.name for one in phases if one.on_micro_batch is not None and one.step_metrics is None]:
         raise ConfigError(
-            "run.ranks: priorities of a replay buffer are set by the process that computed them, and the buffer is the "
-            "driver's; leave run.ranks out, or the priorities"
+            f"run.ranks: {', '.join(alone)}: this recipe listens to each micro-batch (on_micro_batch), of which a rank "
+            "has a part; leave run.ranks out, or join what the ranks heard in step_metrics"
         )
     if group.tensor is not None and not sharded.twins:
         raise ConfigError(

@@ -26,7 +26,7 @@ from hone.train.learner.share import BatchShare
 from hone.train.parallel.group import GroupReduction, RankGroup
 from hone.train.parallel.tree_sums import ShareSum, TreeReduceScatter, tree_sum
 
-POLICY_ENTRIES = ("token_logprobs", "top_k_tokens")
+POLICY_ENTRIES = ("token_logprobs", "top_k_tokens", "chosen_experts")
 """Methods of a policy, beside `forward`, that compute with its parameters."""
 LAYER_ENTRIES = ("forward_native",)
 """The same of a layer."""
@@ -155,6 +155,8 @@ class ShardedTwin:
                 full = joined_parts(self.split, name, cut.full_tensor())
                 if group.is_driver:
                     whole.copy_(full)
+            for whole, own in zip(self.whole.buffers(), self.sharded.buffers(), strict=True):
+                whole.copy_(own)  # the same on every rank: biases of experts
 
     def scatter(self, group: RankGroup) -> None:
         """Copy the weights of rank 0's whole policy into the twin, one parameter at a time."""
@@ -164,6 +166,10 @@ class ShardedTwin:
                 full = whole.contiguous() if group.is_driver else torch.empty(shape, dtype=cut.dtype, device=cut.device)
                 group.copy_from_driver([full])
                 _local(cut.detach()).copy_(own_rows(self.split, name, full, group))
+            own = list(self.sharded.buffers())
+            for whole, one in zip(self.whole.buffers(), own, strict=True):
+                one.copy_(whole)
+            group.copy_from_driver(own)
 
     def forget_whole(self) -> None:
         """Free the whole policy's weights: only rank 0 acts."""
@@ -192,8 +198,11 @@ class ShardedBuild:
                     "weights cannot be cut; leave run.tensor out, or lora"
                 )
             return policy
-        if policy.decoder.config.experts is not None:
-            raise ConfigError("run.ranks: a mixture of experts is trained by one process; leave run.ranks out")
+        if policy.decoder.config.experts is not None and self.group.tensor is not None:
+            raise ConfigError(
+                f"run.tensor = {self.group.meeting.tensor}: experts are not cut among ranks (expert parallelism is not "
+                "built in); leave run.tensor out"
+            )
         sharded = TokenPolicy(
             deepcopy(policy.decoder), policy.tokenizer, policy.temperature, expert_training=policy.expert_training
         )

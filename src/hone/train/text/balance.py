@@ -21,6 +21,7 @@ from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.experts import balanced_bias, load_balance
 from hone.objectives.terms import LossTerms, add_terms
+from hone.train.learner.share import current_share
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenLayout, TokenRows
 from hone.train.text.token_batch import ExpertLoad, TokenBatch
@@ -59,12 +60,16 @@ class ExpertBalance:
     reduction: Reduction = ONE_PROCESS
     counts: Tensor | None = field(default=None, init=False)
     """`[L, E]` decisions of this step so far, on this rank."""
+    _latest: Tensor | None = field(default=None, init=False)
+    """`[L, E]` decisions of the latest micro-batch, which may only fill a pass of several ranks up."""
 
     def prepare(self, inner: PrepareRows | None) -> PrepareRows:
         """`inner`, and the step's load where the loss needs it."""
 
         def run(policy: TokenPolicy, rows: TokenRows, update: int, reduction: Reduction) -> TokenRows:
-            self.counts, self.reduction = None, reduction
+            experts, self.reduction = policy.decoder.config.experts, reduction
+            assert experts is not None
+            self.counts = torch.zeros(policy.decoder.config.layers, experts.count, dtype=torch.float64)
             rows = rows if inner is None else inner(policy, rows, update, reduction)
             if self.training.balance != "loss":
                 return rows
@@ -84,8 +89,7 @@ class ExpertBalance:
             if not records:
                 return terms
             record, load = records[-1], batch.expert_load
-            found = torch.from_numpy(_expert_counts(policy, record.chosen()[batch.at].cpu().numpy()))
-            self.counts = found if self.counts is None else self.counts + found
+            self._latest = torch.from_numpy(_expert_counts(policy, record.chosen()[batch.at].cpu().numpy()))
             if load is None:
                 return terms
             logits = record.logits(batch.at)
@@ -97,11 +101,19 @@ class ExpertBalance:
 
         return run
 
+    def on_micro_batch(self, batch: TokenBatch, terms: LossTerms) -> None:
+        """Count a micro-batch of this process."""
+        del batch, terms
+        assert self.counts is not None and self._latest is not None
+        self.counts += self._latest
+
     def finish(self, policy: TokenPolicy) -> Metrics:
-        """Figures of the step that was taken; with `balance = "bias"` its load moves the biases."""
+        """Figures of the step that was taken, over all ranks; with `balance = "bias"` its load moves the biases."""
         if self.counts is None:
             return {}
-        load = torch.from_numpy(np.sum(self.reduction.gather(self.counts.numpy()), axis=0))
+        share = current_share()
+        reduction = self.reduction if share is None else share.reduction
+        load = torch.from_numpy(np.sum(reduction.gather(self.counts.numpy()), axis=0))
         self.counts = None
         if self.training.balance == "bias":
             for layer, one in zip(policy.decoder.layers, load, strict=True):
@@ -118,9 +130,7 @@ class ExpertBalance:
             return seen.routing[seen.at - 1]
 
         def question(batch: TokenBatch) -> tuple[Tensor]:
-            routing = policy.decoder.states(batch.replayed).routing
-            assert routing is not None
-            return (routing.chosen()[batch.at],)
+            return (policy.chosen_experts(batch.replayed)[batch.at],)
 
         (found,) = rows.evaluate(question, self.micro_batch_tokens)
         return found.astype(np.int64)

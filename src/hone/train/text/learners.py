@@ -72,7 +72,7 @@ def token_learner(
     else:
         balance = ExpertBalance(policy.expert_training, config.micro_batch_tokens)
         phase = _phase(config, policy, balance.objective(objective), balance.prepare(prepare))
-        phase = replace(phase, step_metrics=balance.finish)
+        phase = replace(phase, on_micro_batch=balance.on_micro_batch, step_metrics=balance.finish)
     return GradientLearner(
         policy=policy,
         layout=layout,
