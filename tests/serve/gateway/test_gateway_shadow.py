@@ -51,6 +51,13 @@ class RaisingPolicy(SoftmaxPolicy):
         raise ValueError(f"no weights for {draw_key}")
 
 
+class OddPolicy(SoftmaxPolicy):
+    """Gives a choice whose log-probability is text."""
+
+    def act(self, context, actions, draw_key):
+        return replace(super().act(context, actions, draw_key), logp="likely")
+
+
 def routed(*listeners) -> ServiceBox:
     """A service whose units are all in the shadow of a rollout."""
     box = make_box(listeners=listeners)
@@ -135,6 +142,15 @@ def test_late_failing_and_unlogged_shadows_are_counted_and_told() -> None:
     assert words[1].startswith("version v2 in the shadow did not see 1 requests: exception: ValueError: no weights")
     box.service.tick()
     assert len(box.lines) == 2  # each is told once
+    asker.close()
+
+
+def test_an_odd_choice_is_a_failure_and_the_next_request_is_asked() -> None:
+    box, asker = shadowed(OddPolicy())
+    for unit in ("u", "v"):
+        box.service.decide(unit, CONTEXT)
+    assert asker.ask(box.service.log_shadows) == 2
+    assert asker.counts == {("v2", "failed"): 2}
     asker.close()
 
 

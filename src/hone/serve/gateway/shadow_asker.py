@@ -14,7 +14,7 @@ from typing import Final
 from hone.core.clock import Clock
 from hone.core.decisions import Decision, DecisionRecord, ShadowChoice
 from hone.serve.gateway.fallback_chain import ServingVersion, check_choice
-from hone.serve.gateway.guarded_policy import GuardedPolicy, PolicyFailureError
+from hone.serve.gateway.guarded_policy import GuardedPolicy, PolicyFailureError, describe_error
 from hone.serve.gateway.requests import RequestError
 
 MOST_WAITING: Final = 1000
@@ -114,8 +114,8 @@ class ShadowAsker:
                 continue
             try:
                 choices.append((one.decision, self._choice(one.version, one.decision)))
-            except PolicyFailureError as failure:
-                self._failure = str(failure)
+            except Exception as error:  # noqa: BLE001 - a version is anybody's code
+                self._failure = str(error) if isinstance(error, PolicyFailureError) else describe_error(error)
                 self.counts[one.version.name, "failed"] += 1
         self._log(choices, write)
         return taken
