@@ -21,7 +21,7 @@ from hone.lab.finding import (
 )
 from hone.lab.letter_rewards import SIZE, OptimisedPoint, kl_panels, learn_rewards, mean_path, optimise, weighted_counts
 
-PAIRS, PROBLEMS = (250, 1000, 4000), 4
+PAIRS, PROBLEMS = (250, 1000, 4000), 8
 MEMBERS, PESSIMISM = 5, 3.0
 """Models of a fifth of 1,000 pairs each; their standard deviation is subtracted so many times."""
 FEW, SOME, MANY = (f"{count:,} pairs" for count in PAIRS)
@@ -51,7 +51,7 @@ def claims_of(paths: Mapping[str, list[OptimisedPoint]]) -> list[BoundedClaim]:
         at_least(f"proxy at the end minus the base, {FEW}", few[-1].proxy - few[0].proxy, 5.0),
         at_most(f"truth at the end minus its own peak, {FEW}", fall(few), -4.0),
         at_most(f"truth at the end minus its own peak, {MANY}", fall(many), -2.0),
-        at_least(f"best truth, {SOME} minus {FEW}", best_truth(some) - best_truth(few), 0.5),
+        at_least(f"best truth, {MANY} minus {FEW}", best_truth(many) - best_truth(few), 0.0),
         at_least(
             f"truth at the end, {PESSIMISTIC} minus {SOME} in one model",
             paths[PESSIMISTIC][-1].truth - some[-1].truth,
@@ -62,10 +62,10 @@ def claims_of(paths: Mapping[str, list[OptimisedPoint]]) -> list[BoundedClaim]:
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
-    steps, batch = 60, 64 if quick else 256
+    steps, batch, problems = 60, 64 if quick else 256, PROBLEMS // 2 if quick else PROBLEMS
     base = torch.zeros(SIZE, SIZE)
     found: dict[str, list[list[OptimisedPoint]]] = {}
-    for problem in (PROBLEMS * seed + number for number in range(PROBLEMS)):
+    for problem in (PROBLEMS * seed + number for number in range(problems)):
         share = PAIRS[1] // MEMBERS
         members = np.stack([learn_rewards(base, problem, pairs=share, member=1 + place) for place in range(MEMBERS)])
         models = {f"{count:,} pairs": learn_rewards(base, problem, pairs=count) for count in PAIRS}
