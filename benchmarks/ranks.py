@@ -4,7 +4,7 @@
 `--ranks 4`: on 4) and compares what the optimizer holds: the gradient, as the first moment tells it. A second part
 trains GRPO with `run.virtual_ranks = 4` on 1, 2 and 4 ranks and compares bits; a third kills a rank. With
 `--tensor 2` two ranks hold each layer of a language model together, and the first part alone is done. `--only NAME`
-takes some of the runs, and `--quick` one.
+takes some of the runs, `--part` one of the three parts, and `--quick` one run.
 
 Each row has the largest difference of a moment as a share of the largest moment, and the CPU seconds of both runs.
 """
@@ -39,6 +39,7 @@ BAR = 1e-6
 """Largest difference of a gradient in float32 that is rounding."""
 TENSOR_BAR = 5e-6
 """The same where layers are cut among ranks, which add parts of a product."""
+PARTS = ("recipes", "virtual", "killed")
 Row = dict[str, Any]
 
 
@@ -153,8 +154,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="ranks to compare with one process")
     parser.add_argument("--tensor", type=int, default=1, help="ranks that hold each layer together")
     parser.add_argument("--only", action="append", choices=RUNS, help="these runs")
+    parser.add_argument("--part", choices=PARTS, help="this part alone")
     asked = parser.parse_args()
+    parts = (asked.part,) if asked.part else ("recipes",) if asked.tensor > 1 or asked.quick else PARTS
     out, names = asked.out.absolute(), ["sft"] if asked.quick else asked.only or list(RUNS)
+    names = names if "recipes" in parts else []
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         lay_out(Path())
@@ -165,9 +169,10 @@ def main() -> int:
             print(json.dumps(rows[-1]), flush=True)
             if not asked.quick:
                 out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        if asked.tensor == 1 and not asked.quick:
+        if "virtual" in parts:
             rows.append(virtual_bits([1, 2] if asked.ranks == 2 else [1, 2, 4]))
             print(json.dumps(rows[-1]), flush=True)
+        if "killed" in parts:
             rows.append(killed_rank())
             print(json.dumps(rows[-1]), flush=True)
     if not asked.quick:

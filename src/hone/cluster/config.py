@@ -82,6 +82,14 @@ class ClusterConfig(Config):
             return {**given, "rollout": {"replicas": 0}}
         return given
 
+    @model_validator(mode="after")
+    def _has_work(self) -> "ClusterConfig":
+        if self.rollout.replicas == 0 and self.learner is None:
+            raise ValueError(
+                "rollout.replicas = 0 without [cluster.learner]: nothing runs in the cluster; leave [cluster] out"
+            )
+        return self
+
     def derive(self) -> dict[str, str]:
         """Places of the processes, for `hone plan`."""
         rollout = self.rollout
