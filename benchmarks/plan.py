@@ -4,13 +4,14 @@
 
 - shapes: the closed form of a step against a tracker of every tensor, the tracker against the allocator's own events
   (torch's profiler), and a step of fake tensors against a real one;
+- recipes: the same of a recipe's own update: a policy with all weights or an adapter, with its critic, a reward model;
 - limit: the largest micro-batch that the plan says fits runs in a process whose private memory (RLIMIT_DATA: heap and
   anonymous maps, which is what tensors are; RLIMIT_AS would count libraries and reserved addresses as well) is limited
   to libraries and planned bytes, and 1.15 times it does not. The C library's allocator maps each tensor by itself there
   (MALLOC_MMAP_THRESHOLD_), because its heap keeps what is freed;
 - time: CPU seconds of `hone plan --memory` and `hone plan --memory --exact`, each in a process of its own.
 
-`--only shapes|limit|time` measures one part, `--quick` one shape.
+`--only shapes|recipes|limit|time` measures one part, `--quick` one shape.
 """
 
 import argparse
@@ -34,10 +35,14 @@ from torch.profiler import ProfilerActivity, profile
 from hone.core.clock import SystemClock
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
+from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.planner.run_memory import RunDimensions
-from hone.planner.training_step import StepSettings, step_memory
+from hone.planner.run_memory import GenerationSettings, RunDimensions
+from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.process.machine_memory import resident_bytes
+from hone.recipes.recipe_step import take_recipe_step
+from hone.recipes.registry import load_recipe
+from hone.train.config import RunConfig
 from hone.train.text.tracked_step import tracked_step, why_not_tracked
 
 S: Final = PlannedDecoder(
@@ -63,6 +68,16 @@ SHAPES: Final[dict[str, tuple[PlannedDecoder, StepSettings]]] = {
         replace(STEP, compute="bfloat16"),
     ),
 }  # fmt: skip
+WRITERS: Final = ("grpo", "ppo_text")
+RECIPES: Final[tuple[tuple[str, str, int, NumberType], ...]] = (
+    ("grpo", "grpo", 0, "float32"),
+    ("grpo, adapter", "grpo", 16, "float32"),
+    ("grpo, adapter, bfloat16 products", "grpo", 16, "bfloat16"),
+    ("ppo_text, with its critic", "ppo_text", 0, "float32"),
+    ("ppo_text, with its critic, bfloat16 products", "ppo_text", 0, "bfloat16"),
+    ("reward_pairs", "reward_pairs", 0, "float32"),
+)
+"""Row, recipe, rank of the adapter (0: all weights) and type of the products."""
 OUT_OF_MEMORY: Final = 3
 USABLE: Final = 0.95
 """Share of a device's memory that a plan gives to tensors; the rest is rounding to pages and small objects."""
@@ -106,6 +121,44 @@ def shapes(*, quick: bool = False) -> list[Row]:
         if not why_not_tracked(RunDimensions(shape=shape, step=settings)):
             fake = tracked_step(shape, settings, clock=clock)
             row["fake_off"] = (fake.resident_bytes + fake.working_bytes) / whole - 1
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def recipe_config(name: str, rank: int) -> RunConfig:
+    """Settings of a small run; its model and data are never opened."""
+    model: Row = {"path": "nowhere", **({"lora": {"rank": rank}} if rank else {})}
+    values: Row = {
+        "name": name, "recipe": name, "steps": 1, "task": {"source": "prompts.jsonl"}, "model": model,
+        "learner": {"lr": 1e-4, "micro_batch_tokens": STEP.tokens},
+    }  # fmt: skip
+    if name in WRITERS:
+        values["rewards"] = {"functions": [{"use": "exact_match"}]}
+        values["rollout"] = {"prompts_per_step": 2, "samples_per_prompt": 4, "max_tokens": 192}
+    return load_recipe(name).config.model_validate(values)
+
+
+def recipes() -> list[Row]:
+    """Closed form, tracker, fake tensors and allocator over updates of recipes."""
+    rows: list[Row] = []
+    for name, recipe, rank, compute in RECIPES:
+        trained = adapter_sizes(S, rank, "all")[0] if rank else None
+        step = replace(here(STEP), compute=compute, trained_vocabulary=not rank, predicts_tokens=recipe in WRITERS)
+        step = replace(step, chosen_tokens=192 if recipe in WRITERS else 0)
+        answers = GenerationSettings(concurrent=8, prompt_tokens=64, answer_tokens=192, weights_bytes=0)
+        run = RunDimensions(
+            shape=S, step=step, generation=answers if recipe in WRITERS else None, trained_parameters=trained
+        )
+        taken = partial(take_recipe_step, recipe_config(recipe, rank), run, clock=SystemClock())
+        real, fake = taken(fake=False), taken()
+        whole, closed = real.resident_bytes + real.working_bytes, step_memory(S, step).peak
+        row = {
+            "shape": name, "path": step.path, "tracker_mib": whole / 2**20,
+            "closed_off": (real.resident_bytes + closed) / whole - 1, "step_off": closed / real.working_bytes - 1,
+            "allocator_off": whole / allocator_peak(partial(taken, fake=False)) - 1,
+            "fake_off": (fake.resident_bytes + fake.working_bytes) / whole - 1,
+        }  # fmt: skip
         rows.append(row)
         print(json.dumps(row), flush=True)
     return rows
@@ -185,7 +238,7 @@ def main() -> int:
     """Measure the parts that are asked for, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", default="plan.json")
-    parser.add_argument("--only", choices=("shapes", "limit", "time"))
+    parser.add_argument("--only", choices=("shapes", "recipes", "limit", "time"))
     parser.add_argument("--quick", action="store_true", help="one shape, and no file: decides nothing")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -195,7 +248,7 @@ def main() -> int:
     if asked.quick:
         shapes(quick=True)
         return 0
-    parts = {"shapes": shapes, "limit": limit, "time": time}
+    parts = {"shapes": shapes, "recipes": recipes, "limit": limit, "time": time}
     found = {name: work() for name, work in parts.items() if asked.only in (None, name)}
     Path(asked.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -43,6 +43,7 @@ def run_of(shape: PlannedDecoder, recipe: str, *, rank: int = 0) -> RunDimension
     answers = GenerationSettings(concurrent=4, prompt_tokens=16, answer_tokens=48, weights_bytes=0)
     trained = adapter_sizes(shape, rank, "all")[0] if rank else None
     step = replace(step, trained_vocabulary=not rank, predicts_tokens=recipe != "reward_pairs")
+    step = replace(step, chosen_tokens=48 if writes else 0)
     return RunDimensions(
         shape=shape, step=step, generation=answers if writes else None,
         trained_parameters=trained,

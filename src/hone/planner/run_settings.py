@@ -184,6 +184,7 @@ def dimensions_from_settings(
         step=StepSettings(
             tokens=max(whole, min(micro, rows * whole)),
             text_tokens=whole,
+            chosen_tokens=whole - prompt if recipe.writes else 0,
             weights=weights,
             compute=compute,
             path=_path(settings, shape, device, processor, whole),

@@ -51,6 +51,8 @@ class StepSettings:
     """The loss has an entropy term, or reports the entropy."""
     trained_vocabulary: bool = True
     """The embedding and the output projection are trained; not those under an adapter."""
+    chosen_tokens: int = 0
+    """Tokens of that text that were chosen, and have logits; 0: all."""
     predicts_tokens: bool = True
     """The loss has logits of the vocabulary; not those of a reward model and a critic, which have no output
     projection."""
@@ -123,7 +125,8 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     mixed = settings.compute != settings.weights
     per_layer = saved_per_token(shape, settings) * tokens
     rounded = 2 * _kept_weights(shape) if mixed and not settings.rounds_again else 0
-    outside = (2 * _STREAM * h + 4 + 4 * shape.head_dim + _table_bytes(shape, settings)) * tokens
+    outside = (_STREAM * h + 4 + 4 * shape.head_dim + _table_bytes(shape, settings)) * tokens
+    outside += _STREAM * h * _decisions(settings)
     if settings.checkpointing:
         deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
         inputs = (shape.layers * _STREAM + deltas) * h * tokens
@@ -140,7 +143,7 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     everything = kept + kept_weights
     logits = 0
     if settings.predicts_tokens:
-        logits = _logit_bytes(shape, settings) + _STREAM * h * tokens + vocabulary
+        logits = _logit_bytes(shape, settings) + _STREAM * h * _decisions(settings) + vocabulary
     moments = {
         "logits": everything + 4 * tokens + logits,
         "layer": everything + recomputed + _layer_backward(shape, settings, mixed=mixed) + waiting,
@@ -159,6 +162,16 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     )
 
 
+def _decisions(settings: StepSettings) -> int:
+    """Tokens of a micro-batch that were chosen."""
+    return -(-settings.tokens * (settings.chosen_tokens or settings.text_tokens) // settings.text_tokens)
+
+
+def _freed_before(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes of the last norm and of the states that were asked, which the last layer's backward pass finds freed."""
+    return _STREAM * shape.hidden * (settings.tokens + _decisions(settings)) + 4 * settings.tokens
+
+
 def _kept_weights(shape: PlannedDecoder) -> int:
     """Weights of a layer whose rounded copies products keep: experts round theirs one after another, in both passes."""
     return shape.attention_weights if shape.experts else shape.layer_weights
@@ -170,7 +183,7 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
         return _experts_backward(shape, settings, mixed=mixed)
     h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
     b = NUMBER_BYTES[settings.compute]
-    freed = (2 * _STREAM * h + 4) * tokens  # the last norm's
+    freed = _freed_before(shape, settings)
     kept = mixed and not settings.rounds_again
     gate_freed = 2 * f * h if kept else 0  # the rounded weights of the projection after the gate
     if settings.path == "compiled":
@@ -192,7 +205,7 @@ def _experts_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: b
     `gate` and `down`, its products, the latter beside the gradient of all experts' weights; `scores` of attention."""
     h, f, k, tokens = shape.hidden, shape.intermediate, shape.experts_per_token, settings.tokens
     b = NUMBER_BYTES[settings.compute]
-    freed = (2 * _STREAM * h + 4) * tokens  # the last norm's
+    freed = _freed_before(shape, settings)
     results = (4 - b) * k * h
     combine = (4 * min(k, 3) * k * h - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
     tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
@@ -225,5 +238,5 @@ def _softmax_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: b
 def _logit_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Logits alive at once: logits and their log-softmax, 8 bytes each; with the entropy's gradient 21."""
     most = LOGITS_AT_ONCE["gpu" if settings.path == "fused" else "cpu"]
-    rows = min(settings.tokens, max(_LEAST_ROWS, most // shape.vocab))
+    rows = min(_decisions(settings), max(_LEAST_ROWS, most // shape.vocab))
     return (21 if settings.entropy else 8) * rows * shape.vocab

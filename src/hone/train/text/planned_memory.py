@@ -111,6 +111,7 @@ def planned_dimensions(
         step=StepSettings(
             tokens=batch.tokens,
             text_tokens=batch.longest_tokens,
+            chosen_tokens=batch.longest_tokens - batch.longest_prompt if batch.longest_prompt else 0,
             weights=weights,
             compute=compute,
             path=_kernel_path(source, config, device, batch.longest_tokens),
