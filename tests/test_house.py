@@ -67,7 +67,10 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
         "prompts and dialogues are one table",
     ),
     "hone.train.config.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
-    "hone.train.text.rollout_config.RolloutConfig": (15, "limits of a dialogue stand beside those of an answer"),
+    "hone.train.text.rollout_config.RolloutConfig": (
+        16,
+        "limits of a dialogue stand beside those of an answer, and the engine's sleep",
+    ),
 }
 
 GUESSING = {"getattr", "hasattr", "setattr", "delattr"}

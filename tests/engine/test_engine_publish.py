@@ -12,6 +12,8 @@ from shared_prompts import pack_shared_prompts
 from hone.core.errors import DivergedError
 from hone.core.generation import GenerationEngine, SamplingParams, ScoreRequest, generate
 from hone.engine.canary import WeightCanary, hash_weights
+from hone.engine.native.library import unavailable_reason
+from hone.engine.native.runner import NativeRunner
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
 
@@ -215,3 +217,30 @@ def test_weights_that_are_no_numbers_are_refused_on_publish(model):
         model.norm.weight[0] = torch.nan
     with pytest.raises(DivergedError, match="not finite"):
         made.publish(1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_engine_that_slept_answers_with_the_same_bits(model, compiled):
+    """Pages and packed weights are freed, unless requests are in progress; a pass or a publication brings them back."""
+    awake, slept = engine(model), engine(model)
+    if compiled:
+        if unavailable_reason() is not None:
+            pytest.skip("no compiler here")
+        for one in (awake, slept):
+            one.runner = NativeRunner(model, vocab_used=VOCAB, threads=1)
+    before = by_name(generate(awake, ASKED))
+    stream = generate(slept, ASKED)
+    found = by_name([next(stream)])
+    slept.release_memory()
+    assert slept._opened, "answers are being written"
+    found |= by_name(stream)
+    slept.release_memory()
+    assert not slept._opened
+    again = by_name(generate(slept, ASKED))
+    assert all(same(one[name], before[name]) for one in (found, again) for name in before)
+    stepped(model)
+    slept.release_memory()
+    for one in (awake, slept):
+        one.publish(1)
+    after, then = by_name(generate(slept, ASKED)), by_name(generate(awake, ASKED))
+    assert all(same(after[name], then[name]) for name in then)

@@ -90,8 +90,9 @@ def test_a_small_card_takes_more_steps_of_the_ladder() -> None:
     assert [fix.setting for fix in ladder.fixes] == [
         "learner.micro_batch_tokens=2048",
         "model.round_weights_again=true",
-        "model.activation_checkpointing=true",
+        "rollout.sleep=true",
         "rollout.max_concurrent=1",
+        "model.activation_checkpointing=true",
         "",
         "",
         "model.lora.rank=16",
@@ -285,3 +286,16 @@ def test_keys_and_values_are_those_of_the_compiled_runner(cache: CacheType) -> N
     model = Decoder(decoder_config(shape))
     runner = NativeRunner(model, vocab_used=shape.vocab, threads=1, dtype="float32", cache=cache)
     assert runner.page_bytes == runner.page_tokens * cache_bytes_per_token(shape, cache)
+
+
+def test_a_sleeping_engine_is_in_no_phase_but_generation() -> None:
+    """Its pages and packed weights; a plain copy of the weights stays."""
+    answers = GenerationSettings(concurrent=4, prompt_tokens=8, answer_tokens=8, weights_bytes=4, layout="packed")
+    run = RunDimensions(shape=CODED, step=StepSettings(tokens=64, text_tokens=16), generation=answers)
+    awake, asleep = run_memory(run), run_memory(replace(run, generation=replace(answers, sleeps=True)))
+    pages, weights = page_bytes(CODED, answers), engine_copy_bytes_of(CODED, answers, "float32")
+    assert awake.phases["learn"] - asleep.phases["learn"] == pages + weights
+    assert awake.phases["generate"] == asleep.phases["generate"]
+    plain = replace(answers, layout="plain", sleeps=True)
+    kept = run_memory(replace(run, generation=plain)).phases["update"] - asleep.phases["update"]
+    assert kept == 4 * CODED.parameters

@@ -165,6 +165,15 @@ class EmbeddedEngine(EngineSession):
             self._scheduler.publish(version, keep=self.on_publish == "keep")
             self._load()
 
+    def release_memory(self) -> None:
+        """Free the runner's pages and packed weights until the next pass or publication; nothing where requests are in
+        progress. The next answers have the same bits."""
+        with self._door, self._lock:
+            if not self._scheduler.busy:
+                self._scheduler.clear()
+                self.runner.release()
+                self._opened = False
+
     def replay(self, recorded: RecordedVersions) -> None:
         """Draw every token of the requests from now on by its recorded version. `publish` is then not called: weights
         are fetched as they are needed."""

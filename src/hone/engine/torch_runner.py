@@ -95,6 +95,10 @@ class TorchRunner:
                 self._step_logits, scratch=self._scratch, page_tokens=self._page_tokens, device=model.device
             )
 
+    def release(self) -> None:
+        """Free pages; the weights are the trainer's, or copies that stay."""
+        self._keys = self._steps = None
+
     @torch.no_grad()
     def publish(self) -> None:
         """Copy the trainer's weights, in place, where it does not read them."""

@@ -101,6 +101,11 @@ class ModelRunner(Protocol):
         """Read the model's current weights."""
         ...
 
+    def release(self) -> None:
+        """Free pages, and weights of its own that are not read elsewhere; `publish` and `reserve` come before the next
+        pass."""
+        ...
+
     def run(self, work: ForwardBatch) -> SamplerOutput: ...
 
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:

@@ -162,10 +162,11 @@ def _can_fit(run: RunDimensions, device: DeviceSpec) -> bool:
 
 
 def _climb(run: RunDimensions, device: DeviceSpec) -> tuple[list[MemoryFix], int | None]:
-    """Changes that keep the run, each on top of the others, up to the first that is enough; and its place."""
+    """Changes that keep the run, each on top of the others, up to the first that is enough; and its place. Those that
+    do not help at first, because another phase has the peak, are tried again after the others."""
     fixes: list[MemoryFix] = []
     now = run
-    for move in _SAFE:
+    for move in 2 * _SAFE:
         for change in move(now, device):
             fix = _evaluated(change)
             if fix.memory.peak_bytes >= run_memory(now).peak_bytes:
@@ -243,6 +244,14 @@ def _offloaded(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         yield _Change(setting=setting, words=words, time="copies over the bus", keeps="bits", run=changed)
 
 
+def _sleeping(run: RunDimensions, _device: DeviceSpec) -> Iterator[_Change]:
+    generation = run.generation
+    if generation is not None and generation.may_sleep and not generation.sleeps:
+        changed = replace(run, generation=replace(generation, sleeps=True))
+        words = "the engine's memory freed while the policy learns"
+        yield _Change(setting="rollout.sleep=true", words=words, time="0 to 2%", keeps="bits", run=changed)
+
+
 def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
     """Halve the answers at a time until the run fits."""
     if run.generation is None:
@@ -257,7 +266,7 @@ def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
 
 
 _SAFE: Final[tuple[_Move, ...]] = (
-    _smaller_batches, _rounded_again, _checkpointing, _offloaded, _fewer_answers,
+    _smaller_batches, _rounded_again, _sleeping, _checkpointing, _offloaded, _fewer_answers,
 )  # fmt: skip
 _HALVING: Final[tuple[_Move, ...]] = (_smaller_batches, _fewer_answers)
 _ADAPTER_RANK: Final = 16

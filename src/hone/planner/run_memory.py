@@ -42,7 +42,9 @@ class GenerationSettings:
     """Type of keys and values."""
     page_tokens: int = 16
     sleeps: bool = False
-    """The engine gives its pages and weights back while the policy learns."""
+    """The engine frees its pages, and packed weights, while the policy learns."""
+    may_sleep: bool = True
+    """It writes nothing while the policy learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ def run_memory(run: RunDimensions) -> RunMemory:
     generation = run.generation
     engine = {} if generation is None else _engine(run, generation)
     held = sum(resident.values())
-    awake = 0 if generation is None or generation.sleeps else sum(engine.values())
+    awake = 0 if generation is None else _awake_bytes(engine, generation)
     gathered = 0 if run.ranks == 1 else 2 * (shape.vocabulary_weights + 3 * shape.layer_weights)
     phases = {
         "learn": held + awake + step.peak + gathered,
@@ -177,6 +179,13 @@ def _engine(run: RunDimensions, generation: GenerationSettings) -> dict[str, int
         "engine's weights": engine_copy_bytes_of(run.shape, generation, run.step.weights),
         "keys and values": page_bytes(run.shape, generation),
     }
+
+
+def _awake_bytes(engine: Mapping[str, int], generation: GenerationSettings) -> int:
+    """Bytes of an engine while the policy learns: all, or those that its sleep does not free."""
+    if not generation.sleeps:
+        return sum(engine.values())
+    return engine["engine's weights"] if generation.layout == "plain" else 0
 
 
 def largest_micro_batch(run: RunDimensions, device: DeviceSpec) -> int:

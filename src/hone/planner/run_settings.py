@@ -22,7 +22,7 @@ PLANNED_KEYS: Final = (
     "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
     "model.round_weights_again", "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
     "rollout.max_staleness", "rollout.max_staleness.steps", "rollout.max_tokens", "rollout.prompts_per_step",
-    "rollout.runner", "rollout.samples_per_prompt", "run.device", "samples.prompts",
+    "rollout.runner", "rollout.samples_per_prompt", "rollout.sleep", "run.device", "samples.prompts",
 )  # fmt: skip
 """Keys of a config that memory depends on; those of a new network aside."""
 PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
@@ -289,6 +289,8 @@ def _generation(
         layout=engine_layout(device=device, exactness=exactness, runner=runner),
         cache=cache_type(device=device, runner=runner, weights=weights, kv_cache=kv_cache),
         page_tokens=_GPU_PAGE if device == "cuda" else _CPU_PAGE,
+        sleeps=settings.flag("rollout.sleep"),
+        may_sleep=steps == 0,
     )
 
 

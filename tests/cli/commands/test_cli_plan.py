@@ -47,7 +47,7 @@ def test_another_machine_is_named(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert main(["plan", "grpo.toml", "--device", "tiny.toml"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "too much" in out
-    assert "model.activation_checkpointing=true" in out
+    assert "rollout.sleep=true" in out
     assert main(["plan", "grpo.toml", "--device", "h1000"]) == 2
     assert "no such device; did you mean h100?" in capsys.readouterr().err
 

@@ -110,3 +110,31 @@ def test_the_alarm_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     words = ('rollout.runner="native_bfloat16"', "learner.ratio.max_mismatch_nats=1e-6")
     assert hone("train", "grpo.toml", *words) == 6
     assert "above learner.ratio.max_mismatch_nats = 1e-06" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_whose_engine_sleeps_has_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of some seconds."""
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert hone("train", "grpo.toml", "steps=3") == 0
+    shutil.move("runs/tiny", "awake")
+    assert hone("train", "grpo.toml", "steps=3", "rollout.sleep=true") == 0
+    assert differences(Path("runs/tiny"), Path("awake"), step=3) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("rollout.max_staleness=1",), "the engine writes while the policy learns"),
+        (('rollout.runner={kind="vllm", url="http://127.0.0.1:1"}',), "sleep = true is for the embedded engine"),
+        (("cluster.rollout.replicas=2",), "rollout.sleep is for the embedded engine"),
+    ],
+)
+def test_an_engine_that_cannot_sleep_says_why(
+    words: Sequence[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lay_out(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert hone("plan", "grpo.toml", "rollout.sleep=true", *words) == 2
+    assert told in capsys.readouterr().err.replace("\n", " ")

@@ -26,6 +26,9 @@ class ScoringRunner:
     def publish(self) -> None:
         """Do nothing: `handover` publishes the weights."""
 
+    def release(self) -> None:
+        """Do nothing, as above."""
+
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         """Do nothing: a server has its own pages."""
 

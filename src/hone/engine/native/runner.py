@@ -74,6 +74,12 @@ class NativeRunner:
         """Pack the current weights. Raises ConfigError for weights that cannot be read in place."""
         self._opened().publish(tensor_pointers(native_tensors(self._model)))
 
+    def release(self) -> None:
+        """Free pages and packed weights."""
+        if self._native is not None:
+            self._native.close()
+            self._native = None
+
     def run(self, work: ForwardBatch) -> SamplerOutput:
         """Raises ValueError for a pass that does not hold together."""
         return self._opened().run(work)

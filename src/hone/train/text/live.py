@@ -65,6 +65,8 @@ class AnsweringRunConfig(LanguageRunConfig):
                 f"rollout.max_staleness = {self.rollout.asynchrony.steps}: the policy does not change while answers "
                 "are gathered, so that there is nothing to wait for; leave it out"
             )
+        if self.rollout.sleep:
+            raise ValueError("rollout.sleep: nothing is learnt while answers are gathered; leave it out")
         require_dialogues_fit(self.task, self.rewards, self.rollout)
         require_own_engine(self.rollout, self.cluster)
         self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")

@@ -153,5 +153,7 @@ def _generation(
         weights_bytes=engine_bytes,
         layout=engine_layout(device=device, exactness=source.exactness, runner=runner),
         cache=cache_type(device=device, runner=runner, weights=source.weights, kv_cache=rollout.kv_cache),
+        sleeps=rollout.sleep,
+        may_sleep=rollout.asynchrony.steps == 0,
         page_tokens=_PAGE_TOKENS["cuda" if device.startswith("cuda") else "cpu"],
     )

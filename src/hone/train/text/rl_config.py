@@ -78,6 +78,8 @@ class TextRunConfig(LanguageRunConfig):
         require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
         require_own_engine(self.rollout, self.cluster)
+        if self.rollout.sleep and self.cluster is not None:
+            raise ValueError("rollout.sleep is for the embedded engine, and [cluster] has replicas; leave it out")
         if (self.task.is_dialogue or self.task.is_captured) and self.second_answer() is not None:
             raise ValueError(
                 f"task.source = {self.task.source!r}: this recipe answers prompts twice, and has no dialogues"

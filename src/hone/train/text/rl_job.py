@@ -5,13 +5,14 @@ whose `method` wires credit, loss and learner, and ends in `text_recipe_spec`; s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.turns import dialogues_as_one
 from hone.engine.clients.config import ServerEngine
+from hone.engine.engine import EmbeddedEngine
 from hone.envs.adapters.openenv import check_server, server_schema
 from hone.envs.text.world import Prompt
 from hone.evaluate.text.engine_actor import EngineActor
@@ -26,7 +27,7 @@ from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.mixed import of_live_groups
 from hone.train.sources.survivorship import CollectedSource, FilteredSource, count_answers, count_learnt
-from hone.train.sources.wrapper import WithState
+from hone.train.sources.wrapper import SourceWrapper, WithState
 from hone.train.text.balance import missing_routes
 from hone.train.text.captured import CapturedText, captured_inputs, open_captured_text
 from hone.train.text.fleet import generating_cluster
@@ -70,6 +71,8 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     recorded = _recorded_source(live.source(), actor, config.rollout)
     counts = SurvivorshipCounts()
     ahead, source = _wrapped_source(recorded, actor, chosen, config.rollout, counts)
+    if config.rollout.sleep:
+        source = SleepingSource(source, partial(release_engine, actor))
     source_is_ahead = config.rollout.asynchrony.steps > 0
 
     def judged(episodes: Episodes, values: Values) -> Credits:
@@ -98,6 +101,24 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
         open_folder=open_folder,
         close=close,
     )
+
+
+@dataclass
+class SleepingSource(SourceWrapper[TokenPolicy]):
+    """Another source whose engine frees its memory when a step's episodes are there."""
+
+    release: Callable[[], None]
+
+    def collect(self) -> Episodes:
+        episodes = super().collect()
+        self.release()
+        return episodes
+
+
+def release_engine(actor: EngineActor) -> None:
+    """Free the memory of an embedded engine until it is needed."""
+    if isinstance(actor.engine, EmbeddedEngine):
+        actor.engine.release_memory()
 
 
 def _open_live(

@@ -89,6 +89,9 @@ class RolloutConfig(Config):
     max_concurrent: int = Field(default=64, ge=1)
     """Answers generated at the same time; changes memory and speed, never the result."""
 
+    sleep: bool = False
+    """The embedded engine frees its keys and values, and compiled code its weights, while the policy learns; the same
+    bits, and some time to allocate them again."""
     context: int | None = Field(default=None, ge=1)
     """Most tokens of a dialogue, prompt and all turns; unset: as many as the model has positions."""
     history: History = "append"
@@ -136,6 +139,17 @@ class RolloutConfig(Config):
             raise ValueError(
                 f'kv_cache = "{self.kv_cache}" is for compiled code, and runner is {told}; set runner = "native", '
                 '"native_bfloat16" or "native_int8", or leave kv_cache out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sleep(self) -> "RolloutConfig":
+        if self.sleep and isinstance(self.runner, ServerEngine):
+            raise ValueError("sleep = true is for the embedded engine, and runner is a server; leave it out")
+        if self.sleep and self.asynchrony.steps:
+            raise ValueError(
+                f"sleep = true with max_staleness = {self.asynchrony.steps}: the engine writes while the policy "
+                "learns; leave one of them out"
             )
         return self
 
