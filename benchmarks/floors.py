@@ -88,6 +88,7 @@ def products(config: ModelConfig, dtype: torch.dtype) -> list[tuple[torch.Tensor
 
 
 def library_seconds(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Seconds of all `pairs`' products by torch."""
     began = time.thread_time()
     for a, weight in pairs:
         torch.nn.functional.linear(a, weight)
@@ -95,6 +96,7 @@ def library_seconds(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 
 def runner_of(config: ModelConfig, kind: NumberKind, cache: CacheKind) -> NativeRunner:
+    """A runner on one thread, with weights published."""
     model = new_model(config, seed=0, dtype="float32")
     runner = NativeRunner(model, vocab_used=config.vocab_size, threads=1, dtype=kind, cache=cache)
     runner.publish()
