@@ -21,7 +21,7 @@ from hone.lab.finding import (
 )
 from hone.lab.letter_rewards import SIZE, OptimisedPoint, kl_panels, learn_rewards, mean_path, optimise, weighted_counts
 
-PAIRS, PROBLEMS = (250, 1000, 4000), 10
+PAIRS, PROBLEMS = (250, 1000, 4000), 8
 MEMBERS, PESSIMISM = 5, 3.0
 """Models of a fifth of 1,000 pairs each; their standard deviation is subtracted so many times."""
 FEW, SOME, MANY = (f"{count:,} pairs" for count in PAIRS)
@@ -51,7 +51,6 @@ def claims_of(paths: Mapping[str, list[OptimisedPoint]]) -> list[BoundedClaim]:
         at_least(f"proxy at the end minus the base, {FEW}", few[-1].proxy - few[0].proxy, 5.0),
         at_most(f"truth at the end minus its own peak, {FEW}", fall(few), -3.0),
         at_most(f"truth at the end minus its own peak, {MANY}", fall(many), -2.0),
-        at_least(f"best truth, {MANY} minus {FEW}", best_truth(many) - best_truth(few), 0.0),
         at_least(
             f"truth at the end, {PESSIMISTIC} minus {SOME} in one model",
             paths[PESSIMISTIC][-1].truth - some[-1].truth,
@@ -87,7 +86,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         verdict=(
             f"The score rises to the end, whatever the model learnt from; the true reward falls from "
             f"{best_truth(few):.1f} to {few[-1].truth:.1f} with {FEW}, and from {best_truth(paths[MANY]):.1f} to "
-            f"{paths[MANY][-1].truth:.1f} with {MANY}: more pairs raise the peak and do not stop the fall. {MEMBERS} "
+            f"{paths[MANY][-1].truth:.1f} with {MANY}: more pairs do not stop the fall. {MEMBERS} "
             f"models of {SOME} in all, less {PESSIMISM:g} times their disagreement, end at {careful[-1].truth:.1f} "
             f"instead of {some[-1].truth:.1f}; their mean alone, at {paths[MEAN][-1].truth:.1f}."
         ),
