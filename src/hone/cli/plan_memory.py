@@ -128,16 +128,15 @@ def _counted_step(run: RunDimensions, config: "RunConfig") -> "tuple[TrackedStep
     from hone.recipes.recipe_step import recipe_step  # noqa: PLC0415 - torch
     from hone.train.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
 
-    reason = why_not_tracked(run)
-    if not reason:
-        own = recipe_step(config, run, clock=SystemClock())
-        if own.found is not None:
-            return own.found, f"an update of {config.recipe}"
-        reason = own.reason
-    if why_not_tracked(run) or run.trained_parameters is not None:
+    if reason := why_not_tracked(run):
         return None, reason
+    own = recipe_step(config, run, clock=SystemClock())
+    if own.found is not None:
+        return own.found, f"an update of {config.recipe}"
+    if run.trained_parameters is not None:
+        return None, own.reason
     found = tracked_step(run.shape, run.step, clock=SystemClock())
-    return found, f"a step on log-probabilities (not the recipe's own: {reason})"
+    return found, f"a step on log-probabilities (not the recipe's own: {own.reason})"
 
 
 def _solution_figures(run: RunDimensions, spec: DeviceSpec) -> dict[str, Any]:
