@@ -28,10 +28,9 @@ def require_ranks_fit(config: RunConfig) -> None:
     if run.tensor > 1:
         require_layers_split(config)
     rows = rows_of_step(config)
-    shares = run.virtual_ranks or run.ranks // run.tensor
-    if rows is not None and rows < shares:
+    if rows is not None and rows < run.shares:
         raise ConfigError(
-            f"{key}: an optimizer step has {rows} sequences, fewer than {shares} shares, so that ranks would have "
+            f"{key}: an optimizer step has {rows} sequences, fewer than {run.shares} shares, so that ranks would have "
             "nothing to do; take fewer ranks, fewer learner.minibatches, or more sequences"
         )
 

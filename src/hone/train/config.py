@@ -60,6 +60,11 @@ class RunSettings(Config):
             )
         return self
 
+    @property
+    def shares(self) -> int:
+        """Parts that the learner cuts a batch into: one for each virtual rank, or for each group of `tensor` ranks."""
+        return self.virtual_ranks or self.ranks // self.tensor
+
 
 class RunConfig(Config):
     """The keys that every recipe's config starts with."""

@@ -138,6 +138,26 @@ def test_a_common_beginning_is_laid_out_once() -> None:
     assert len(rows.tensors().packed.tokens) == 8 + 3 * 3
 
 
+def test_a_short_question_is_laid_out_once_for_its_answers() -> None:
+    asked = [np.arange(n, dtype=np.int32) for n in (2, 2, 2, 3)]
+    said = [np.full(40, number, dtype=np.int32) for number in range(4)]
+    episodes = replace(supervised_episodes(asked, said), group=np.array([0, 0, 0, 1]))
+    rows = TokenLayout(scheme=token_mean)(episodes, Credits(advantage=episodes.reward))
+    assert rows.prefix_lengths.tolist() == [2, 3]  # the second question begins like the first, which is not enough
+    assert rows.sizes().tolist() == [2 + 3 * 39, 3 + 39]
+
+
+def test_sequences_stay_apart_where_minibatches_need_their_rows() -> None:
+    said = [np.full(5, number, dtype=np.int32) for number in range(6)]
+    episodes = supervised_episodes([np.arange(20, dtype=np.int32)] * 6, said)
+    credits = Credits(advantage=episodes.reward)
+    layout = TokenLayout(scheme=token_mean, min_rows=2)
+    assert len(layout(episodes, credits)) == 6  # one question: in a row of its own there would be one minibatch
+    two = replace(episodes, group=np.repeat([0, 1], 3))
+    assert len(replace(layout, row_tokens=36)(two, credits)) == 2
+    assert len(replace(layout, unit="group")(two, credits)) == 2
+
+
 def rows_by_comparison(episodes: Episodes, row_tokens: int) -> tuple[list[int], list[int]]:
     """What the layout promises, token by token: each sequence is held against the first of the row before it."""
     seen, starts, trunks, read = episodes.transcript, list[int](), list[int](), 0
@@ -149,7 +169,8 @@ def rows_by_comparison(episodes: Episodes, row_tokens: int) -> tuple[list[int], 
             while not np.array_equal(seen.tokens[first : first + alike], seen.tokens[begin : begin + alike]):
                 alike -= 1
             assert alike <= most
-            saves = together * alike > (together - 1) * trunks[-1] and MIN_SHARED_PART * alike >= end - begin
+            long_enough = episodes.group[number] == episodes.group[number - 1] or MIN_SHARED_PART * alike >= end - begin
+            saves = together * alike > (together - 1) * trunks[-1] and long_enough
             if saves and read + end - begin - together * alike <= row_tokens:
                 trunks[-1], read = alike, read + end - begin
                 continue
@@ -167,6 +188,7 @@ def test_rows_are_those_of_a_comparison_token_by_token(seed: int, row_tokens: in
     prompts = [np.append(stems[int(rng.integers(3))], rng.integers(0, 2, int(rng.integers(0, 4)))) for _ in range(12)]
     answers = [rng.integers(0, 2, int(rng.integers(1, 6))).astype(np.int32) for _ in prompts]
     episodes = supervised_episodes([prompt.astype(np.int32) for prompt in prompts], answers)
+    episodes = replace(episodes, group=np.sort(rng.integers(0, 8, 12)))
     rows = TokenLayout(scheme=token_mean, row_tokens=row_tokens)(episodes, Credits(advantage=episodes.reward))
     starts, trunks = rows_by_comparison(episodes, row_tokens)
     assert (rows.row_offsets[:-1].tolist(), rows.prefix_lengths.tolist()) == (starts, trunks)

@@ -89,7 +89,13 @@ def sft_learner(config: SftConfig, policy: TokenPolicy) -> GradientLearner[Token
     return token_learner(
         config.learner,
         policy,
-        layout=TokenLayout(scheme=token_mean, pad_to_size=mixed, device=config.run.device),
+        layout=TokenLayout(
+            scheme=token_mean,
+            row_tokens=config.learner.row_tokens,
+            min_rows=config.run.shares * config.learner.minibatches,
+            pad_to_size=mixed,
+            device=config.run.device,
+        ),
         objective=token_nll,
         seed=config.seed,
         steps=config.steps,

@@ -70,7 +70,13 @@ def actor_critic_learner(
     actor = gradient_learner(config, policies, loss)
     network = open_critic(config, policies, critic)
     budget = config.learner.micro_batch_tokens
-    layout = TokenLayout(scheme=token_mean, pad_to_size=network.decoder.is_mixed_precision, device=config.run.device)
+    layout = TokenLayout(
+        scheme=token_mean,
+        row_tokens=config.learner.row_tokens,
+        min_rows=config.run.shares * config.learner.minibatches,
+        pad_to_size=network.decoder.is_mixed_precision,
+        device=config.run.device,
+    )
     view = CriticView(critic.loss, layout, budget)
     learning = config.learner.model_copy(update={"lr": critic.lr or config.learner.lr, "epochs": critic.epochs})
     learner = GradientLearner(

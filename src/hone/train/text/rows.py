@@ -49,8 +49,10 @@ class TokenLayout:
     """Lay sequences that begin alike in one row; the result is the same, the work is less."""
     skip_zero_advantage: bool = False
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
-    row_tokens: int = 512
-    """A row takes no further sequence beyond this: attention within a row costs the square of its length."""
+    row_tokens: int = 1024
+    """A row takes no further sequence beyond this: a micro-batch takes whole rows."""
+    min_rows: int = 1
+    """Sequences that begin alike stay apart where a batch would have fewer rows: each minibatch and rank takes some."""
     after: bool = False
     """Look at the state after each decision's token, which judges the token too, instead of the state before it, which
     chose it: a scorer's place. The last token of a sequence is then read as well."""
@@ -78,6 +80,8 @@ class TokenLayout:
         starts, trunks = shared_rows(episodes, row_tokens, begins)
         # Rows of a group, or of a dialogue, stay together; others are units of their own.
         whole = self.unit == "group" or forked
+        if not whole and len(starts) < self.min_rows:
+            starts, trunks = shared_rows(episodes, 0, begins)
         units = np.flatnonzero(begins[starts]) if whole else np.arange(len(starts))
         return TokenRows(
             layout=self,

@@ -10,29 +10,32 @@ from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, ranges
 
 MIN_SHARED_PART = 3
-"""A sequence shares a row's trunk when that is at least one part in so many of it."""
+"""A sequence shares a row's trunk with answers to other questions when that is at least one part in so many of it."""
 
 
 def shared_rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`; `begins` `[E]` begin a row.
 
-    A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t) and a
-    third of it is shared; less would not pay for the longer attention. So answers to one question stay together, and
-    examples that share only a system prompt share just that.
+    A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t), where
+    both answer one question or a third of it is shared. So answers to one question stay together, however short it is,
+    and examples that share only a system prompt share just that; those that share less stay apart, so that minibatches
+    still mix them.
     """
     seen = episodes.transcript
     asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
     prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
     like_before = np.where(begins, 0, _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked)).tolist()
+    same_question = (np.diff(episodes.group, prepend=episodes.group[:1] - 1) == 0).tolist()
     starts: list[int] = []
     trunks: list[int] = []
     together, read = 0, 0
-    for number, (prompt, length, alike) in enumerate(zip(prompts, lengths, like_before, strict=True)):
+    sequences = zip(prompts, lengths, like_before, same_question, strict=True)
+    for number, (prompt, length, alike, same) in enumerate(sequences):
         if together:
             alike = min(trunks[-1], alike)  # the one before begins with the trunk, as the row's first does
             grown = read + length - (together + 1) * alike
-            pays = together * alike > (together - 1) * trunks[-1] and MIN_SHARED_PART * alike >= length
-            if pays and alike + grown <= row_tokens:
+            saves = together * alike > (together - 1) * trunks[-1] and (same or MIN_SHARED_PART * alike >= length)
+            if saves and alike + grown <= row_tokens:
                 trunks[-1], together, read = alike, together + 1, read + length
                 continue
         starts.append(number)

@@ -112,7 +112,13 @@ def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]
     inner = token_learner(
         config.learner,
         policy,
-        layout=TokenLayout(scheme=token_mean, pad_to_size=policy.decoder.is_mixed_precision, device=config.run.device),
+        layout=TokenLayout(
+            scheme=token_mean,
+            row_tokens=config.learner.row_tokens,
+            min_rows=config.run.shares * config.learner.minibatches,
+            pad_to_size=policy.decoder.is_mixed_precision,
+            device=config.run.device,
+        ),
         objective=token_nll,
         seed=config.seed,
         steps=config.algorithm.learn_steps * (1 if config.algorithm.restart else config.rounds),

@@ -112,7 +112,13 @@ def answer_learner(
     episodes bring its log-probabilities."""
     policy = policies.policy
     answer_loss = AnswerLoss(loss=loss, micro_batch_tokens=config.micro_batch_tokens, reference=reference)
-    layout = TokenLayout(scheme=sequence_sum, pad_to_size=policy.decoder.is_mixed_precision, device=policies.device)
+    layout = TokenLayout(
+        scheme=sequence_sum,
+        row_tokens=config.row_tokens,
+        min_rows=config.minibatches,
+        pad_to_size=policy.decoder.is_mixed_precision,
+        device=policies.device,
+    )
     learner = token_learner(
         config,
         policy,

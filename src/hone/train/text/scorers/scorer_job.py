@@ -216,6 +216,8 @@ def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLear
         unit="group" if compares else "sample",
         term_weights=PAIR_WEIGHTS if compares else {},
         after=True,
+        row_tokens=config.learner.row_tokens,
+        min_rows=config.run.shares * config.learner.minibatches,
         pad_to_size=scorer.decoder.is_mixed_precision,
         device=config.run.device,
     )
