@@ -1,7 +1,7 @@
 """A fleet on Ray beside the embedded engine: equal weights under harm, the overhead of one replica, publications.
 
     python benchmarks/cluster.py                     all parts, half an hour on two cores
-    python benchmarks/cluster.py --only drills       one part: equal, drills, overhead
+    python benchmarks/cluster.py --only drills       one part: equal, overhead, throughput, drills
     python benchmarks/cluster.py --harms 3 --steps 8 a few minutes: decides nothing
     python benchmarks/cluster.py --quick             the overhead over four steps, a minute: decides nothing
 
@@ -9,8 +9,9 @@ GRPO on chain_sum with a decoder of 56,000 parameters, 16 prompts x 8 answers a 
 this machine. `equal`: 1, 2 and 4 replicas, staleness 0 and 1: every file of the last checkpoint has the sha256 of the
 embedded engine's run. `drills`: a run whose replicas are killed (-9), stopped (SIGSTOP) or lost with their node at
 random moments, `--harms` times each; the same sha256, and the longest step, which holds the wait for replacements.
-`overhead`: times of a step and of a publication. Prints one JSON line per row, and rewrites its tables in
-`benchmarks/RESULTS.md`.
+`overhead`: times of a step and of a publication. `throughput`: tokens a second of as many replicas as there are cores,
+one thread each, with 4.4 M parameters and 512 answers of 96 tokens a step. Prints one JSON line per row, and rewrites
+its tables in `benchmarks/RESULTS.md`.
 """
 
 import argparse
@@ -94,6 +95,9 @@ class FinishedRun:
     """Size and sha256 of each file of its last checkpoint."""
     step_s: list[float]
     publish_s: list[float]
+    collect_s: list[float]
+    tokens: list[float]
+    """Drawn in each step."""
     lost: float
 
 
@@ -115,6 +119,8 @@ def trained(folder: Path, name: str, *overrides: str, steps: int) -> FinishedRun
         files=without_times(json.loads(manifest.read_text(encoding="utf-8"))["files"]),
         step_s=[line["time/step_s"] for line in lines],
         publish_s=[line.get("time/publish_s", 0.0) for line in lines],
+        collect_s=[line["time/collect_s"] for line in lines],
+        tokens=[line["rollout/tokens"] for line in lines],
         lost=sum(line.get("fleet/lost", 0.0) for line in lines),
     )
 
@@ -300,6 +306,33 @@ def overhead(folder: Path, steps: int) -> Iterator[Row]:
     )
 
 
+def throughput(folder: Path) -> Iterator[Row]:
+    """Tokens a second of rounds over 1, 2, 4 and 8 replicas, as far as there are cores, beside N times that of one."""
+    model = {"hidden_size": 256, "layers": 4, "heads": 4, "kv_heads": 4, "head_dim": 64, "intermediate_size": 1024}
+    given = [f"model.new.{key}={value}" for key, value in model.items()]
+    given += ["model.new.max_positions=128", "rollout.prompts_per_step=64", "rollout.max_tokens=96"]
+    alone = 0.0
+    for count in (1, 2, 4, 8):
+        if count > (os.cpu_count() or 1):
+            return
+        run = trained(folder, f"throughput_{count}", *given, *fleet(count), steps=6)
+        reached = float(np.median([tokens / wait for tokens, wait in zip(run.tokens, run.collect_s, strict=True)][2:]))
+        if count == 1:
+            alone = reached
+            continue
+        ratio = reached / (count * alone)
+        yield Row(
+            row=f"{count} replicas, one thread each",
+            value=reached,
+            unit="tokens/s",
+            peer=f"{count} times one replica",
+            peer_value=count * alone,
+            ratio=ratio,
+            bar=">= 0.85 of it",
+            met=ratio >= 0.85,
+        )
+
+
 def same_files(one: FinishedRun, other: FinishedRun) -> int:
     """Number of files of `other` that `one` has with the same content."""
     return sum(one.files.get(name) == content for name, content in other.files.items())
@@ -307,7 +340,7 @@ def same_files(one: FinishedRun, other: FinishedRun) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("equal", "drills", "overhead"))
+    parser.add_argument("--only", choices=("equal", "overhead", "throughput", "drills"))
     parser.add_argument("--harms", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
@@ -322,6 +355,7 @@ def main() -> None:
         parts: dict[str, Callable[[], Iterator[Row]]] = {
             "equal": lambda: equal(folder, given.steps),
             "overhead": lambda: overhead(folder, given.steps),
+            "throughput": lambda: throughput(folder),
             "drills": lambda: drills(folder, given.harms, cluster),
         }
         for name, part in parts.items():
