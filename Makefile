@@ -43,7 +43,7 @@ suite: $(VENV)/.installed-dev
 	$(RUN)
 
 suite-all: $(VENV)/.installed-dev
-	$(RUN) -m "not gpu"
+	$(RUN) -m "not gpu" -o faulthandler_timeout=900 # a slow test may take minutes
 
 # vLLM in an environment of its own (2.5 GB), run for real: docs/howto/servers.md. `VLLM=/path` puts it elsewhere.
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed
