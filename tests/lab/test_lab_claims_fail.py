@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refuted_on_machines import REFUTED_ON_MACHINES
 
 from hone.lab import experiments
-from hone.lab.experiments.asynchronous_actors import CORRECTED
-from hone.lab.experiments.asynchronous_actors import PLAIN as NO_CORRECTION
 from hone.lab.experiments.best_of_n_vs_rl import BEST, PRICED, RL
 from hone.lab.experiments.credit_by_turn import OVER_TURNS, STATES, TOKENS, WHOLE, CreditErrors
 from hone.lab.experiments.critic_or_group import CRITICS, GROUP_MEAN, BaselineErrors
@@ -24,10 +23,8 @@ from hone.lab.experiments.delayed_rewards import WEIGHTED as WEIGHTED_OPEN
 from hone.lab.experiments.dpo_reward_hacking import LOSSES as PREFERENCE_LOSSES
 from hone.lab.experiments.drift_with_and_without_recall import ANEW, LEARNER, RECALL
 from hone.lab.experiments.drift_with_and_without_recall import FROZEN as ONE_VERSION
-from hone.lab.experiments.int8_or_fp8 import FORMATS
 from hone.lab.experiments.length_bias import SCHEMES
 from hone.lab.experiments.loss_reduced_twice import CASES
-from hone.lab.experiments.old_keys_new_weights import NEW, OLD
 from hone.lab.experiments.options import KINDS, ONLY, OptionPlan
 from hone.lab.experiments.over_optimisation import FEW as FEW_PAIRS
 from hone.lab.experiments.over_optimisation import MANY as MANY_PAIRS
@@ -36,11 +33,7 @@ from hone.lab.experiments.overestimation import METHODS
 from hone.lab.experiments.passk import CREDITS
 from hone.lab.experiments.peeking import E_PROCESS, ONE_LOOK, Z_TEST
 from hone.lab.experiments.prm_vs_orm_search import FEW, MANY, ORM, PRM
-from hone.lab.experiments.routes_that_flip import RoundingGaps
 from hone.lab.experiments.std_normalisation import SCALES
-from hone.lab.experiments.two_ranks import DEALT, GLOBAL
-from hone.lab.experiments.two_ranks import ONE as ONE_PROCESS
-from hone.lab.experiments.two_ranks import SORTED as BY_LENGTH
 from hone.lab.finding import BoundedClaim
 from hone.lab.letter_rewards import OptimisedPoint
 from hone.lab.registry import experiment_names, load_experiment
@@ -61,6 +54,7 @@ BASELINE_ERRORS = (GROUP_MEAN, *CRITICS)
 COLD, LONG = "12 steps on examples", "400 steps on examples"
 
 REFUTED: dict[str, Sequence[Case]] = {
+    **REFUTED_ON_MACHINES,
     "delayed-rewards": [
         {
             "errors": {ZERO: np.zeros(3), CLOSED: np.full(3, 0.1), WEIGHTED_OPEN: np.full(3, 0.2)},
@@ -214,16 +208,6 @@ REFUTED: dict[str, Sequence[Case]] = {
         }
     ],
     "mc-td-gae": [{"bias": np.ones(3), "variance": np.ones(3), "total": np.full(3, 2.0), "best": 0}],
-    "mismatch": [
-        {
-            "errors": {
-                "none": (1.0, 1.0),
-                "truncated (TIS)": (1.0, 1.0),
-                "masked (MIS)": (1.0, 1.0),
-                "IcePop": (1.0, 1.0),
-            }
-        }
-    ],
     "no-clipping": [
         {
             "kl": {CLIP: 0.1, "no clip": 0.1},
@@ -285,18 +269,6 @@ REFUTED: dict[str, Sequence[Case]] = {
             "slow": "tau = 0.02",
         }
     ],
-    "asynchronous-actors": [
-        {"mean": {0: 0.5, 4: 0.5}, "end": {4: {CORRECTED: 0.5, NO_CORRECTION: 0.5}}, "hashes": ["a", "b"]}
-    ],
-    "old-keys-new-weights": [
-        {
-            **{"recompute_gap": 0.01, "recorded_fit": 9.0, "fit": {OLD: 1.0, NEW: 1.0}},
-            "keep_gap": {0.1: {OLD: 1e-3, NEW: 1e-3}, 1.0: {OLD: 1e-3, NEW: 1e-3}},
-        }
-    ],
-    "the-longest-answer": [
-        {"expected": 0.2, "measured": 0.3, "steps": {0: 1.0, 1: 1.0}, "use": {0: 0.5, 1: 0.5}, "sequential": 1.0}
-    ],
     "cispo-vs-clip": [
         {
             "praised": {CLIP: [1.0, 0.1], CISPO: [1.0, 0.9]},
@@ -324,30 +296,7 @@ REFUTED: dict[str, Sequence[Case]] = {
         }
     ],
     "sampling": [{"over_fresh": EQUAL, "bias": {**EQUAL, WEIGHTED: np.full(3, 5.0)}, "apart": 0.5}],
-    "int8-or-fp8": [{"nats": dict.fromkeys(FORMATS, np.ones(3))}],
-    "rank-of-lora": [
-        {
-            "rewarded": {0: 0.9, 1: 0.3, 2: 0.4, 16: 0.9},
-            "copied": {0: 0.9, 1: 0.9, 2: 0.9, 16: 0.9},
-        }
-    ],
     "retokenised-turns": [{"share": {0.7: 0.2, 1.0: 0.02, 1.3: 0.3}, "dialogue": 0.1, "lost": 0.0}],
-    "routes-that-flip": [
-        {
-            "mixture": RoundingGaps(
-                free=np.array([0.1, 0.1, -0.1, 0.1]),
-                replayed=np.array([0.1, 0.1, -0.1, 0.1]),
-                flipped=np.array([[True], [False], [True], [False]]),
-                text=np.array([0, 1, 2, 2]),
-            ),
-            "dense": RoundingGaps(
-                free=np.full(4, 0.1),
-                replayed=np.full(4, 0.1),
-                flipped=np.zeros((4, 1), np.bool_),
-                text=np.arange(4),
-            ),
-        }
-    ],
     "sft-then-rl": [{"solved": {"nothing": (0.0, 0.3), COLD: (0.25, 0.3), LONG: (0.25, 0.3)}}],
     "staleness": [
         {
@@ -361,14 +310,6 @@ REFUTED: dict[str, Sequence[Case]] = {
             "paid": {"TRPO": 0.1, "PPO": 0.1, "DPPO": 0.1},
             "most": {"TRPO": 0.05, "PPO": 0.05, "DPPO": 0.05},
             "reached": {"TRPO": 1.0, "PPO": 0.5, "DPPO": 1.0},
-        }
-    ],
-    "two-ranks": [
-        {
-            "off": {GLOBAL: 0.1, BY_LENGTH: 1.0, DEALT: 1.0},
-            "ratio": {BY_LENGTH: 1.0},
-            "single": 0.1,
-            "ends": {ONE_PROCESS: np.array([1.1, 1.0]), BY_LENGTH: np.ones(2), GLOBAL: np.ones(2)},
         }
     ],
 }

@@ -19,6 +19,7 @@ from hone.lab.finding import (
     ExperimentResult,
     LinePlot,
     PlotSeries,
+    StackedBarPlot,
     at_least,
     at_most,
     bar_plot,
@@ -63,8 +64,8 @@ def test_the_first_set_is_there() -> None:
 
 
 LONGEST = {
-    "asynchronous-actors", "exploration", "hindsight", "offline-shift", "options", "over-optimisation",
-    "retokenised-turns", "routes-that-flip", "target-network", "trust-regions",
+    "asynchronous-actors", "exploration", "hindsight", "memory-by-hand", "offline-shift", "options",
+    "over-optimisation", "retokenised-turns", "routes-that-flip", "target-network", "trust-regions",
 }  # fmt: skip
 """Experiments of two processor seconds and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
 
@@ -174,6 +175,19 @@ def test_runs_are_drawn_as_their_mean_in_a_band_from_least_to_largest(tmp_path) 
     assert saved["panels"][0]["series"]["a"]["high"] == [2, 4, 10]
     assert "high" not in saved["panels"][0]["series"]["alone"]
     assert saved["panels"][1]["low"] == [1.0, 2.0]
+
+
+def test_a_stacked_bar_adds_its_parts_up_and_marks_what_was_measured() -> None:
+    bars = StackedBarPlot(title="s", labels=["a", "b"], parts={"p": [1.0, 2.0], "q": [3.0, 1.0]}, marks=[4.0, 2.0])
+    root = ElementTree.fromstring(render_panels([bars], title="t"))
+    boxes = [node.attrib for node in root.iter() if node.tag.endswith("rect") and node.attrib.get("height") == "18"]
+    spans = [(float(box["x"]), float(box["x"]) + float(box["width"])) for box in boxes]
+    assert spans == [(150.0, 212.0), (212.0, 398.0), (150.0, 274.0), (274.0, 336.0)]  # 248 points for the sum of 4
+    marks = [float(node.attrib["x1"]) for node in root.iter() if node.attrib.get("class") == "range"]
+    assert marks == [398.0, 274.0]
+    saved = result_json(replace(finding(), panels=[bars], claims=[at_least("x", 1, 0)]), name="n", seed=0)
+    assert saved["panels"][0]["parts"] == {"p": [1.0, 2.0], "q": [3.0, 1.0]}
+    assert saved["panels"][0]["marks"] == [4.0, 2.0]
 
 
 def test_pictures_of_nothing_and_of_a_constant() -> None:

@@ -79,7 +79,18 @@ class BarPlot:
     """The largest of the runs of each bar."""
 
 
-Panel: TypeAlias = LinePlot | BarPlot
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedBarPlot:
+    """One horizontal bar per label, made of parts that add up, and a mark where another measurement of the sum is."""
+
+    title: str
+    labels: Sequence[str]
+    parts: Mapping[str, Sequence[float]]
+    """Sizes of a part in every bar, by its name."""
+    marks: Sequence[float]
+
+
+Panel: TypeAlias = LinePlot | BarPlot | StackedBarPlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Plots of a result as one self-contained SVG file: panels side by side, for light and dark backgrounds.
 
 Lines differ by dashes besides colours, for readers who cannot distinguish colours. A band around a line, and a thin
-line over a bar, go from the least to the largest run.
+line along a bar, go from the least to the largest run; a line across a stacked bar is its mark.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.lab.finding import BarPlot, LinePlot, Panel, PlotSeries
+from hone.lab.finding import BarPlot, LinePlot, Panel, PlotSeries, StackedBarPlot
 from hone.report.html import Html, element, format_number, join, text
 from hone.report.svg import Attributes, LinearScale, axes, label, labelled_ticks, polyline, thinned
 
@@ -41,7 +41,7 @@ def render_panels(panels: Sequence[Panel], *, title: str) -> str:
     drawn = [
         element(
             "g",
-            _bars(panel) if isinstance(panel, BarPlot) else _lines(panel),
+            _drawn(panel),
             attributes={"transform": f"translate({k * WIDTH:.0f} 0)"},
         )
         for k, panel in enumerate(panels)
@@ -54,9 +54,17 @@ def render_panels(panels: Sequence[Panel], *, title: str) -> str:
     return f"{svg}\n"
 
 
+def _drawn(panel: Panel) -> Html:
+    if isinstance(panel, BarPlot):
+        return _bars(panel)
+    return _stacks(panel) if isinstance(panel, StackedBarPlot) else _lines(panel)
+
+
 def _height(panel: Panel) -> float:
     if isinstance(panel, BarPlot):
         return max(TOP + 30.0 * len(panel.labels) + 26.0, 120.0)
+    if isinstance(panel, StackedBarPlot):
+        return TOP + 30.0 * len(panel.labels) + 26.0 + LEGEND_ROW * math.ceil(len(panel.parts) / 2)
     return HEIGHT + 8.0 + LEGEND_ROW * math.ceil(len(panel.series) / 2)
 
 
@@ -160,4 +168,26 @@ def _bars(panel: BarPlot) -> Html:
             span: Attributes = {"x1": x.at(panel.low[k]), "x2": x.at(panel.high[k]), "y1": top + 9, "y2": top + 9}
             parts.append(element("line", attributes=span | {"class": "range"}))
         parts.append(label(right + 6, top + 13, format_number(value), ""))
+    return join(parts)
+
+
+def _stacks(panel: StackedBarPlot) -> Html:
+    sums = [sum(sizes) for sizes in zip(*panel.parts.values(), strict=True)]
+    x = LinearScale(0.0, max(*sums, *panel.marks), BAR_LABELS, WIDTH - 62)
+    parts = [label(LEFT - 44, 18, panel.title, "title")]
+    for k, (name, mark) in enumerate(zip(panel.labels, panel.marks, strict=True)):
+        top, begin = TOP + 30.0 * k + 6, 0.0
+        for index, sizes in enumerate(panel.parts.values()):
+            box: Attributes = {"x": x.at(begin), "y": top, "width": x.at(sizes[k]) - x.at(0.0), "height": 18}
+            parts.append(element("rect", attributes=box | {"fill": COLOURS[index % len(COLOURS)]}))
+            begin += sizes[k]
+        here: Attributes = {"x1": x.at(mark), "x2": x.at(mark), "y1": top - 3, "y2": top + 21, "class": "range"}
+        parts.append(element("line", attributes=here))
+        parts.append(label(BAR_LABELS - 10, top + 13, name, "end"))
+        parts.append(label(x.at(max(begin, mark)) + 6, top + 13, format_number(mark), ""))
+    for index, name in enumerate(panel.parts):
+        left, height = LEFT - 40 + (index % 2) * (WIDTH / 2), TOP + 30.0 * len(sums) + 24 + LEGEND_ROW * (index // 2)
+        swatch: Attributes = {"x": left, "y": height - 9, "width": 28, "height": 10}
+        parts.append(element("rect", attributes=swatch | {"fill": COLOURS[index % len(COLOURS)]}))
+        parts.append(label(left + 34, height, name, ""))
     return join(parts)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.lab.finding import BarPlot, ExperimentResult, Panel, PlotSeries
+from hone.lab.finding import BarPlot, ExperimentResult, Panel, PlotSeries, StackedBarPlot
 from hone.lab.picture import render_panels
 from hone.store.durable import Json, finite_or_none, replace_file, to_json, writing
 from hone.store.records import record_json
@@ -41,6 +41,9 @@ def _panel(panel: Panel) -> Json:
             "bars": dict(zip(panel.labels, map(float, panel.values), strict=True)),
         }
         return bars | ({"low": _numbers(panel.low), "high": _numbers(panel.high)} if panel.low else {})
+    if isinstance(panel, StackedBarPlot):
+        stacks: dict[str, Json] = {name: _numbers(sizes) for name, sizes in panel.parts.items()}
+        return {"title": panel.title, "bars": list(panel.labels), "parts": stacks, "marks": _numbers(panel.marks)}
     series: dict[str, Json] = {line.label: _line(line) for line in panel.series}
     return {"title": panel.title, "x": panel.x_label, "series": series}
 
