@@ -27,8 +27,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import numpy as np
-from digest_runs import NEEDS, RUNS, lay_out
 from numpy.typing import NDArray
+from rank_runs import NEEDS, RUNS, lay_out
 from safetensors.numpy import load_file
 
 from hone import api

@@ -33,7 +33,7 @@ from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.ranked_build import building_for
 from hone.train.parallel.group import RankGroup, RankMeeting, joined, open_meeting
 from hone.train.parallel.ranked_learner import RankWork
-from hone.train.parallel.sharded_parameters import ShardedBuild
+from hone.train.parallel.sharded_build import ShardedBuild
 from hone.train.text.learners import token_learner
 from hone.train.text.rows import TokenBatch, TokenLayout
 
@@ -280,6 +280,32 @@ def pairs_resume(group: RankGroup) -> Results:
     return resume(in_pairs(group))
 
 
+def networks(group: RankGroup, dtype: str, *names: str) -> Results:
+    """Gradients, answers and bytes of networks beside a dense policy; `names`: of these alone."""
+    from tests.support import rank_networks
+
+    return {
+        f"{kind} {name}": value
+        for kind in names or rank_networks.KINDS
+        for name, value in rank_networks.on_ranks(group, kind, dtype).items()
+    }
+
+
+def networks32(group: RankGroup) -> Results:
+    """`networks` in float32."""
+    return networks(group, "float32")
+
+
+def networks64(group: RankGroup) -> Results:
+    """`networks` in float64."""
+    return networks(group, "float64")
+
+
+def pairs_networks64(group: RankGroup) -> Results:
+    """`networks64` of pairs."""
+    return networks(in_pairs(group), "float64", "critic", "adapted_scorer", "reference")
+
+
 CASES: dict[str, Callable[[RankGroup], Results]] = {
     case.__name__: case
     for case in (
@@ -298,6 +324,9 @@ CASES: dict[str, Callable[[RankGroup], Results]] = {
         pairs_resume,
         experts_loss,
         experts_bias,
+        networks32,
+        networks64,
+        pairs_networks64,
     )
 }
 

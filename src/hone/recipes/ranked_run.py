@@ -60,8 +60,6 @@ def require_layers_split(config: RunConfig) -> None:
     if not isinstance(config, NetworkRunConfig):
         raise ConfigError(f"{key}: {config.recipe} trains no language model whose layers could be cut; leave it out")
     source, faults = config.model, ErrorCollector(ConfigError)
-    if source.lora is not None:
-        faults.add(f"{key}: a low-rank adapter (model.lora) is whole on every rank; leave one of the two out")
     if source.exactness == "bitwise":
         faults.add(
             f"{key}: layers that are cut among ranks add in another order than the engine, so that log-probabilities "

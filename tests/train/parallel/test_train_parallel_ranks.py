@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from tests.support import rank_networks as networks
 from tests.support import rank_session as session
 
 from hone.core.credit import Credits
@@ -13,7 +14,7 @@ from hone.core.credit import Credits
 @pytest.fixture(scope="module")
 def two() -> Mapping[str, session.Results]:
     """Results of all cases on two ranks, one session of processes."""
-    return session.run_cases([*session.CASES], ranks=2)
+    return session.run_cases([name for name in session.CASES if name != "networks32"], ranks=2)
 
 
 def alone(dtype: str, config=session.LEARNER, updates: int = 3) -> session.Results:
@@ -98,6 +99,43 @@ def test_two_ranks_that_hold_the_layers_together_train_as_one_process(two):
     assert_pairs_train_as_one_process(two)
 
 
+def assert_networks_learn_as_on_one_process(found: Mapping[str, session.Results], case: str) -> None:
+    """Of critic, reward model, adapters and reference: the gradient of a step, and the values afterwards."""
+    dtype, within = ("float32", 1e-6) if case.endswith("32") else ("float64", 1e-12)
+    for kind in {name.split()[0] for name in found[case]}:
+        expected = networks.alone(kind, dtype)
+        assert np.abs(expected["gradient"]).max() > 1e-4
+        assert_close(found[case][f"{kind} gradient"], expected["gradient"], within)
+        assert np.abs(found[case][f"{kind} answers"] - expected["answers"]).max() <= 10 * within
+    assert np.array_equal(found[case]["critic on"], found[case]["critic resumed"])
+
+
+@pytest.mark.parametrize("case", ["networks64", "pairs_networks64"])
+def test_critic_reward_model_and_adapters_on_two_ranks_learn_as_on_one_process(two, case):
+    assert_networks_learn_as_on_one_process(two, case)
+
+
+def assert_each_rank_keeps_its_part(found: Mapping[str, session.Results], ranks: int) -> None:
+    """Bytes of weights, gradients and moments of each rank: its part, of a padded dimension, and on rank 0 a whole copy
+    of the weights of a network that acts or is saved."""
+    part = 1.1 / ranks
+    for kind in ("policy", "critic", "scorer"):
+        whole, kept = networks.bytes_alone(kind, "float64"), found["networks64"][f"{kind} bytes"]
+        assert len(kept) == ranks
+        assert kept[1:].max() <= part * whole
+        assert kept[0] <= (part + (0 if kind == "critic" else 0.25)) * whole
+
+
+def test_each_of_two_ranks_keeps_half_of_policy_critic_and_reward_model(two):
+    assert_each_rank_keeps_its_part(two, 2)
+
+
+def test_each_of_two_ranks_keeps_half_of_the_weights_of_an_adapter(two):
+    whole, kept = networks.bytes_alone("adapter", "float64"), two["networks64"]["adapter bytes"]
+    factors = 4 * networks.factor_bytes("float64")  # whole everywhere, with gradients and moments
+    assert kept[1] - factors <= 0.55 * (whole - factors)
+
+
 def test_ranks_that_hold_whole_networks_sum_their_gradients(two):
     expected = alone("float64")
     for name, value in two["whole_networks"].items():
@@ -132,6 +170,9 @@ def assert_virtual_bits(found: Mapping[str, session.Results]) -> None:
 def test_four_ranks_are_one_process_and_virtual_ranks_give_their_bits():
     four = session.run_cases([*session.CASES], ranks=4)
     assert_pairs_train_as_one_process(four)
+    for case in ("networks32", "networks64", "pairs_networks64"):
+        assert_networks_learn_as_on_one_process(four, case)
+    assert_each_rank_keeps_its_part(four, 4)
     for case, dtype, within in (("gradient32", "float32", 1e-6), ("gradient64", "float64", 1e-12)):
         expected = alone(dtype, session.ONE_STEP, updates=1)
         assert_close(four[case]["gradient"], expected["gradient"], within)

@@ -51,6 +51,7 @@ def with_learned_tokens(episodes: Episodes, *, said: float, world: float) -> Epi
         logp=logp[at],
         version=version[at],
         reward=weight[at],
+        turn=None,
         time=None,
         ref_logp=None,
     )

@@ -8,7 +8,7 @@ A and B after each step, never added to, so that rounding does not add up. Folde
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -124,24 +124,56 @@ def suggested_rate_factor(width: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPart:
+    """The part of one of the decoder's weights that this process holds, where several hold it together."""
+
+    parameter: nn.Parameter
+    """The decoder's parameter: it takes the gradient."""
+    merged: Tensor
+    """The part `[n, m]` in the memory of `parameter`."""
+    rows: Tensor
+    """`[n]` its rows of the whole weight."""
+    columns: Tensor
+    """`[m]` its columns of the whole weight."""
+
+    def rows_of(self, piece: CheckpointPiece) -> Tensor:
+        """Places in the part of the rows of a layer, which are neighbours."""
+        return torch.nonzero((self.rows >= piece.start) & (self.rows < piece.start + piece.rows)).flatten()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LowRankUpdate:
     """The update of one linear layer."""
 
     piece: CheckpointPiece
     """Where the layer's weight lies in the decoder."""
     base: Tensor
-    """`[out, in]` W0."""
-    merged: nn.Parameter
-    """The decoder's parameter that holds W, in the rows of `piece`."""
+    """`[out, in]` W0, or the part of it that is held here."""
+    merged: Tensor
+    """The decoder's weight that holds W, or the part of it that is held here."""
+    rows: slice
+    """The layer's rows of `merged`."""
     a: nn.Parameter
     """`[rank, in]`."""
     b: nn.Parameter
     """`[out, rank]`, its rows in the decoder's order."""
+    b_rows: slice
+    """Rows of B that the rows of `base` belong to."""
+    a_columns: slice
+    """Columns of A that the columns of `base` belong to."""
 
-    @property
-    def rows(self) -> slice:
-        """The layer's rows of the decoder's parameter."""
-        return slice(self.piece.start, self.piece.start + self.piece.rows)
+    def held(self, part: HeldPart, base: Tensor) -> "LowRankUpdate":
+        """The same update of the rows and columns in `part`, of whose weight `base` is W0."""
+        places = part.rows_of(self.piece)
+        rows = _run(places)
+        return replace(
+            self,
+            base=base[rows],
+            merged=part.merged,
+            rows=rows,
+            b_rows=_run(part.rows[places] - self.piece.start),
+            a_columns=_run(part.columns),
+        )
 
 
 class LoraAdapter:
@@ -178,9 +210,22 @@ class LoraAdapter:
             piece=piece,
             base=base,
             merged=self.weights[piece.parameter_name],
+            rows=slice(piece.start, piece.start + piece.rows),
+            b_rows=slice(None),
+            a_columns=slice(None),
             a=nn.Parameter(base.new_zeros(self.settings.rank, base.shape[1])),
             b=nn.Parameter(base.new_zeros(base.shape[0], self.settings.rank)),
         )
+
+    @torch.no_grad()
+    def hold(self, parts: Mapping[str, HeldPart]) -> None:
+        """Hold a part of each of `weights` only: of W0 and of W. A and B stay whole; `merge` fills the parts."""
+        self.weights = {name: parts[name].parameter for name in self.weights}
+        self.base = {name: base[parts[name].rows][:, parts[name].columns] for name, base in self.base.items()}
+        self.updates = {
+            name: update.held(parts[update.piece.parameter_name], self.base[update.piece.parameter_name])
+            for name, update in self.updates.items()
+        }
 
     @torch.no_grad()
     def initialise(self, *, seed: int) -> Self:
@@ -206,22 +251,26 @@ class LoraAdapter:
         of where they lie in memory.
         """
         for update in self.updates.values():
-            product = (update.b * self.settings.scale) @ update.a.clone()
+            product = (update.b[update.b_rows] * self.settings.scale) @ update.a[:, update.a_columns].clone()
             torch.add(update.base, product, out=update.merged.detach()[update.rows])
 
     @torch.no_grad()
     def factor_gradients(self, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Gradients of the factors of all layers in some of `weights`, named as in `factors`, from theirs.
 
-        With G that of W: dA = scale B^T G, and dB = scale G A^T.
+        With G that of W: dA = scale B^T G, and dB = scale G A^T. Of weights that are held in part, the gradients are
+        the part's share: those of all parts add up.
         """
         scale = self.settings.scale
         for weight, whole in gradients.items():
             for name in self.layers_of[weight]:
                 update = self.updates[name]
-                gradient = whole[update.rows]
-                yield f"{name}.lora_A.weight", (update.b * scale).t() @ gradient
-                yield f"{name}.lora_B.weight", gradient @ (update.a * scale).t()
+                gradient, rows, columns = whole[update.rows], update.b_rows, update.a_columns
+                of_a, of_b = torch.zeros_like(update.a), torch.zeros_like(update.b)
+                of_a[:, columns] = (update.b[rows] * scale).t() @ gradient
+                of_b[rows] = gradient @ (update.a[:, columns] * scale).t()
+                yield f"{name}.lora_A.weight", of_a
+                yield f"{name}.lora_B.weight", of_b
 
     def state(self) -> State:
         """A and B, for a network that is saved merged."""
@@ -247,6 +296,11 @@ class LoraAdapter:
             data = self.base[name] if name in self.base else parameter.detach()
             memo[id(parameter)] = nn.Parameter(data, requires_grad=False)
         return deepcopy(self.decoder, memo)  # pyright: ignore[reportArgumentType] - the memo is a dict of anything
+
+
+def _run(places: Tensor) -> slice:
+    """Neighbouring places as a slice."""
+    return slice(0, 0) if not len(places) else slice(int(places[0]), int(places[-1]) + 1)
 
 
 def new_adapter(decoder: Decoder, lora: LoraConfig, base_folder: Path, *, seed: int) -> LoraAdapter:

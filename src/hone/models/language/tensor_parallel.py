@@ -67,6 +67,15 @@ class TensorSplit:
             sizes[sections.dim] *= self.group.size
         return torch.Size(sizes)
 
+    def places(self, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the whole weight `name` `[rows, columns]` that this rank holds."""
+        sections, sides = self._sections(name), [torch.arange(size) for size in shape]
+        if sections is not None:
+            parts = sides[sections.dim].split(sections.sizes)
+            sides[sections.dim] = torch.cat([part.chunk(self.group.size)[self.group.rank] for part in parts])
+        rows, columns = sides
+        return rows, columns
+
     def _sections(self, name: str) -> _CutSections | None:
         c = self.config
         query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim

@@ -57,6 +57,10 @@ class TokenScorer(nn.Module):
         """The network below the head."""
         return self.model.decoder
 
+    def head_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of the head by name."""
+        return dict(self.model.score.named_parameters(prefix="score"))
+
     def scores(self, packed: PackedBatch, at: Tensor) -> Tensor:
         """`[n]` the numbers at positions `at` `[n]`, differentiable."""
         return self.model.scores(packed, at)

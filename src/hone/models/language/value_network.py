@@ -6,8 +6,6 @@ It is asked at the position before each decision, as the policy is: the value of
 import torch
 from torch import Tensor, nn
 
-from hone.core.errors import DataError
-from hone.core.state import State, array
 from hone.models.language.decoder import Decoder, LinearProjection
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_logprobs import at_least_float32
@@ -18,7 +16,6 @@ class ValueNetwork(nn.Module):
     """head @ h + bias of the last hidden state h: one number for each decision, or logits of the bins of its value.
 
     The head begins at 0: a new critic predicts the same value everywhere, which adds no noise to an advantage.
-    `Stateful`: the weights are part of a run's state.
     """
 
     def __init__(self, decoder: Decoder, *, outputs: int) -> None:
@@ -43,22 +40,3 @@ class ValueNetwork(nn.Module):
         self.head.weight.copy_(model.score.weight)
         if model.score.bias is not None:
             self.head.bias.copy_(model.score.bias)
-
-    def state(self) -> State:
-        """All weights by name; bfloat16 is widened, which loses nothing."""
-        return {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy().copy()
-            for name, value in self.named_parameters()
-        }
-
-    @torch.no_grad()
-    def restore(self, state: State) -> None:
-        """Load the weights of `state`, in place. Raises DataError for those of another network."""
-        for name, value in self.named_parameters():
-            saved = array(state, name)
-            if saved.shape != tuple(value.shape):
-                raise DataError(
-                    f"the saved critic has {name} of shape {list(saved.shape)}, this one {list(value.shape)}: a "
-                    "resumed run needs the critic that it was started with; put algorithm.critic back"
-                )
-            value.copy_(torch.from_numpy(saved.copy()))

@@ -12,6 +12,7 @@ from torch import Tensor
 from hone.core.errors import DataError
 from hone.core.state import State, array, has_part, number, substate
 from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.stored_weights import named_arrays
 
 
 class Adam:
@@ -83,7 +84,8 @@ class Adam:
     def state(self) -> State:
         """Step count and both moments of each parameter by name, whole whatever the number of ranks."""
         moments = {"exp_avg": self.means, "exp_avg_sq": self.squares}
-        return {"step": float(self.steps), **{name: self._by_name(moment) for name, moment in moments.items()}}
+        named = {name: named_arrays(self.parameters, moment) for name, moment in moments.items()}
+        return {"step": float(self.steps), **named}
 
     def restore(self, state: State) -> None:
         """Restore the state, also one whose moments are flat `[P]` in the order of the network.
@@ -96,13 +98,6 @@ class Adam:
             for mine, value in zip(moment, self.parameters.shards(named), strict=True):
                 mine.copy_(value)
         self.steps.fill_(step)
-
-    def _by_name(self, moment: list[Tensor]) -> State:
-        """Copies in a type that numpy knows: bfloat16 is widened, which loses nothing."""
-        return {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy().copy()
-            for name, value in self.parameters.by_name(moment).items()
-        }
 
 
 def _saved_moments(state: State, name: str, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from hone.train.loop import Learner
 from hone.train.parallel.group import RankGroup, RankMeeting, joined, open_meeting
 from hone.train.parallel.launcher import RankLauncher, RankTask, rank_tasks
 from hone.train.parallel.ranked_learner import RankedLearner, RankServant, RankWork
-from hone.train.parallel.sharded_parameters import ShardedBuild
+from hone.train.parallel.sharded_build import ShardedBuild
 
 JobBuild = Callable[[Any], TrainingJob[Any]]
 NOT_CERTIFIED = (
@@ -58,6 +58,7 @@ class RankedJobBuilder:
             ranks.wait_ready("built its learner")
             whole = [twin.whole for twin in sharded.twins if twin.sharded is work.learner.policy]
             learner = RankedLearner(policy=[*whole, work.learner.policy][0], work=work, peers=ranks)
+            sharded.ask_ranks = learner.answer
             learner.take_weights()
             return replace(
                 job,
@@ -104,7 +105,7 @@ def rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) ->
         raise ConfigError(
             "run.ranks: a world model's inputs are scaled by the replay buffer of the driver; leave run.ranks out"
         )
-    return RankWork(learner=learner, group=group, twins=sharded.twins)
+    return RankWork(learner=learner, group=group, twins=sharded.twins, questions=sharded.questions)
 
 
 def serve_rank(

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes
 from hone.core.errors import HoneError, LostRankError
-from hone.core.state import State, array, number, substate
+from hone.core.state import State, array, integer, number, substate
 from hone.credit.novelty import NoveltyCredits
 from hone.models.control.actor_critic import ControlPolicy
 from hone.train.learner.gradient import GradientLearner
@@ -20,13 +21,15 @@ from hone.train.learner.share import sharing
 from hone.train.loop import Learner
 
 if TYPE_CHECKING:
+    from hone.train.learner.ranked_build import Question
     from hone.train.parallel.group import RankGroup
-    from hone.train.parallel.sharded_parameters import ShardedTwin
+    from hone.train.parallel.sharded_build import ShardedTwin
 
 P = TypeVar("P")
 T = TypeVar("T")
 VALUES: Final = "values"
 UPDATE: Final = "update"
+QUESTION: Final = "question"
 STATE: Final = "state"
 RESTORE: Final = "restore"
 WEIGHTS: Final = "weights"
@@ -54,6 +57,8 @@ class RankWork:
     group: "RankGroup"
     twins: "Sequence[ShardedTwin]" = ()
     """Sharded policies; without them every rank holds, and steps, whole networks."""
+    questions: "Sequence[Question]" = ()
+    """Questions to networks that no rank has whole, which the driver's credit may ask."""
 
     def values(self, episodes: Episodes) -> Values:
         """Values of the learner's critic."""
@@ -69,6 +74,11 @@ class RankWork:
         for twin in self.twins:
             twin.gather(self.group)
         return metrics
+
+    def answer(self, number: int, episodes: Episodes) -> NDArray[Any]:
+        """Answer of a question about episodes; all ranks have it."""
+        with sharing(self.group.share()):
+            return self.questions[number](episodes)
 
     def state(self) -> State:
         """State of the learner, whole on rank 0."""
@@ -130,6 +140,11 @@ class RankedLearner(Generic[P]):
         }
         return self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
 
+    def answer(self, number: int, episodes: Episodes) -> NDArray[Any]:
+        """Answer of all ranks together to a question about episodes."""
+        given: State = {"number": number, "episodes": pack_episodes(episodes)}
+        return self._together(QUESTION, given, lambda: self.work.answer(number, episodes))
+
     def state(self) -> State:
         return self._together(STATE, {}, self.work.state)
 
@@ -179,6 +194,8 @@ class RankServant:
         elif order == UPDATE:
             credits = unpack_credits(substate(given, "credits"))
             self.work.update(unpack_episodes(substate(given, "episodes")), credits)
+        elif order == QUESTION:
+            self.work.answer(integer(given, "number"), unpack_episodes(substate(given, "episodes")))
         elif order == STATE:
             self.work.state()
         elif order == RESTORE:

@@ -15,6 +15,7 @@ from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.train.learner.config import learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.ranked_build import shared_network
 from hone.train.text.advantages import DecisionUnit
 from hone.train.text.critic import ActorCriticLearner, CriticView, critic_compute_cost
 from hone.train.text.loss import TokenLossSpec
@@ -68,7 +69,7 @@ def actor_critic_learner(
 ) -> ActorCriticLearner:
     """The policy's learner with `loss`, and beside it the critic's."""
     actor = gradient_learner(config, policies, loss)
-    network = open_critic(config, policies, critic)
+    network = shared_network(open_critic(config, policies, critic))
     budget = config.learner.micro_batch_tokens
     layout = TokenLayout(
         scheme=token_mean,

@@ -21,6 +21,8 @@ from hone.models.language.value_network import ValueNetwork
 from hone.objectives.terms import LossTerms
 from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.metrics import ComputeCost
+from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.stored_weights import restore_weights, stored_weights
 from hone.train.text.flops import forward_flops
 from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows
 from hone.train.text.value_losses import CriticLossConfig
@@ -154,9 +156,14 @@ class ActorCriticLearner:
         stepped["learner/tokens"] = stepped.get("learner/tokens", 0.0) + tokens
         return {**told, **stepped, "learner/flops": own + flops}
 
+    @property
+    def _parameters(self) -> ParameterStore:
+        (phase,) = self.critic.phases
+        return phase.parameters
+
     def state(self) -> State:
         """The policy's learner as ever, and beside it the critic: weights, optimizer, and what is known about it."""
-        critic: State = {"network": self.critic.policy.state(), "learner": self.critic.state()}
+        critic: State = {"network": stored_weights(self._parameters), "learner": self.critic.state()}
         return {
             **self.actor.state(),
             "critic": {**critic, "watch": self.watch.state(), "iterations": self.iterations},
@@ -166,7 +173,8 @@ class ActorCriticLearner:
         """Raises DataError where the state has no critic, or another one."""
         self.actor.restore(state)
         critic = substate(state, "critic")
-        self.critic.policy.restore(substate(critic, "network"))
+        remedy = "a resumed run needs the critic that it was started with; put algorithm.critic back"
+        restore_weights(self._parameters, substate(critic, "network"), what="critic", remedy=remedy)
         self.critic.restore(substate(critic, "learner"))
         self.watch.restore(substate(critic, "watch"))
         self.iterations = integer(critic, "iterations")

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.objectives.weights import token_mean
+from hone.train.learner.ranked_build import shared_network
 from hone.train.text.imitation import token_nll
 from hone.train.text.learners import token_learner
 from hone.train.text.memory import WEIGHT_BYTES
@@ -34,6 +35,7 @@ def open_world_model(config: TextGradientRunConfig, policies: TextPolicies, curi
     """The world model as it starts: a copy of the policy that the run starts from."""
     model = policies.open_frozen(None).requires_grad_(requires_grad=True)
     model.decoder.save_memory_like(policies.policy.decoder)
+    model = shared_network(model)
     changes = {"lr": curiosity.lr or config.learner.lr, "epochs": curiosity.epochs, "minibatches": 1}
     learner = token_learner(
         config.learner.model_copy(update=changes),

@@ -14,7 +14,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
-from hone.train.learner.ranked_build import trained_policy
+from hone.train.learner.ranked_build import sharded_store, trained_policy
 from hone.train.loop import Recipe
 from hone.train.text.balance import ExpertBalance
 from hone.train.text.flops import token_compute_cost
@@ -96,4 +96,5 @@ def _phase(
     """The phase of all weights of a policy, or of its adapter, which is merged after each step."""
     if policy.adapter is None:
         return policy_phase(policy, objective, config, prepare=prepare)
-    return low_rank_phase(LowRankParameters(policy.adapter), objective, config, prepare=prepare)
+    parameters = sharded_store(policy) or LowRankParameters(policy.adapter)
+    return low_rank_phase(policy.adapter, parameters, objective, config, prepare=prepare)

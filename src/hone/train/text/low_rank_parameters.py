@@ -14,6 +14,7 @@ from hone.objectives.terms import LossTerms
 from hone.train.learner.config import OptimizerConfig, adamw
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
+from hone.train.learner.parameter_store import ParameterStore
 from hone.train.learner.share import BatchShare
 
 P = TypeVar("P", bound=nn.Module)
@@ -65,10 +66,14 @@ class LowRankParameters:
 
     def _take_over(self, places: Mapping[str, Tensor], name: str, weight: Tensor) -> None:
         """Add the gradient of a merged weight to those of its factors, and free it."""
-        assert weight.grad is not None
-        for factor, gradient in self.adapter.factor_gradients({name: weight.grad}):
+        for factor, gradient in self.adapter.factor_gradients({name: self.gradient_of(weight)}):
             places[factor].add_(gradient)
         weight.grad = None
+
+    def gradient_of(self, weight: Tensor) -> Tensor:
+        """Gradient of a merged weight, or of the part of it that is held here."""
+        assert weight.grad is not None
+        return weight.grad
 
     def reduce(self, share: BatchShare) -> None:
         self.factors.reduce(share)
@@ -85,7 +90,8 @@ class LowRankParameters:
 
 
 def low_rank_phase(
-    parameters: LowRankParameters,
+    adapter: LoraAdapter,
+    parameters: ParameterStore,
     objective: Callable[[P, B], LossTerms],
     config: OptimizerConfig,
     *,
@@ -99,5 +105,5 @@ def low_rank_phase(
         optimizer=adamw(parameters, config),
         max_grad_norm=config.max_grad_norm or None,
         prepare=prepare,
-        after_step=lambda _: parameters.adapter.merge(),
+        after_step=lambda _: adapter.merge(),
     )

@@ -34,6 +34,7 @@ from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_sum
+from hone.train.learner.ranked_build import shared_network, shared_question
 from hone.train.text.loss import chosen_logp, collision_probability
 from hone.train.text.open_text import LanguageRunConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
@@ -54,7 +55,10 @@ class TextPolicies:
     device: str
     fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of the frozen ones; a resume must find them unchanged."""
-    frozen_policies: dict[str | None, TokenPolicy] = field(default_factory=dict[str | None, TokenPolicy])
+    frozen_policies: dict[str | None, tuple[TokenPolicy, str]] = field(
+        default_factory=dict[str | None, tuple[TokenPolicy, str]]
+    )
+    """Those that were opened, with their fingerprints, by their folder."""
     fingerprint: Callable[[TokenPolicy], str] = TokenPolicy.fingerprint
     """Fingerprint of a policy; weights without numbers have none."""
 
@@ -70,7 +74,8 @@ class TextPolicies:
 
     def logp(self, policy: TokenPolicy) -> DecisionColumn:
         """The log-probability of each choice under `policy`, nats."""
-        return partial(self.logp_of, policy)
+        ask = partial(self.logp_of, policy)
+        return ask if policy is self.policy else shared_question(ask)
 
     def logp_of(self, policy: TokenPolicy, episodes: Episodes) -> NDArray[np.floating]:
         """`[N]` log-probability of each choice under `policy`, nats."""
@@ -96,9 +101,11 @@ class TextPolicies:
 
     def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:
         if path not in self.frozen_policies:
-            self.frozen_policies[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
-        self.fingerprints[name] = self.fingerprint(self.frozen_policies[path])
-        return self.frozen_policies[path]
+            found = self.open_frozen(path).requires_grad_(requires_grad=False)
+            fingerprint = self.fingerprint(found)  # of the whole policy
+            self.frozen_policies[path] = (shared_network(found), fingerprint)
+        policy, self.fingerprints[name] = self.frozen_policies[path]
+        return policy
 
 
 def require_same_tokens(ours: Tokenizer, theirs: Tokenizer, named: str) -> None:

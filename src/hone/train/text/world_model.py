@@ -3,17 +3,17 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError
-from hone.core.state import State, array, substate
+from hone.core.state import State, substate
 from hone.credit.columns import DecisionColumn
 from hone.envs.text.world_tokens import environment_means, environment_only
 from hone.models.language.token_policy import TokenPolicy
 from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.stored_weights import restore_weights, stored_weights
 from hone.train.text.token_batch import TokenBatch
 
 
@@ -60,26 +60,19 @@ class WorldModel:
         return notes
 
     def state(self) -> State:
-        """Weights and optimizer; bfloat16 is widened, which loses nothing."""
-        weights: State = {
-            name: (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy().copy()
-            for name, value in self.learner.policy.named_parameters()
-        }
-        return {"weights": weights, "learner": self.learner.state()}
+        """Weights and optimizer."""
+        return {"weights": stored_weights(self._parameters), "learner": self.learner.state()}
 
-    @torch.no_grad()
     def restore(self, state: State) -> None:
         """Raises DataError for the weights of another network."""
-        weights = substate(state, "weights")
-        for name, value in self.learner.policy.named_parameters():
-            saved = array(weights, name)
-            if saved.shape != tuple(value.shape):
-                raise DataError(
-                    f"the saved world model has {name} of shape {list(saved.shape)}, this one {list(value.shape)}: a "
-                    "resumed run needs the model that it was started with; put model.path back"
-                )
-            value.copy_(torch.from_numpy(saved.copy()))
+        remedy = "a resumed run needs the model that it was started with; put model.path back"
+        restore_weights(self._parameters, substate(state, "weights"), what="world model", remedy=remedy)
         self.learner.restore(substate(state, "learner"))
+
+    @property
+    def _parameters(self) -> ParameterStore:
+        (phase,) = self.learner.phases
+        return phase.parameters
 
 
 @dataclass

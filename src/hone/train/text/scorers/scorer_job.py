@@ -30,6 +30,7 @@ from hone.store.calibration import write_calibration
 from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.ranked_build import sharded_store, trained_policy
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
@@ -210,6 +211,7 @@ def _save_with_range(scorer: TokenScorer, answers: Episodes, folder: Path) -> No
 
 def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLearner[TokenScorer, TokenBatch]:
     """The gradient learner of a scorer, which looks at the state after each labelled token."""
+    scorer = trained_policy(scorer)
     compares, learner = config.data_kind == "preference", config.learner
     layout = TokenLayout(
         scheme=token_mean,
@@ -240,8 +242,8 @@ def _phase(config: ScorerRunConfig, scorer: TokenScorer) -> OptimizerPhase[Token
     """The phase of all weights of a scorer, or of its adapter and its head."""
     if scorer.adapter is None:
         return policy_phase(scorer, config.scorer_loss(), config.learner)
-    parameters = LowRankParameters(scorer.adapter, whole=dict(scorer.model.score.named_parameters(prefix="score")))
-    return low_rank_phase(parameters, config.scorer_loss(), config.learner)
+    parameters = sharded_store(scorer) or LowRankParameters(scorer.adapter, whole=scorer.head_parameters())
+    return low_rank_phase(scorer.adapter, parameters, config.scorer_loss(), config.learner)
 
 
 def report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> ScorerReport:
