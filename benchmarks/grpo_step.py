@@ -80,7 +80,7 @@ def step_config(shape: str, case: tuple[str, int, int], kind: str, *, steps: int
                 "prompts_per_step": prompts,
                 "samples_per_prompt": samples,
                 "max_tokens": limit_of(task),
-                "max_concurrent": 128,
+                "max_concurrent": prompts * samples,
                 "runner": "native" if kind == "float32" else "native_bfloat16",
             },
             "learner": {"lr": 1e-6},

@@ -47,10 +47,16 @@ class ReferenceRule:
         """The answers of a batch of `count` that lack a required column, and why they have no score."""
         here = {column: values for column, values in columns.items() if column in self.required or column == "task"}
         reasons: dict[int, str] = {}
+        row: dict[str, object] = {}
+        reason = ""
         for index in range(count if self.required & here.keys() else 0):
-            if missing := self.missing({column: values[index] for column, values in here.items()}):
-                named = " and ".join(f"{column!r} is {instead}" for column, instead in missing.items())
-                reasons[index] = f"there is nothing to compare with: the column {named}"
+            # Answers to one prompt have the same references: they are looked at once.
+            if index == 0 or any(values[index] is not row[column] for column, values in here.items()):
+                row = {column: values[index] for column, values in here.items()}
+                named = " and ".join(f"{column!r} is {instead}" for column, instead in self.missing(row).items())
+                reason = f"there is nothing to compare with: the column {named}" if named else ""
+            if reason:
+                reasons[index] = reason
         return reasons
 
 
