@@ -303,7 +303,7 @@ def networks64(group: RankGroup) -> Results:
 
 def pairs_networks64(group: RankGroup) -> Results:
     """`networks64` of pairs."""
-    return networks(in_pairs(group), "float64", "critic", "adapted_scorer", "reference")
+    return networks(in_pairs(group), "float64", "policy", "critic", "adapted_scorer", "reference")
 
 
 CASES: dict[str, Callable[[RankGroup], Results]] = {
