@@ -255,6 +255,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["generation", "training"])
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks/gpu.py measures a CUDA device, and torch finds none here; nothing was measured")
     gathered = gathered_pages.install()
     products, bandwidth = device_rates()
     print(f"{products / 1e12:.0f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -72,6 +73,8 @@ def test_a_benchmark_runs_in_its_quick_form(name: str) -> None:
     peer = PEERS.get(name)
     if peer is not None and not (BENCHMARKS / ".peers" / peer / ".installed").is_file():
         pytest.skip(f"needs `python benchmarks/peers.py {peer}`")
+    if name == "gpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     before = (BENCHMARKS / "RESULTS.md").read_bytes()
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
