@@ -1,45 +1,44 @@
 """A fleet on Ray beside the embedded engine: equal weights under harm, the overhead of one replica, publications.
 
     python benchmarks/cluster.py                     all parts, half an hour on two cores
-    python benchmarks/cluster.py --only drills       one part: equal, overhead, throughput, drills
+    python benchmarks/cluster.py --only drills       one part: equal, overhead, throughput, survivors, drills
     python benchmarks/cluster.py --harms 3 --steps 8 a few minutes: decides nothing
     python benchmarks/cluster.py --quick             the overhead over four steps, a minute: decides nothing
 
-GRPO on chain_sum with a decoder of 56,000 parameters, 16 prompts x 8 answers a step, on a Ray cluster of two nodes on
-this machine. `equal`: 1, 2 and 4 replicas, staleness 0 and 1: every file of the last checkpoint has the sha256 of the
-embedded engine's run. `drills`: a run whose replicas are killed (-9), stopped (SIGSTOP) or lost with their node at
-random moments, `--harms` times each; the same sha256, and the longest step, which holds the wait for replacements.
-`overhead`: times of a step and of a publication. `throughput`: tokens a second of as many replicas as there are cores,
-one thread each, with 4.4 M parameters and 512 answers of 96 tokens a step. Prints one JSON line per row, and rewrites
-its tables in `benchmarks/RESULTS.md`.
+GRPO on chain_sum with a decoder of 56,000 parameters, 16 prompts x 8 answers a step, on a Ray cluster of nodes on this
+machine. `equal`: 1, 2 and 4 replicas, staleness 0 and 1: every file of the last checkpoint has the sha256 of the
+embedded engine's run. `overhead`: times of a step and of a publication with one replica on the driver's node, for this
+decoder and for one of 1.2 million parameters, and the CPU seconds of driver and replica. `throughput`: tokens a second
+of as many replicas as there are cores, one thread each, with 4.4 M parameters and 512 answers of 96 tokens a step.
+`survivors`: the time from the loss of one of two replicas to the end of their round. `drills`: a run whose replicas are
+killed (-9), stopped (SIGSTOP) or lost with their node at random moments, `--harms` times each; the same sha256, and the
+longest step, which holds the wait for replacements. Prints one JSON line per row, and rewrites its tables in
+`benchmarks/RESULTS.md`.
 """
 
 import argparse
-import contextlib
 import json
-import logging
 import os
 import random
 import signal
 import sys
 import tempfile
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from cluster_harm import CpuThread, HarmingThread, by_node, by_signal, connected_nodes
+from cluster_survivors import survivors
 from tables import Row, grow, tell
 
 from hone.cli.main import main as hone
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-STORE = 256 << 20
 PATIENCE_S = 5.0
 DRILL_STEPS = 60
 CONFIG = """
@@ -86,6 +85,12 @@ samples_every = 0
 checkpoint_every = 0
 """
 
+LARGER = [
+    f"model.new.{key}={value}"
+    for key, value in {"hidden_size": 160, "layers": 4, "heads": 5, "kv_heads": 5, "head_dim": 32}.items()
+] + ["model.new.intermediate_size=426"]
+"""Overrides for a decoder of 1.2 million parameters, 5 MB."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
@@ -99,12 +104,15 @@ class FinishedRun:
     tokens: list[float]
     """Drawn in each step."""
     lost: float
+    cpu_s: float
+    """CPU seconds of a step, driver and replicas together."""
 
 
 def trained(folder: Path, name: str, *overrides: str, steps: int) -> FinishedRun:
     """Train in this process; `overrides` of the config."""
     given = ["train", "run.toml", f"name={name}", f"steps={steps}", *overrides]
-    with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
+    metrics = folder / "runs" / name / "metrics.jsonl"
+    with (folder / f"{name}.log").open("w", encoding="utf-8") as log, CpuThread(metrics) as spent:
         before, sys.stdout = sys.stdout, log
         try:
             code = hone(given)
@@ -113,7 +121,7 @@ def trained(folder: Path, name: str, *overrides: str, steps: int) -> FinishedRun
     if code:
         raise SystemExit(f"{name} ended with {code}; see {folder / name}.log")
     manifest = folder / "runs" / name / "checkpoints" / f"step_{steps:08d}" / "manifest.json"
-    written = (folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8")
+    written = metrics.read_text(encoding="utf-8")
     lines: list[dict[str, float]] = [json.loads(line) for line in written.splitlines()]
     return FinishedRun(
         files=without_times(json.loads(manifest.read_text(encoding="utf-8"))["files"]),
@@ -122,101 +130,13 @@ def trained(folder: Path, name: str, *overrides: str, steps: int) -> FinishedRun
         collect_s=[line["time/collect_s"] for line in lines],
         tokens=[line["rollout/tokens"] for line in lines],
         lost=sum(line.get("fleet/lost", 0.0) for line in lines),
+        cpu_s=spent.of_a_step(),
     )
 
 
 def without_times(files: dict[str, object]) -> dict[str, object]:
     """Files whose content depends on nothing but the run: a batch collected ahead is saved with its times."""
     return {name: found for name, found in files.items() if name != "state/state.json"}
-
-
-@contextlib.contextmanager
-def two_nodes() -> Iterator[Any]:
-    """A connected cluster of two nodes on this machine."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import ray  # noqa: PLC0415 - its import warns
-        from ray.cluster_utils import Cluster  # noqa: PLC0415
-
-        head = {"num_cpus": 4, "object_store_memory": STORE, "include_dashboard": False}
-        # Nodes are added by another thread, where Ray could not set its handlers for the end of the program.
-        cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
-        cluster.add_node(num_cpus=4, object_store_memory=STORE)
-        ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
-    try:
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def replicas() -> list[int]:
-    """Processes of this program's replicas that are not stopped."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            with contextlib.suppress(OSError):
-                fields = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append((int(path.name), fields[0]))
-    found, waiting = list[int](), [os.getpid()]
-    while waiting:
-        for child, state in children.get(waiting.pop(), []):
-            waiting.append(child)
-            with contextlib.suppress(OSError):
-                is_replica = b"ray::ReplicaActor" in Path(f"/proc/{child}/cmdline").read_bytes()
-                found += [child] if is_replica and state not in "TZ" else []
-    return found
-
-
-@dataclass
-class HarmingThread:
-    """Harms replicas at random moments until `left` harms are done."""
-
-    harm: Callable[[random.Random], bool]
-    left: int
-    over: bool = False
-
-    def __enter__(self) -> "HarmingThread":
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.over = True
-        self.thread.join()
-
-    def _work(self) -> None:
-        chance = random.Random(0)
-        while self.left and not self.over:
-            time.sleep(chance.uniform(1.0, 8.0))
-            self.left -= self.harm(chance)
-
-
-def by_signal(number: int) -> Callable[[random.Random], bool]:
-    """A signal to a replica."""
-
-    def harm(chance: random.Random) -> bool:
-        there = replicas()
-        if not there:
-            return False
-        os.kill(chance.choice(there), number)
-        return True
-
-    return harm
-
-
-def by_node(cluster: Any) -> Callable[[random.Random], bool]:  # noqa: ANN401 - Ray's
-    """The end of a node that is not the head, and a new node in its place."""
-
-    def harm(chance: random.Random) -> bool:
-        if not replicas():
-            return False
-        cluster.remove_node(chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id)))
-        cluster.add_node(num_cpus=4, object_store_memory=STORE)
-        time.sleep(chance.uniform(4.0, 8.0))
-        return True
-
-    return harm
 
 
 def fleet(count: int, *, patience_s: float = 60.0) -> list[str]:
@@ -271,39 +191,59 @@ def harmed_runs(
 
 def overhead(folder: Path, steps: int) -> Iterator[Row]:
     """Times of a step and a publication, embedded and with one replica, in turns."""
-    found: dict[str, list[FinishedRun]] = {"embedded": [], "one replica": []}
-    for turn in range(2):
-        found["embedded"].append(trained(folder, f"alone_{turn}", steps=steps))
-        found["one replica"].append(trained(folder, f"one_{turn}", *fleet(1), steps=steps))
+    for size, overrides in {"0.3 MB": [], "5 MB": LARGER}.items():
+        found: dict[str, list[FinishedRun]] = {"embedded": [], "one replica": []}
+        for turn in range(2):
+            name = f"{size[0]}_{turn}"
+            found["embedded"].append(trained(folder, f"alone_{name}", *overrides, steps=steps))
+            found["one replica"].append(trained(folder, f"one_{name}", *overrides, *fleet(1), steps=steps))
+        yield from overhead_rows(size, found)
+
+
+def overhead_rows(size: str, found: dict[str, list[FinishedRun]]) -> Iterator[Row]:
+    """Rows of the runs with one size of the weights."""
     # The first steps wait for the replica to start.
     steps_s = {name: np.concatenate([one.step_s[2:] for one in runs]) for name, runs in found.items()}
     publish_s = {name: np.concatenate([one.publish_s[2:] for one in runs]) for name, runs in found.items()}
-    for kind, taken in (("median", np.median), ("fastest", np.min)):
-        alone, one = (float(taken(steps_s[name])) for name in ("embedded", "one replica"))
-        yield Row(
-            row=f"{kind} step, one replica",
-            value=one,
-            unit="s",
-            seeds=2,
-            peer="embedded",
-            peer_value=alone,
-            ratio=one / alone,
-            bar="<= 1.15",
-            met=one <= 1.15 * alone,
-        )
-    alone, one = (1e3 * float(np.median(publish_s[name])) for name in ("embedded", "one replica"))
-    bar = "<= embedded + 10 ms"
-    yield Row(
-        row="median publication, 0.3 MB",
+    cpu_s = {name: np.array([one.cpu_s for one in runs]) for name, runs in found.items()}
+    step, longer = "a step with one replica, weights of", 1.15
+    yield versus(f"median time of {step} {size}", steps_s, np.median, "s", longer)
+    yield versus(f"fastest time of {step} {size}", steps_s, np.min, "s", longer)
+    yield versus(f"CPU time of {step} {size}", cpu_s, np.min, "s", None)
+    copy_s = copy_time_s(steps=2, size=int(1e6 * float(size.split()[0])))
+    row = versus(f"median publication, {size}", publish_s, np.median, "s", None)
+    met = row.value <= (row.peer_value or 0.0) + 0.01 + copy_s
+    yield replace(row, bar=f"<= embedded + 10 ms + {1e3 * copy_s:.1f} ms (two copies)", met=met)
+
+
+def versus(
+    row: str, found: dict[str, np.ndarray], taken: Callable[[np.ndarray], Any], unit: str, longer: float | None
+) -> Row:
+    """One replica against the embedded engine; `longer`: highest ratio."""
+    alone, one = (float(taken(found[name])) for name in ("embedded", "one replica"))
+    bar = None if longer is None else f"<= {longer:g}"
+    met = None if longer is None else one <= longer * alone
+    return Row(
+        row=row,
         value=one,
-        unit="ms",
+        unit=unit,
         seeds=2,
         peer="embedded",
         peer_value=alone,
         ratio=one / alone,
         bar=bar,
-        met=one <= alone + 10,
+        met=met,
     )
+
+
+def copy_time_s(*, steps: int, size: int) -> float:
+    """Shortest time of `steps` copies of `size` bytes."""
+    source, target, found = np.ones(size, np.uint8), np.zeros(size, np.uint8), list[float]()
+    for _ in range(20):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        found.append(time.perf_counter() - began)
+    return steps * min(found)
 
 
 def throughput(folder: Path) -> Iterator[Row]:
@@ -338,9 +278,15 @@ def same_files(one: FinishedRun, other: FinishedRun) -> int:
     return sum(one.files.get(name) == content for name, content in other.files.items())
 
 
+def measure(name: str, part: Callable[[Any], Iterator[Row]], *, quick: bool) -> None:
+    """Print and write the rows of a part. The one replica of `overhead` stands on the driver's node."""
+    with connected_nodes(1 if name == "overhead" else 2) as cluster:
+        tell(grow(f"Fleet, {name}", "benchmarks/cluster.py", part(cluster), threads=1, quick=quick))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("equal", "overhead", "throughput", "drills"))
+    parser.add_argument("--only", choices=("equal", "overhead", "throughput", "survivors", "drills"))
     parser.add_argument("--harms", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
@@ -348,19 +294,19 @@ def main() -> None:
     if given.quick:
         given.only, given.harms, given.steps = "overhead", 1, 4
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])  # of the replicas
-    with tempfile.TemporaryDirectory() as place, two_nodes() as cluster:
+    with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "run.toml").write_text(CONFIG, encoding="utf-8")
         os.chdir(folder)
-        parts: dict[str, Callable[[], Iterator[Row]]] = {
-            "equal": lambda: equal(folder, given.steps),
-            "overhead": lambda: overhead(folder, given.steps),
-            "throughput": lambda: throughput(folder),
-            "drills": lambda: drills(folder, given.harms, cluster),
+        parts: dict[str, Callable[[Any], Iterator[Row]]] = {
+            "equal": lambda _: equal(folder, given.steps),
+            "overhead": lambda _: overhead(folder, given.steps),
+            "throughput": lambda _: throughput(folder),
+            "survivors": lambda _: survivors(given.harms),
+            "drills": lambda cluster: drills(folder, given.harms, cluster),
         }
-        for name, part in parts.items():
-            if given.only in (None, name):
-                tell(grow(f"Fleet, {name}", "benchmarks/cluster.py", part(), threads=1, quick=given.harms < 20))
+        for name in [given.only] if given.only else parts:
+            measure(name, parts[name], quick=given.harms < 20)
         os.chdir(SOURCE)
 
 

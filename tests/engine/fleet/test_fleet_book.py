@@ -84,7 +84,10 @@ class FleetOfReplicas(RuleBasedStateMachine):
     def answer(self, data, twice: bool) -> None:
         name, number, ids = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
         for _ in range(1 + twice):
-            if self.book.answered(name, number, f"digest of {number}", self.now_s) == "take":
+            if (
+                self.book.answered(name, number, f"digest of {number}", self.now_s, work_s=0.01 * (number % 5))
+                == "take"
+            ):
                 self.taken.extend(ids)
 
     @precondition(lambda self: self.out)
@@ -210,7 +213,7 @@ def test_a_silent_replica_is_ended_after_twice_the_patience_unless_it_makes_prog
 
 
 def test_the_longest_expected_answers_go_first() -> None:
-    fleet = book(1, slots=8)
+    fleet = book(1, slots=7)
     fleet.queue([request(f"p{length}", expected=length) for length in (1, 5, 3)], 0)
     assert [one.id for _, ask in fleet.give(0.0) for one in ask.requests] == ["p5", "p3"]
 
@@ -225,12 +228,23 @@ def test_an_ask_holds_at_most_eight_prompts_and_an_eighth_of_a_share() -> None:
         assert max(shares) - min(shares) <= sizes
 
 
-def test_a_replica_holds_two_asks_or_as_many_as_fill_its_slots() -> None:
+@pytest.mark.parametrize(("request_s", "asks"), [(1.0, [2] * 8), (0.01, [8, 8]), (0.001, [16])])
+def test_a_share_is_cut_into_asks_that_are_worth_a_call(request_s: float, asks: list[int]) -> None:
+    """Of 50 ms: 16 prompts of 10 ms are two asks of 8, of 1 ms one ask, and of 1 s no more than eight."""
+    fleet = book(1, slots=10**6)
+    fleet.queue([request(f"p{place}") for place in range(4)], 0)
+    for name, ask in fleet.give(0.0):
+        fleet.answered(name, ask.number, "", 1.0, work_s=request_s * len(ask.requests))
+    fleet.queue([request(f"q{place}") for place in range(16)], 1)
+    assert [len(ask.requests) for _, ask in fleet.give(2.0)] == asks
+
+
+def test_a_replica_holds_two_asks_or_as_many_as_fill_its_slots_and_one_more() -> None:
     fleet = book(1, slots=12)
-    fleet.queue([request(f"p{place}", samples=4) for place in range(9)], 0)
-    assert len(fleet.give(0.0)) == 3
+    fleet.queue([request(f"p{place}", samples=4) for place in range(8)], 0)
+    assert len(fleet.give(0.0)) == 4
     wide = book(1, slots=1)
-    wide.queue([request(f"p{place}", samples=4) for place in range(9)], 0)
+    wide.queue([request(f"p{place}", samples=4) for place in range(8)], 0)
     assert len(wide.give(0.0)) == 2
 
 

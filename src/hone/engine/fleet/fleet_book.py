@@ -12,10 +12,14 @@ from hone.core.fleet import GenerationAsk
 from hone.core.generation import Request, ScoreRequest
 from hone.engine.fleet.fleet_records import AskRecord, FleetLimits, ReplicaPhase, ReplicaRecord, WorkItem
 
-_PROMPTS: Final = 8
-"""Most prompts of an ask, and least number of asks that a replica's share is cut into."""
+_PIECES: Final = 8
+"""Number of asks that a replica's share is cut into, and most prompts of an ask."""
+_ASK_S: Final = 0.05
+"""Least work of an ask, seconds: a share with less than twice as much is not cut."""
 _ASKS: Final = 2
 """Asks that a replica may hold whatever their size: the second waits while the first is answered."""
+_MEMORY: Final = 0.9
+"""Weight of what is known of the work per request against the latest answers."""
 _WINDOW: Final = 100
 """Versions over which losses are counted."""
 
@@ -39,6 +43,7 @@ class FleetBook:
         self._orders, self._numbers = 0, 0
         self._losses: list[tuple[int, str]] = []
         self._homes: dict[tuple[str, int], str] = {}
+        self._work_s, self._worked = 0.0, 0.0
 
     # ------------------------------------------------------------------------------------------- work
 
@@ -59,7 +64,7 @@ class FleetBook:
     def give(self, now_s: float) -> list[tuple[str, GenerationAsk]]:
         """Return the asks to send now, each with its replica."""
         given = self._give_again(now_s)
-        size = max(1, min(_PROMPTS, len(self._waiting) // (_PROMPTS * max(1, len(self._active())))))
+        size = self._ask_size()
         self._waiting.sort(key=lambda item: item.priority)
         while self._waiting:
             items = self._next_items(size)
@@ -73,8 +78,11 @@ class FleetBook:
             given.append((holder.name, record.ask))
         return given
 
-    def answered(self, replica: str, number: int, digest: str, now_s: float) -> Literal["take", "drop"]:
-        """Record an answer: the first to an ask is taken, a later one compared by its digest and dropped.
+    def answered(
+        self, replica: str, number: int, digest: str, now_s: float, *, work_s: float = 0.0
+    ) -> Literal["take", "drop"]:
+        """Record an answer, for which the replica worked `work_s`: the first to an ask is taken, a later one compared
+        by its digest and dropped.
 
         Raises DivergedError when two replicas answered differently; they may where weights were published meanwhile.
         """
@@ -93,6 +101,8 @@ class FleetBook:
             for one in record.ask.requests:
                 samples = range(one.first_sample, one.first_sample + one.samples) if one.keep_s else ()
                 self._homes.update(((one.id, sample), replica) for sample in samples)
+            self._work_s = _MEMORY * self._work_s + work_s
+            self._worked = _MEMORY * self._worked + len(record.ask.requests)
             return "take"
         if self.limits.exact and first != digest and record.ask.version == self.version:
             names = ", ".join(item.name for item in record.items)
@@ -243,6 +253,13 @@ class FleetBook:
         ready = [one for one in self.replicas.values() if one.phase is ReplicaPhase.READY and not one.silent]
         return ready[: self.limits.replicas]
 
+    def _ask_size(self) -> int:
+        """Number of requests of the next asks: parts of a replica's share that are worth a call."""
+        share = -(-len(self._waiting) // max(1, len(self._active())))
+        least = 1 + int(_ASK_S * self._worked / self._work_s) if self._work_s else 1
+        pieces = max(1, min(_PIECES, share // least))
+        return max(1, min(max(_PIECES, 2 * least), -(-share // pieces)))
+
     def _next_items(self, size: int) -> list[WorkItem]:
         """Items of the next ask. What a replica was lost with goes by itself, so that the cause is found."""
         head = self._waiting[0]
@@ -270,7 +287,7 @@ class FleetBook:
     def _has_room(self, told: ReplicaRecord, record: AskRecord) -> bool:
         if record.alone or any(self.asks[number].alone for number in told.asks):
             return not told.asks
-        return len(told.asks) < _ASKS or self._load(told) + record.ask.answers <= self.limits.slots
+        return len(told.asks) < _ASKS or self._load(told) <= self.limits.slots
 
     def _load(self, told: ReplicaRecord) -> int:
         return sum(self.asks[number].ask.answers for number in told.asks)

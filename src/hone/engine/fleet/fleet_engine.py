@@ -255,11 +255,11 @@ class FleetEngine(EngineSession):
         return None if told is None else told.phase
 
     def _take(self, event: AskAnswered, now_s: float) -> None:
-        record = self.book.asks.get(event.number)
-        taken = self.book.answered(event.replica, event.number, event.answers.digest, now_s)
+        record, answers = self.book.asks.get(event.number), event.answers
+        work_s = answers.stats.total_s
+        taken = self.book.answered(event.replica, event.number, answers.digest, now_s, work_s=work_s)
         if taken == "drop" or record is None:
             return
-        answers = event.answers
         self.report.served(event.replica, answers)
         if record.ask.texts:
             self._scores[id(record.ask.texts)] = answers
