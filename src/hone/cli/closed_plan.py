@@ -17,7 +17,7 @@ from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
 from hone.planner.known_models import known_model
 from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf
-from hone.planner.run_memory import RunDimensions, engine_copy_bytes_of
+from hone.planner.run_memory import RunDimensions, engine_copy_bytes_of, machine_parts
 from hone.planner.run_settings import (
     ASSUMED_PROMPT_TOKENS,
     PLANNED_RECIPES,
@@ -71,6 +71,8 @@ def _replace_model(document: ConfigDocument, model: str) -> None:
 def _parts(run: RunDimensions) -> dict[str, int]:
     """Bytes of the networks, by what holds them."""
     size, count = NUMBER_BYTES[run.step.weights], run.shape.parameters
+    if run.ranks.are_several:
+        return machine_parts(run)
     engine = 0 if run.generation is None else engine_copy_bytes_of(run.shape, run.generation, run.step.weights)
     gradients = run.trained * size if run.trained_parameters is None else 0
     parts = {

@@ -1,12 +1,13 @@
 """The memory plan of a text run for display: components, phases, what fits, and the fixes as settings to copy."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hone.cli.calibration import described_calibration, known_calibration
 from hone.cli.memory_request import MemoryRequest
 from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError
 from hone.planner.calibration import MachineCalibration, calibrated
 from hone.planner.devices import DeviceSpec, cpu_device, find_device
 from hone.planner.fixes import FitSearch, FixLadder, MemoryFix, nearest_fit, propose_fixes, search_fit
@@ -16,6 +17,8 @@ from hone.planner.run_memory import (
     largest_micro_batch,
     most_concurrent,
     on_device,
+    other_rank,
+    resident_parts,
     run_memory,
 )
 from hone.planner.run_time import generation_time, learning_time
@@ -32,6 +35,9 @@ _MOMENTS = {
     "norm": "the backward pass of the last norm",
     "layer": "the backward pass of a layer",
     "embedding": "the gradients of the vocabulary",
+    "layer end": "the end of a layer's backward pass",
+    "layer sent": "a layer's gradients, added up over the ranks",
+    "rest sent": "the vocabulary's gradients, added up over the ranks",
 }
 
 
@@ -43,12 +49,14 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
     spec, run = _device(plan, request.device), plan.run
     run = run if spec is None else on_device(run, spec)
     memory = run_memory(run)
-    rows = {
-        "memory in closed form": f"{run.step.tokens:,} tokens a micro-batch, {run.step.compute} products"
+    rows = {} if run is plan.run else {"memory": _networks(run)}
+    rows |= {
+        "memory in closed form": f"{run.own_step.tokens:,} tokens a micro-batch, {run.step.compute} products"
         + ("" if spec is None else f", on {_described(spec)}"),
         "components": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.components.items()),
         "phases": " | ".join(f"{name} {readable_bytes(size)}" for name, size in memory.phases.items()),
         "peak": _peak(run, memory),
+        **_rank_rows(run),
     }
     if request.exact:
         rows["exact step"] = _exact(run, memory, config())
@@ -58,7 +66,7 @@ def plan_rows(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[], Ru
         rows["measured"] = described_calibration(measured)
     rows["fits"] = _fits(run, memory, spec)
     if request.solve:
-        rows |= _solution_rows(run, spec, request)
+        rows |= _solution_rows(run, spec, request, device=plan.device)
     else:
         rows |= {f"fix {number}": text for number, text in enumerate(_fix_rows(run, memory, spec), start=1)}
     return rows | _times(run, spec)
@@ -73,8 +81,10 @@ def plan_figures(plan: MemoryPlan, request: MemoryRequest, config: "Callable[[],
     run = plan.run if spec is None else on_device(plan.run, spec)
     memory = run_memory(run)
     found |= {
-        "micro_batch_tokens": run.step.tokens, "compute": run.step.compute, "components": dict(memory.components),
+        "micro_batch_tokens": run.own_step.tokens, "compute": run.step.compute, "components": dict(memory.components),
         "phases": dict(memory.phases), "peak_bytes": memory.peak_bytes, "peak_phase": memory.peak_phase,
+        "ranks": run.ranks.count,
+        "other_rank_bytes": run_memory(other_rank(run)).peak_bytes if run.ranks.count > 1 else 0,
     }  # fmt: skip
     if request.exact:
         found |= _exact_figures(run, config())
@@ -148,7 +158,7 @@ def _solution_figures(run: RunDimensions, spec: DeviceSpec) -> dict[str, Any]:
 
 def _device(plan: MemoryPlan, device: str) -> DeviceSpec | None:
     if device:
-        return find_device(device, cpu_bytes=memory_limit_bytes() or 0)
+        return _enough_devices(find_device(device, cpu_bytes=memory_limit_bytes() or 0), plan, device)
     size = device_memory_bytes(plan.device)
     if size is None:
         return None
@@ -158,6 +168,17 @@ def _device(plan: MemoryPlan, device: str) -> DeviceSpec | None:
     return DeviceSpec(
         name=plan.device, memory_bytes=size, bfloat16_flops=0.0, float32_flops=0.0, bandwidth_bytes=0.0,
     )  # fmt: skip
+
+
+def _enough_devices(spec: DeviceSpec, plan: MemoryPlan, asked: str) -> DeviceSpec:
+    """The device, once for each rank if it is a GPU. Raises ConfigError where fewer were asked about."""
+    ranks = 1 if plan.run is None or not spec.is_gpu else plan.run.ranks.count
+    if 1 < spec.count < ranks:
+        raise ConfigError(
+            f"--device {asked} with run.ranks = {ranks}: a rank takes a GPU of its own, and these are {spec.count}; "
+            f"ask about {spec.name}x{ranks}, or lower run.ranks"
+        )
+    return replace(spec, count=max(spec.count, ranks))
 
 
 def _used_calibration(plan: MemoryPlan, request: MemoryRequest) -> MachineCalibration | None:
@@ -172,11 +193,35 @@ def _described(spec: DeviceSpec) -> str:
 
 def _peak(run: RunDimensions, memory: RunMemory) -> str:
     where = _MOMENTS[memory.step.moment] if memory.peak_phase == "learn" else "keys, values and logits"
-    saved = saved_per_token(run.shape, run.step)
+    saved = saved_per_token(run.shape.part(run.own_step.tensor), run.step)
     return (
         f"{readable_bytes(memory.peak_bytes)} in {memory.peak_phase} ({where}); most of it is {memory.largest}; "
         f"a layer keeps {saved:,} bytes a token"
     )
+
+
+def _networks(run: RunDimensions) -> str:
+    """The memory of a run's networks, as `MemoryPlan.rows` has it for the run's own device."""
+    engine = (
+        {} if run.generation is None else {"engine's weights": run_memory(run).components.get("engine's weights", 0)}
+    )
+    parts = {name: size for name, size in {**resident_parts(run), **engine}.items() if size}
+    named = ", ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items())
+    return f"{readable_bytes(sum(parts.values()))}: {named}"
+
+
+def _rank_rows(run: RunDimensions) -> dict[str, str]:
+    """Memory of the ranks but the driver."""
+    ranks = run.ranks
+    if ranks.count == 1:
+        return {}
+    other = run_memory(other_rank(run))
+    place = "in the same memory, and counted above" if ranks.beside else "each in a memory of its own"
+    shares = f"a share of {1 / ranks.data:.3g} of each weight" if run.is_sharded else "all weights"
+    return {
+        "other ranks": f"{ranks.count - 1} with {shares} and {readable_bytes(other.peak_bytes)} in {other.peak_phase}, "
+        f"{place}"
+    }
 
 
 def _fits(run: RunDimensions, memory: RunMemory, spec: DeviceSpec) -> str:
@@ -211,7 +256,7 @@ def _nearest(run: RunDimensions, spec: DeviceSpec) -> str:
     return f"; {', and '.join(found)}" if found else "; take a smaller model"
 
 
-def _solution_rows(run: RunDimensions, spec: DeviceSpec, request: MemoryRequest) -> dict[str, str]:
+def _solution_rows(run: RunDimensions, spec: DeviceSpec, request: MemoryRequest, *, device: str) -> dict[str, str]:
     """Rows of a search: the changes to make, the command, and what is only proposed."""
     found: FitSearch = search_fit(run, spec)
     rows = {f"change {number}": _described_fix(fix) for number, fix in enumerate(found.chosen, start=1)}
@@ -223,7 +268,8 @@ def _solution_rows(run: RunDimensions, spec: DeviceSpec, request: MemoryRequest)
     elif not found.chosen:
         rows["solution"] = "nothing to change: it fits"
     else:
-        rows["solution"] = f"peak {readable_bytes(found.memory.peak_bytes)}: {request.command(found.settings)}"
+        settings = (*found.settings, *(["run.device=cuda"] if spec.is_gpu and device == "cpu" else []))
+        rows["solution"] = f"peak {readable_bytes(found.memory.peak_bytes)}: {request.command(settings)}"
     proposed = {f"only proposed {number}": _described_fix(fix) for number, fix in enumerate(found.proposed, start=1)}
     return rows | proposed
 

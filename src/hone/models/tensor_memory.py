@@ -1,15 +1,17 @@
 """Bytes of the tensors that are alive: what an allocator would count, seen from torch's own operations.
 
 A storage is counted once, from the operation that made it until it is freed. Compiled kernels get their memory from
-torch, so that theirs is counted too; scratch inside one operation of a library is not.
+torch, so that theirs is counted too; scratch inside one operation of a library is not. Of a tensor that is cut over
+ranks its part is counted, and gathered parameters, whose storages FSDP empties and fills, by their size at the time.
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 
@@ -25,6 +27,26 @@ class TensorMemory(TorchDispatchMode):
         self.peak_operation = ""
         """Operation that made the last tensor of the peak."""
         self._sizes: dict[int, int] = {}
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> "TensorMemory":
+        """Begin to count. A change of a storage's size is no operation, and is seen by a function in its place."""
+        original = self._resize = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+            result = original(storage, size)
+            self._recount(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End counting."""
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(kind, fault, trace)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that were made before."""
@@ -42,8 +64,9 @@ class TensorMemory(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Run an operation, and count its results."""
-        del types
+        """Run an operation, and count its results; one on cut tensors comes again as those on their parts."""
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         before = self.peak_bytes
         for leaf in tree_leaves(result):
@@ -62,6 +85,13 @@ class TensorMemory(TorchDispatchMode):
         self.live_bytes += storage.nbytes()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         weakref.finalize(storage, self._forget, key)
+
+    def _recount(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._sizes:
+            self.live_bytes += storage.nbytes() - self._sizes[key]
+            self._sizes[key] = storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def _forget(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key, 0)

@@ -4,6 +4,7 @@ torch's fake tensors refuse to be read. What a training step reads of its own re
 number of tokens of each expert. What follows from tensors with numbers alone (positions, offsets, labels) has numbers.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -97,5 +98,7 @@ def _is_known_mask(index: object) -> bool:
 def without_numbers() -> Iterator[None]:
     """Context in which tensors have sizes and no numbers: nothing is computed, and memory is as in a real pass."""
     available_kernels()  # compiled and read before tensors have no numbers
-    with leaving_kernels_out(), FakeTensorMode(allow_non_fake_inputs=True), _CountsOfExperts(), _ZeroReads():
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), leaving_kernels_out(), fake, _CountsOfExperts(), _ZeroReads():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copy asks for it
         yield

@@ -265,12 +265,35 @@ def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         yield _Change(setting=setting, words=words, time="slower generation", keeps="bits", run=changed)
 
 
+def _more_ranks(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
+    """Ranks on the devices that there are."""
+    yield from _ranks(run, device, [count for count in _possible_ranks(run) if count <= device.count])
+
+
+def _possible_ranks(run: RunDimensions) -> list[int]:
+    """Numbers of ranks among which the weights can be cut: those with as many rows of a step."""
+    rows = max(run.step.tokens, run.step.step_tokens) // run.step.text_tokens
+    alone = run.ranks.count == 1 and run.trained_parameters is None and run.step.predicts_tokens
+    return [count for count in _RANKS if count <= rows] if alone else []
+
+
+def _ranks(run: RunDimensions, device: DeviceSpec, counts: Sequence[int]) -> Iterator[_Change]:
+    """The fewest ranks that are enough, or the most that can be, each on a GPU of its own."""
+    if not device.is_gpu or not counts:
+        return
+    changed = [replace(run, ranks=replace(run.ranks, count=count)) for count in counts]
+    found = next((one for one in changed if fits(one, device)), changed[-1])
+    count = found.ranks.count
+    words = f"weights, gradients and moments divided among {count} ranks, on {count} such devices"
+    yield _Change(setting=f"run.ranks={count}", words=words, time="communication", keeps="rounding", run=found)
+
+
+_RANKS: Final = (2, 4, 8, 16, 32, 64)
 _SAFE: Final[tuple[_Move, ...]] = (
-    _smaller_batches, _rounded_again, _sleeping, _checkpointing, _offloaded, _fewer_answers,
+    _smaller_batches, _rounded_again, _sleeping, _more_ranks, _checkpointing, _offloaded, _fewer_answers,
 )  # fmt: skip
 _HALVING: Final[tuple[_Move, ...]] = (_smaller_batches, _fewer_answers)
 _ADAPTER_RANK: Final = 16
-_SHARDS: Final = (2, 4, 8)
 
 
 def _proposals(run: RunDimensions, device: DeviceSpec) -> list[MemoryFix]:
@@ -286,11 +309,8 @@ def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         changed = replace(run, generation=replace(generation, cache="bfloat16", weights_bytes=2, layout="packed"))
         setting, words = 'rollout.runner="native_bfloat16"', "generation in bfloat16"
         yield _Change(setting=setting, words=words, time="faster", keeps="algorithm", run=changed)
-    if run.ranks == 1 and device.is_gpu:
-        enough = (count for count in _SHARDS if fits(replace(run, ranks=count), device))
-        ranks = next(enough, _SHARDS[-1])
-        words = f"weights, gradients and moments divided among {ranks} ranks, on {ranks} such devices"
-        yield _Change(setting="", words=words, time="communication", keeps="rounding", run=replace(run, ranks=ranks))
+    if device.count == 1:
+        yield from _ranks(run, device, _possible_ranks(run))
     if run.moment_bytes > 1:
         words = "moments of 8 bits (bitsandbytes; hone has no key for it)"
         changed = replace(run, moment_bytes=1)

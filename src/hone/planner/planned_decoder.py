@@ -5,7 +5,7 @@ planned too, and is said to be a guess.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hone.core.errors import DataError, ErrorCollector
@@ -86,6 +86,14 @@ class PlannedDecoder:
     def matmul_weights(self) -> int:
         """Weights that a token is multiplied by: `active_parameters` without the embedding's rows, which are read."""
         return self.active_parameters - (0 if self.tied else self.vocabulary_weights)
+
+    def part(self, ranks: int) -> "PlannedDecoder":
+        """The decoder of one of `ranks` that compute each layer together: a part of its heads and MLP columns."""
+        if ranks == 1:
+            return self
+        return replace(
+            self, heads=self.heads // ranks, kv_heads=self.kv_heads // ranks, intermediate=self.intermediate // ranks
+        )
 
     def _norm_of_heads(self) -> int:
         return self.query_width + self.key_width if self.family == "olmoe" else 2 * self.head_dim

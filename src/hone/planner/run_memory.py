@@ -11,6 +11,14 @@ from typing import Literal
 
 from hone.planner.devices import DeviceSpec
 from hone.planner.planned_decoder import PlannedDecoder
+from hone.planner.planned_ranks import (
+    ONE_PROCESS,
+    PlannedRanks,
+    copies_of_rank,
+    gathered_weight,
+    held_by_rank,
+    rank_step,
+)
 from hone.planner.training_step import NUMBER_BYTES, NumberType, StepMemory, StepSettings, step_memory
 
 CacheType = Literal["float32", "bfloat16", "int8"]
@@ -62,8 +70,18 @@ class RunDimensions:
     moment_bytes: int = 4
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
     """Bytes of further networks by role: reference, reward models, critic with its optimizer."""
-    ranks: int = 1
-    """Ranks that weights, gradients and moments are divided among (FSDP)."""
+    ranks: PlannedRanks = ONE_PROCESS
+    """Ranks of the learner, from the place of the one that is planned."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Weights, gradients and moments of the policy are cut among ranks; an adapter and a scorer are whole."""
+        return self.ranks.are_several and self.trained_parameters is None and self.step.predicts_tokens
+
+    @property
+    def own_step(self) -> StepSettings:
+        """The step as this rank takes it."""
+        return rank_step(self.step, self.ranks, sharded=self.is_sharded)
 
     @property
     def trained(self) -> int:
@@ -99,9 +117,10 @@ class RunMemory:
 
 def on_device(run: RunDimensions, device: DeviceSpec) -> RunDimensions:
     """The run as it would be on a device: a GPU takes fused attention, bfloat16 products, and keys and values of theirs
-    in long pages; a CPU leaves it as it is."""
+    in long pages, and a rank has one of its own; a CPU leaves it as it is."""
     if not device.is_gpu or run.step.path == "fused":
         return run
+    run = replace(run, ranks=replace(run.ranks, beside=0))
     step = replace(run.step, path="fused", compute="bfloat16", tile_scratch=False)
     generation = run.generation
     if generation is not None:
@@ -142,24 +161,19 @@ def page_bytes(shape: PlannedDecoder, generation: GenerationSettings) -> int:
 
 
 def run_memory(run: RunDimensions) -> RunMemory:
-    """Memory of a run: components, and the most of each phase."""
-    shape, size = run.shape, NUMBER_BYTES[run.step.weights]
-    step = step_memory(shape, run.step)
-    frozen = shape.parameters - run.trained if run.trained_parameters is not None else 0
-    resident = {
-        "weights": (shape.parameters if frozen == 0 else frozen + run.trained) * size // run.ranks,
-        "gradients": run.trained * size // run.ranks if run.trained_parameters is None else 0,
-        "optimizer": run.moments * run.trained * run.moment_bytes // run.ranks,
-        **run.copies,
-    }
+    """Memory of a run: components, and the most of each phase; with it that of the ranks in the same memory."""
+    shape, ranks = run.shape, run.ranks
+    step = step_memory(shape, run.own_step)
+    resident = resident_parts(run)
     generation = run.generation
     engine = {} if generation is None else _engine(run, generation)
     held = sum(resident.values())
     awake = 0 if generation is None else _awake_bytes(engine, generation)
-    gathered = 0 if run.ranks == 1 else 2 * (shape.vocabulary_weights + 3 * shape.layer_weights)
+    grows = resident["gradients"] if run.own_step.gathers else 0  # cut gradients grow in the backward pass
+    gathered = gathered_weight(shape, run.step, ranks) if run.own_step.gathers else 0
     phases = {
-        "learn": held + awake + step.peak + gathered,
-        "update": held + awake,
+        "learn": held - grows + awake + step.peak,
+        "update": held + awake + gathered,
     }
     if generation is not None:
         logits = 8 * min(_ENGINE_LOGITS, max(generation.concurrent, 64) * shape.vocab)
@@ -167,10 +181,42 @@ def run_memory(run: RunDimensions) -> RunMemory:
     working = {
         "activations": step.activations + step.recomputed,
         "rounded weights": step.rounded_weights,
-        "backward pass": max(0, step.peak - step.activations - step.recomputed - step.rounded_weights),
+        "backward pass": max(0, step.peak - step.activations - step.recomputed - step.rounded_weights - grows),
     }
+    other = run_memory(other_rank(run)) if ranks.beside else None
+    if other is not None:
+        working["other ranks of this machine"] = ranks.beside * other.peak_bytes
+        rests = {"generate": sum(resident_parts(other_rank(run)).values())} | dict(other.phases)
+        phases = {name: size + ranks.beside * rests[name] for name, size in phases.items()}
     components = {name: each for name, each in {**resident, **engine, **working}.items() if each > 0}
     return RunMemory(components=components, phases=phases, step=step)
+
+
+def other_rank(run: RunDimensions) -> RunDimensions:
+    """The run from the place of a rank that only learns."""
+    return replace(run, generation=None, ranks=replace(run.ranks, beside=0, is_driver=False))
+
+
+def resident_parts(run: RunDimensions) -> dict[str, int]:
+    """Bytes of the networks of a rank, gradients and moments with them, by what holds them."""
+    shape, size, trained = run.shape, NUMBER_BYTES[run.step.weights], run.trained
+    copies = copies_of_rank(run.copies, run.ranks)
+    if run.is_sharded:
+        held = held_by_rank(shape, run.step, run.ranks, moments=run.moments, moment_bytes=run.moment_bytes)
+        return held | copies
+    return {
+        "weights": shape.parameters * size,
+        "gradients": trained * size if run.trained_parameters is None else 0,
+        "optimizer": run.moments * trained * run.moment_bytes,
+        **copies,
+    }
+
+
+def machine_parts(run: RunDimensions) -> dict[str, int]:
+    """Bytes of `resident_parts`, and of the other ranks that have the same memory."""
+    others = run.ranks.beside * sum(resident_parts(other_rank(run)).values())
+    parts = {**resident_parts(run), "other ranks of this machine": others}
+    return {name: size for name, size in parts.items() if size}
 
 
 def _engine(run: RunDimensions, generation: GenerationSettings) -> dict[str, int]:

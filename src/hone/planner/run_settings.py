@@ -12,6 +12,7 @@ from typing import Final
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
+from hone.planner.planned_ranks import PlannedRanks, rank_faults
 from hone.planner.run_memory import CacheType, GenerationSettings, RunDimensions, WeightLayout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, NUMBER_BYTES, KernelPath, NumberType, StepSettings
 
@@ -22,7 +23,8 @@ PLANNED_KEYS: Final = (
     "model.compute", "model.exactness", "model.lora.alpha", "model.lora.layers", "model.lora.rank", "model.path",
     "model.round_weights_again", "model.weights", "rollout.context", "rollout.kv_cache", "rollout.max_concurrent",
     "rollout.max_staleness", "rollout.max_staleness.steps", "rollout.max_tokens", "rollout.prompts_per_step",
-    "rollout.runner", "rollout.samples_per_prompt", "rollout.sleep", "run.device", "samples.prompts",
+    "rollout.runner", "rollout.samples_per_prompt", "rollout.sleep", "run.device", "run.ranks", "run.tensor",
+    "run.virtual_ranks", "samples.prompts",
 )  # fmt: skip
 """Keys of a config that memory depends on; those of a new network aside."""
 PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
@@ -179,10 +181,14 @@ def dimensions_from_settings(
     rows = max(1, texts // settings.count("learner.minibatches"))
     micro = settings.count("learner.micro_batch_tokens")
     trained, copies = _trained_and_copies(recipe, settings, shape, weights, device)
+    ranks = _ranks(settings, device)
+    if not settings.faults.messages:
+        settings.faults.extend(rank_faults(shape, ranks, rows=rows, adapter=trained is not None))
     dimensions = RunDimensions(
         shape=shape,
         step=StepSettings(
             tokens=max(whole, min(micro, rows * whole)),
+            step_tokens=rows * whole,
             text_tokens=whole,
             chosen_tokens=whole - prompt if recipe.writes else 0,
             weights=weights,
@@ -201,9 +207,19 @@ def dimensions_from_settings(
         moments=recipe.moments,
         moment_bytes=NUMBER_BYTES[weights],
         copies=copies,
+        ranks=ranks,
     )
     settings.faults.raise_if_any()
     return dimensions
+
+
+def _ranks(settings: PlannedSettings, device: str) -> PlannedRanks:
+    """Ranks of the learner; those of one machine without GPUs have the same memory."""
+    count, virtual = settings.count("run.ranks"), settings.count("run.virtual_ranks", least=0, default=0)
+    apart = device != "cpu" or settings.given("cluster.learner")
+    return PlannedRanks(
+        count=count, tensor=settings.count("run.tensor"), virtual=virtual, beside=0 if apart else count - 1
+    )
 
 
 def _lengths(recipe: PlannedRecipe, settings: PlannedSettings, context: int, longest: int | None) -> tuple[int, int]:

@@ -29,18 +29,19 @@ def flops_per_token(run: RunDimensions) -> float:
 
 
 def learning_time(run: RunDimensions, device: DeviceSpec, tokens: int) -> PhaseTime | None:
-    """Least time to learn from `tokens`; None where the device's rates are not known."""
+    """Least time to learn from `tokens`, over all ranks; None where the device's rates are not known."""
     rate = device.bfloat16_flops if run.step.compute == "bfloat16" else device.float32_flops
     if not rate or not device.bandwidth_bytes:
         return None
     arithmetic = tokens * flops_per_token(run) / rate
     traffic = run.trained * (2 + 2 * run.moments) * 4.0 / device.bandwidth_bytes  # the optimizer reads and writes all
     bound = "arithmetic" if arithmetic >= traffic else "memory"
-    return PhaseTime(seconds=(arithmetic + traffic) / device.count, bound=bound)
+    return PhaseTime(seconds=(arithmetic + traffic) / run.ranks.count, bound=bound)
 
 
 def generation_time(run: RunDimensions, device: DeviceSpec, answers: int) -> PhaseTime | None:
-    """Least time to write `answers` of the full length: a step reads the weights once, and the keys of every answer."""
+    """Least time to write `answers` of the full length, which rank 0 does alone: a step reads the weights once, and
+    the keys of every answer."""
     generation = run.generation
     if generation is None or not device.bandwidth_bytes or not device.bfloat16_flops:
         return None
@@ -55,4 +56,4 @@ def generation_time(run: RunDimensions, device: DeviceSpec, answers: int) -> Pha
     rate = device.bfloat16_flops if width == 2 else device.float32_flops
     arithmetic = at_once * (2.0 * shape.matmul_weights + 4.0 * shape.layers * shape.query_width * context) / rate
     bound = "arithmetic" if arithmetic > read else "memory"
-    return PhaseTime(seconds=steps * max(read, arithmetic) / device.count, bound=bound)
+    return PhaseTime(seconds=steps * max(read, arithmetic), bound=bound)

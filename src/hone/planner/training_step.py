@@ -9,6 +9,7 @@ the products' numbers (4 or 2).
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from hone.planner.gathered_weights import GatheredWeights, gathered_moments
 from hone.planner.planned_decoder import PlannedDecoder
 
 KernelPath = Literal["compiled", "torch", "fused"]
@@ -58,6 +59,21 @@ class StepSettings:
     projection."""
     tile_scratch: bool = True
     """The processor multiplies bfloat16 by tiles, whose layout takes some room."""
+    step_tokens: int = 0
+    """Tokens of an optimizer step, of all ranks; 0: one micro-batch."""
+    shards: int = 1
+    """Ranks that weights are cut among (FSDP), each of them gathering a layer at a time; 1: weights are whole."""
+    tensor: int = 1
+    """Ranks that compute each layer together, with a part of its heads and MLP columns."""
+    virtual_shares: int = 0
+    """Shares of a rank under virtual ranks, whose gradients are added as a tree; 0: none."""
+    accumulates: bool = False
+    """An optimizer step has several micro-batches; whole weights have a gradient of their own anyway."""
+
+    @property
+    def gathers(self) -> bool:
+        """Weights are gathered for each pass: they are cut among ranks, in one way or both."""
+        return self.shards * self.tensor > 1 or self.virtual_shares > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +136,7 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     `logits`: the loss's backward pass; `norm`: the last norm's; `layer`: the last layer's, when everything kept is
     still there; `embedding`: the end, where the vocabulary's gradients meet.
     """
+    shape = shape.part(settings.tensor)
     h, tokens = shape.hidden, settings.tokens
     b = NUMBER_BYTES[settings.compute]
     mixed = settings.compute != settings.weights
@@ -141,6 +158,8 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     vocabulary = _STREAM * shape.vocabulary_weights if settings.trained_vocabulary else 0
     waiting = vocabulary if shape.tied and settings.predicts_tokens else 0
     everything = kept + kept_weights
+    if settings.gathers and not shape.tied:  # the gradient of the output projection waits for that of the embedding
+        waiting = vocabulary if settings.predicts_tokens else 0
     logits = 0
     if settings.predicts_tokens:
         logits = _logit_bytes(shape, settings) + _STREAM * h * _decisions(settings) + vocabulary
@@ -150,6 +169,12 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         "norm": everything + _norm_backward(shape, settings) + waiting,
         "embedding": (_STREAM * h + 4 * shape.head_dim) * tokens + waiting + vocabulary,
     }
+    if settings.gathers:
+        moments = gathered_moments(
+            moments, gathered_weights(shape, settings), kept=everything,
+            layer_kept=(everything - outside) // shape.layers, waiting=waiting,
+            passing=_first_norm(shape, settings), accumulates=settings.accumulates,
+        )  # fmt: skip
     moment = max(moments, key=lambda name: moments[name])
     return StepMemory(
         activations=kept,
@@ -160,6 +185,25 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         peak=moments[moment],
         moment=moment,
     )
+
+
+def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredWeights:
+    """Bytes of whole weights of a decoder whose weights are cut among ranks; of a part of its layers by `tensor`."""
+    size = NUMBER_BYTES[settings.weights]
+    rest = shape.vocabulary_weights * (1 if shape.tied or not settings.predicts_tokens else 2) + shape.hidden
+    layers = shape.parameters - shape.vocabulary_weights * (1 if shape.tied else 2) - shape.hidden
+    return GatheredWeights(
+        layer=size * layers // shape.layers, rest=size * rest, layers=shape.layers, tied=shape.tied,
+        shards=settings.shards, virtual_shares=settings.virtual_shares,
+    )  # fmt: skip
+
+
+def _first_norm(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes at the end of a layer's backward pass: its input, the norm's result, and the gradients of the stream and of
+    the joint projection of queries, keys and values."""
+    b = NUMBER_BYTES[settings.compute]
+    projection = b * (shape.query_width + 2 * shape.key_width)
+    return (2 * _STREAM * shape.hidden + b * shape.hidden + projection) * settings.tokens
 
 
 def _decisions(settings: StepSettings) -> int:
@@ -189,10 +233,15 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     if settings.path == "compiled":
         tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
         scratch = 2 * _TILE_ROWS * f if mixed and tiles else 0
-        direct = shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary
+        whole = not settings.gathers
+        direct = shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary and whole
         scratch += 0 if direct else _STREAM * f * h
         down = (_STREAM * h + (2 * h if mixed else 0) + b * f) * tokens + scratch
         gate = (_STREAM * h + 2 * b * f) * tokens - gate_freed
+        if not whole:  # gradients stay until the layer is finished
+            tile = 2 * _TILE_ROWS * h if mixed and tiles else 0
+            gate = max(gate, (_STREAM * h + b * h - b * f) * tokens + 2 * _STREAM * f * h - gate_freed + tile)
+            gate += _STREAM * f * h
         return max(down, gate) - freed
     gate = (_STREAM * h + 3 * b * f) * tokens - gate_freed - freed
     if settings.path == "fused":
@@ -211,8 +260,11 @@ def _experts_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: b
     tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
     stack = _STREAM * shape.experts * f * h + (2 * _TILE_ROWS * f if mixed and tiles else 0)
     down = (b * k * f + (8 if b == 4 else 4) * h - results - 8 * k) * tokens + stack - freed
+    held = stack if settings.gathers else 0
     if settings.path == "compiled":
-        return max(combine, down, (2 * b * k * f + 4 * h - results - 8 * k) * tokens - freed)
+        gate = (2 * b * k * f + 4 * h - results - 8 * k) * tokens - freed + held
+        later = gate - 2 * b * k * f * tokens + 2 * held  # both inputs of the gate are freed by then
+        return max(combine, down, gate, later if held else 0)
     gate = (3 * b * k * f - 4 * h * (k - 1) - 8 * k) * tokens - freed
     scores = 0 if settings.path == "fused" else _softmax_backward(shape, settings, mixed=mixed) - freed
     return max(combine, down, gate, scores)

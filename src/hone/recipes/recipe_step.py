@@ -5,10 +5,11 @@ The episodes are one micro-batch of texts of the longest length, of which no two
 step (epochs, minibatches) takes it once: the next one finds the same memory.
 """
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.tensor_memory import TensorMemory
 from hone.models.without_numbers import without_numbers
+from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
 from hone.train.config import RunConfig
@@ -35,6 +37,9 @@ from hone.train.text.rl_config import TextGradientRunConfig
 from hone.train.text.scorers.scorer_config import ScorerRunConfig
 from hone.train.text.scorers.scorer_job import scorer_learner
 from hone.train.text.tracked_step import TrackedStep, decoder_config, why_not_tracked
+
+if TYPE_CHECKING:
+    from hone.train.parallel.group import RankGroup
 
 _TEMPERATURE: Final = 1.0
 
@@ -67,27 +72,58 @@ def _why_not_run(config: RunConfig) -> str:
     return ""
 
 
-def take_recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock, fake: bool = True) -> TrackedStep:
-    """Memory of one update of a recipe that can be taken apart. `fake`: of tensors without numbers."""
+def take_recipe_step(
+    config: RunConfig, run: RunDimensions, *, clock: Clock, fake: bool = True, group: "RankGroup | None" = None
+) -> TrackedStep:
+    """Memory of one update of a recipe that can be taken apart. `fake`: of tensors without numbers. `group`: as a rank
+    of it; without one, a run of several ranks is counted as one of them that sends nothing."""
     assert isinstance(config, TextGradientRunConfig | SftConfig | ScorerRunConfig)
     shape, episodes = decoder_config(run.shape), _episodes(config, run)
     lora = None if config.model.lora is None else config.model.lora.settings(shape)
     advantage = np.where(episodes.owner % 2 == 0, 1.0, -1.0).astype(np.float32)
     credits = Credits(advantage=advantage, target=advantage)
     with ExitStack() as stack:
+        if group is None and run.ranks.are_several:
+            group = stack.enter_context(_one_rank(run.ranks))
         if fake:
             stack.enter_context(without_numbers())
         memory = stack.enter_context(TensorMemory())
-        learner = _once(_learner(config, run, lora))
+        update = _update(lambda: _once(_learner(config, run, lora)), group, run)
         resident, begin = memory.live_bytes, clock.monotonic_s()
         memory.reset_peak()
-        learner.update(episodes, credits)
+        update(episodes, credits)
         return TrackedStep(
             resident_bytes=resident,
             working_bytes=memory.peak_bytes - resident,
             operation=memory.peak_operation,
             seconds=clock.monotonic_s() - begin,
         )
+
+
+def _one_rank(ranks: PlannedRanks) -> "AbstractContextManager[RankGroup]":
+    from hone.train.parallel.fake_group import fake_ranks  # noqa: PLC0415 - torch.distributed
+
+    rank = 0 if ranks.is_driver else ranks.count - 1
+    return fake_ranks(ranks.count, tensor=ranks.tensor, virtual=ranks.virtual, rank=rank)
+
+
+def _update(
+    build: Callable[[], Learner[Any]], group: "RankGroup | None", run: RunDimensions
+) -> Callable[[Episodes, Credits], object]:
+    """An update of the learner that is built, or of this rank's part of it."""
+    if group is None:
+        return build().update
+    from hone.train.learner.ranked_build import building_for  # noqa: PLC0415 - ranks alone need it
+    from hone.train.parallel.ranked_learner import RankWork  # noqa: PLC0415 - torch.distributed
+    from hone.train.parallel.sharded_build import ShardedBuild  # noqa: PLC0415 - torch.distributed
+
+    sharded = ShardedBuild(group)
+    with building_for(sharded):
+        learner = build()
+    for twin in sharded.twins:
+        if not group.is_driver:
+            twin.forget_whole()
+    return RankWork(learner=learner, group=group, twins=sharded.twins).update
 
 
 def _learner(
@@ -150,8 +186,10 @@ def _one_step(learner: GradientLearner[Any, Any]) -> GradientLearner[Any, Any]:
 def _episodes(config: RunConfig, run: RunDimensions) -> Episodes:
     """Texts that fill a micro-batch, in groups of those that answer one prompt; all of a text but its prompt was
     chosen, or its end where a scorer is trained."""
-    longest, unread = run.step.text_tokens, 0 if isinstance(config, ScorerRunConfig) else 1
-    count = max(1, run.step.tokens // longest)
+    step, ranks = run.own_step, run.ranks
+    longest, unread = step.text_tokens, 0 if isinstance(config, ScorerRunConfig) else 1
+    passes = 2 if step.accumulates and not step.virtual_shares else 1
+    count = max(1, step.tokens // longest) * passes * (ranks.shares if ranks.are_several else 1)
     prompt = 1 if run.generation is None else max(1, run.generation.prompt_tokens)
     chosen = 1 if isinstance(config, ScorerRunConfig) else longest + unread - prompt
     offsets = np.arange(count + 1) * (longest + unread)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hone.core.errors import ResourceError
-from hone.core.reduction import Array
+from hone.core.reduction import Array, Reduction
 from hone.core.state import State
 from hone.models.language.tensor_group import ProcessTensorGroup
 from hone.store.codec import state_bytes, state_from_bytes
@@ -75,6 +75,8 @@ class RankGroup:
     meeting: RankMeeting
     mesh: DeviceMesh
     """`data` x `tensor`: ranks that share out the rows, times those that share out each layer."""
+    reduction: Callable[[int, dist.ProcessGroup | None], Reduction] = GroupReduction
+    """Position in a process group, and the group -> the reduction over its ranks."""
 
     @property
     def rank(self) -> int:
@@ -96,11 +98,15 @@ class RankGroup:
         """Ranks that compute each layer together with this one; None: it computes alone."""
         return None if self.meeting.tensor == 1 else ProcessTensorGroup(self.mesh.get_group("tensor"))
 
+    def everybody(self) -> Reduction:
+        """Reduction over all ranks of the run."""
+        return self.reduction(self.rank, None)
+
     def share(self) -> BatchShare:
         """This rank's share of every batch; the ranks of a tensor group have the same."""
         ranks, group = self.data.size(), self.data.get_group()
         return BatchShare(
-            reduction=GroupReduction(self.data.get_local_rank(), group),
+            reduction=self.reduction(self.data.get_local_rank(), group),
             ranks=ranks,
             shares=self.meeting.virtual or ranks,
             add=partial(dist.all_reduce, group=group),

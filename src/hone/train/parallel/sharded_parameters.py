@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hone.models.language.tensor_parallel import TensorSplit
 from hone.train.learner.share import BatchShare
-from hone.train.parallel.group import GroupReduction, RankGroup
+from hone.train.parallel.group import RankGroup
 from hone.train.parallel.sharding import backward_passes, joined_parts, local_part, own_rows, rank_rows
 from hone.train.parallel.tree_sums import ShareSum, tree_sum
 
@@ -62,7 +62,7 @@ class ShardedParameters:
     def gradient_norm(self) -> Tensor:
         """L2 norm `[]` of the whole gradient. With virtual ranks it has the same bits on any number of ranks: squares
         are added within rows of the first dimension, and then over all rows, as binary trees."""
-        everybody, gradients = GroupReduction(self.group.rank), self.gradients
+        everybody, gradients = self.group.everybody(), self.gradients
         kind, device = gradients[0].dtype, gradients[0].device
         if not self.shares:
             norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self._counted_once(gradients)]

@@ -1,6 +1,7 @@
 """Memory of a language model's run, counted from the model's config: no weights are made or read."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.lora import LoraSettings, suggested_rate_factor
 from hone.models.language.peft_folder import is_adapter
 from hone.models.language.tokenizers import Tokenizer
+from hone.planner.planned_ranks import PlannedRanks
+from hone.planner.run_memory import machine_parts
 from hone.planner.run_settings import engine_weight_bytes
 from hone.train.memory_plan import MemoryPlan
 from hone.train.text.planned_memory import BatchDimensions, planned_dimensions
@@ -107,6 +110,15 @@ def text_memory(
             config, model, batch, device=device, moments=moments, copies=further, engine_bytes=engine
         )
     return MemoryPlan(parameters=count, parts=held, device=device, notes=notes, run=run)
+
+
+def spread_plan(plan: MemoryPlan, ranks: PlannedRanks) -> MemoryPlan:
+    """The plan of a run whose learner is that of several ranks, from the place of rank 0."""
+    if plan.run is None or not ranks.are_several:
+        return plan
+    run = replace(plan.run, ranks=ranks)
+    engine = {name: size for name, size in plan.parts.items() if name == ENGINE_COPY}
+    return replace(plan, parts=machine_parts(run) | engine, run=run)
 
 
 def adapter_notes(settings: LoraSettings, config: ModelConfig) -> dict[str, str]:

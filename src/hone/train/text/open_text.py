@@ -29,8 +29,8 @@ from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
 from hone.train.memory_plan import MemoryPlan
-from hone.train.text.memory import engine_copy_bytes, text_memory
-from hone.train.text.planned_memory import BatchDimensions, TextLengths
+from hone.train.text.memory import engine_copy_bytes, spread_plan, text_memory
+from hone.train.text.planned_memory import BatchDimensions, TextLengths, planned_ranks
 from hone.train.text.saved_optimizer import check_saved_optimizer
 
 T = TypeVar("T")
@@ -336,15 +336,12 @@ def _memory(inputs: TextInputs[T]) -> MemoryPlan:
     config = inputs.config
     if not inputs.has_model:
         return MemoryPlan(parameters=0, parts={})
-    return text_memory(
-        config.model,
-        inputs.tokenizer[0],
-        moments=config.optimizer_moments,
-        copies=config.weight_copies(),
-        others=[path for path in inputs.other_policies if not is_to_come(path)],
-        device=config.run.device,
-        batch=config.batch_dimensions(inputs.lengths),
-    )
+    others = [path for path in inputs.other_policies if not is_to_come(path)]
+    plan = text_memory(
+        config.model, inputs.tokenizer[0], moments=config.optimizer_moments, copies=config.weight_copies(),
+        others=others, device=config.run.device, batch=config.batch_dimensions(inputs.lengths),
+    )  # fmt: skip
+    return spread_plan(plan, planned_ranks(config))
 
 
 def _policy_warnings(path: str) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hone.cluster.config import ClusterConfig
 from hone.core.episodes import Episodes
 from hone.engine.clients.config import ServerEngine
 from hone.evaluate.text.open_policy import ModelSource, resolved_compute
@@ -12,9 +13,11 @@ from hone.models.language.config import ModelConfig
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
 from hone.planner.planned_decoder import PlannedDecoder
+from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import GenerationSettings, RunDimensions
 from hone.planner.run_settings import cache_type, engine_layout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, KernelPath, NumberType, StepSettings
+from hone.train.config import RunConfig
 from hone.train.learner.config import LearnerConfig
 from hone.train.text.rollout_config import RolloutConfig
 
@@ -110,6 +113,7 @@ def planned_dimensions(
         shape=sizes,
         step=StepSettings(
             tokens=batch.tokens,
+            step_tokens=batch.rows * batch.longest_tokens,
             text_tokens=batch.longest_tokens,
             chosen_tokens=batch.longest_tokens - batch.longest_prompt if batch.longest_prompt else 0,
             weights=weights,
@@ -128,6 +132,16 @@ def planned_dimensions(
         moments=moments,
         moment_bytes=2 if weights == "bfloat16" else 4,
         copies=copies,
+    )
+
+
+def planned_ranks(config: RunConfig) -> PlannedRanks:
+    """Ranks of a run's learner. Those of one machine without GPUs have the same memory."""
+    run, cluster = config.run, dict(config).get("cluster")
+    apart = isinstance(cluster, ClusterConfig) and cluster.learner is not None
+    alone = apart or run.device.startswith("cuda")
+    return PlannedRanks(
+        count=run.ranks, tensor=run.tensor, virtual=run.virtual_ranks, beside=0 if alone else run.ranks - 1
     )
 
 
