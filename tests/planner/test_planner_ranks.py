@@ -16,6 +16,7 @@ from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
 from hone.planner.devices import DEVICES
 from hone.planner.fixes import search_fit
+from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks, held_by_rank, rank_step
 from hone.planner.run_memory import (
@@ -46,10 +47,11 @@ def planned(ranks: PlannedRanks, shape: PlannedDecoder = SMALL, **more: Any) -> 
     return RunDimensions(shape=shape, step=step, generation=ANSWERS, ranks=ranks)
 
 
-def counted(run: RunDimensions) -> tuple[int, int]:
-    """Bytes of a rank before and during an update of GRPO, of tensors without numbers."""
+def counted(run: RunDimensions, rank: int = 0) -> tuple[int, int]:
+    """Bytes of a rank before and during an update of GRPO, or of an adapter, of tensors without numbers."""
+    lora = {"lora": {"rank": rank}} if rank else {}
     config = load_recipe("grpo").config.model_validate({
-        "name": "small", "recipe": "grpo", "steps": 1, "model": {"path": "nowhere"},
+        "name": "small", "recipe": "grpo", "steps": 1, "model": {"path": "nowhere", **lora},
         "task": {"source": "prompts.jsonl"},
         "learner": {"lr": 1e-4, "micro_batch_tokens": run.own_step.tokens},
         "rewards": {"functions": [{"use": "exact_match"}]},
@@ -80,21 +82,21 @@ def test_gathered_weights_by_hand() -> None:
 
 
 def test_a_rank_takes_its_share_of_the_rows() -> None:
-    assert rank_step(STEP, PlannedRanks(count=2), sharded=True) == replace(STEP, shards=2)
-    assert rank_step(STEP, PlannedRanks(count=4), sharded=True) == replace(STEP, tokens=256, shards=4)
-    assert rank_step(STEP, PlannedRanks(count=4, tensor=2), sharded=True) == replace(STEP, shards=2, tensor=2)
-    assert rank_step(STEP, PlannedRanks(count=64), sharded=False) == replace(STEP, tokens=LONGEST)
-    virtual = rank_step(STEP, PlannedRanks(count=1, virtual=4), sharded=True)
+    assert rank_step(STEP, PlannedRanks(count=2)) == replace(STEP, shards=2)
+    assert rank_step(STEP, PlannedRanks(count=4)) == replace(STEP, tokens=256, shards=4)
+    assert rank_step(STEP, PlannedRanks(count=4, tensor=2)) == replace(STEP, shards=2, tensor=2)
+    assert rank_step(STEP, PlannedRanks(count=64)) == replace(STEP, tokens=LONGEST, shards=64)
+    virtual = rank_step(STEP, PlannedRanks(count=1, virtual=4))
     assert virtual == replace(STEP, tokens=256, virtual_shares=4, accumulates=True)
-    assert rank_step(STEP, PlannedRanks(), sharded=True) is STEP
+    assert rank_step(STEP, PlannedRanks()) is STEP
 
 
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [
-        (PlannedRanks(count=2), {}),
         (PlannedRanks(count=2, is_driver=False), {"compute": "bfloat16", "tokens": 128, "checkpointing": True}),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (PlannedRanks(count=2), {}),
             (PlannedRanks(count=2), {"tokens": 64}),
             (PlannedRanks(count=4), {"step_tokens": 4 * TOKENS}),
             (PlannedRanks(count=8, is_driver=False), {"tokens": 64, "step_tokens": 512}),
@@ -113,6 +115,17 @@ def test_the_update_of_one_rank_takes_what_the_closed_form_says(ranks: PlannedRa
     closed = step_memory(run.shape, run.own_step).peak
     assert resident == pytest.approx(sum(parts.values()) - parts["gradients"], rel=5e-3)
     assert resident + closed == pytest.approx(resident + working, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [PlannedRanks(count=2), PlannedRanks(count=4, tensor=2)])
+def test_the_weights_below_an_adapter_are_cut(ranks: PlannedRanks) -> None:
+    plain = planned(ranks, replace(SMALL, hidden=128, intermediate=384), trained_vocabulary=False)
+    trained, adapted = adapter_sizes(plain.shape, 8, "all")
+    run = replace(plain, trained_parameters=trained, copies=adapter_copies(trained, adapted, "float32"))
+    resident, working = counted(run, rank=8)
+    assert resident == pytest.approx(sum(resident_parts(run).values()), rel=5e-3)
+    assert step_memory(run.shape, run.own_step).peak == pytest.approx(working, rel=0.02)
 
 
 def test_ranks_of_one_machine_are_counted_together() -> None:
@@ -164,7 +177,7 @@ def test_one_process_group_at_a_time() -> None:
         (["run.ranks=2", "run.virtual_ranks=3"], "run.virtual_ranks = 3 must be a power of two that run.ranks = 2"),
         (["run.ranks=512"], "run.ranks = 512: an optimizer step has 128 sequences, fewer than 512 shares"),
         (["run.ranks=16", "run.tensor=16"], "run.tensor = 16: the model has 8 key and value heads, which it must div"),
-        (["run.ranks=2", "run.tensor=2", "model.lora.rank=8"], "run.tensor = 2: an adapter is whole on every rank"),
+        (["run.ranks=2", "run.virtual_ranks=4", "model.lora.rank=8"], "it is for all weights, and model.lora trains"),
         (["run.ranks=4", "--device", "h100x2"], "--device h100x2 with run.ranks = 4: a rank takes a GPU of its own"),
     ],
 )

@@ -217,11 +217,8 @@ def _rank_rows(run: RunDimensions) -> dict[str, str]:
         return {}
     other = run_memory(other_rank(run))
     place = "in the same memory, and counted above" if ranks.beside else "each in a memory of its own"
-    shares = f"a share of {1 / ranks.data:.3g} of each weight" if run.is_sharded else "all weights"
-    return {
-        "other ranks": f"{ranks.count - 1} with {shares} and {readable_bytes(other.peak_bytes)} in {other.peak_phase}, "
-        f"{place}"
-    }
+    share, peak = f"a share of {1 / ranks.count:.3g} of the weights", readable_bytes(other.peak_bytes)
+    return {"other ranks": f"{ranks.count - 1} with {share} and {peak} in {other.peak_phase}, {place}"}
 
 
 def _fits(run: RunDimensions, memory: RunMemory, spec: DeviceSpec) -> str:

@@ -94,6 +94,11 @@ def _is_known_mask(index: object) -> bool:
     return isinstance(index, Tensor) and not isinstance(index, FakeTensor) and index.dtype == torch.bool
 
 
+def forget_operations() -> None:
+    """Drop what torch remembers of operations on fake tensors: storages that were copied are part of it."""
+    FakeTensorMode.cache_clear()
+
+
 @contextmanager
 def without_numbers() -> Iterator[None]:
     """Context in which tensors have sizes and no numbers: nothing is computed, and memory is as in a real pass."""

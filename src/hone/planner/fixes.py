@@ -212,8 +212,8 @@ def _evaluated(change: _Change) -> MemoryFix:
 def _smaller_batches(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
     """Halve the micro-batch until the run fits, down to its longest text."""
     tokens, changed = run.step.tokens, run
-    while not fits(changed, device) and tokens > run.step.text_tokens:
-        tokens = max(run.step.text_tokens, tokens // 2)
+    while not fits(changed, device) and tokens > run.step.least_tokens:
+        tokens = max(run.step.least_tokens, tokens // 2)
         changed = replace(run, step=replace(run.step, tokens=tokens))
     if changed is not run:
         words = f"micro-batches of {tokens:,} tokens"
@@ -272,9 +272,8 @@ def _more_ranks(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
 
 def _possible_ranks(run: RunDimensions) -> list[int]:
     """Numbers of ranks among which the weights can be cut: those with as many rows of a step."""
-    rows = max(run.step.tokens, run.step.step_tokens) // run.step.text_tokens
-    alone = run.ranks.count == 1 and run.trained_parameters is None and run.step.predicts_tokens
-    return [count for count in _RANKS if count <= rows] if alone else []
+    rows = max(run.step.tokens, run.step.step_tokens) // run.step.least_tokens
+    return [count for count in _RANKS if count <= rows] if run.ranks.count == 1 else []
 
 
 def _ranks(run: RunDimensions, device: DeviceSpec, counts: Sequence[int]) -> Iterator[_Change]:

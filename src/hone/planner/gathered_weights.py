@@ -25,6 +25,8 @@ class GatheredWeights:
     """Ranks that each weight is cut among."""
     virtual_shares: int = 0
     """Shares of each rank, under virtual ranks."""
+    trained: bool = True
+    """They are trained; the gradients of those below an adapter become its own at once."""
 
     @property
     def whole(self) -> int:
@@ -34,7 +36,7 @@ class GatheredWeights:
     @property
     def gradients(self) -> int:
         """Bytes of a rank's part of all gradients."""
-        return self.whole // self.shards
+        return self.whole // self.shards if self.trained else 0
 
     @property
     def partial_sums(self) -> int:
@@ -66,12 +68,13 @@ def gathered_moments(
     the gradients of a layer are added up over the ranks; and `rest sent`, where those outside of the layers are.
     """
     layer, rest, layers, shards = weights.layer, weights.rest, weights.layers, weights.shards
+    grows = weights.trained and not accumulates
     found = {name: size + rest for name, size in moments.items()}
     found["logits"] += layer if shards > 1 else 0  # the last layer is on its way
     for done in sorted({0, min(1, layers - 1), max(0, layers - 2), layers - 1}):
         below = layer if done < layers - 1 and shards > 1 else 0
         above = layer if done else 0
-        finished = 0 if accumulates else done * layer // shards
+        finished = done * layer // shards if grows else 0
         beside = rest + below + finished
         left = kept - (done + 1) * layer_kept + waiting + beside
         now = {
@@ -80,8 +83,8 @@ def gathered_moments(
             "layer sent": left + weights.sent(layer) + (layer // shards if accumulates else 0),
         }
         found |= {name: max(size, found[name] if done else 0) for name, size in now.items()}
-    finished = 0 if accumulates else layers * layer // shards
+    finished = layers * layer // shards if grows else 0
     found["embedding"] += layer + finished + (waiting if weights.tied else 0)  # two gradients, and their sum
-    found["rest sent"] = weights.sent(rest) + finished
+    found["rest sent"] = (weights.sent(rest) if weights.trained else rest) + finished
     always = weights.partial_sums + (weights.gradients if accumulates else 0)
     return {name: size + always for name, size in found.items()}

@@ -7,11 +7,14 @@ from typing import Final
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.training_step import NUMBER_BYTES, StepSettings
 
+_CUT_COPIES: Final = ("critic", "reference policy", "world model")
+"""Networks beside the policy that are cut over the ranks, and nowhere whole. Others are whole on rank 0."""
 _DRIVERS_COPIES: Final = (
     "copy of the evaluation's engine", "start, while the distance from it is measured", "versions of a replay",
     "weights to publish",
 )  # fmt: skip
 """Copies of the weights that only rank 0 has: it generates, evaluates and reports."""
+_ADAPTER_BASE: Final = "base of the adapted weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,39 +51,56 @@ ONE_PROCESS: Final = PlannedRanks()
 """A learner of one process."""
 
 
-def rank_step(step: StepSettings, ranks: PlannedRanks, *, sharded: bool) -> StepSettings:
-    """The step of one rank: its share of the rows, and weights that are cut among the ranks if they are `sharded`."""
+def rank_step(step: StepSettings, ranks: PlannedRanks) -> StepSettings:
+    """The step of one rank: its share of the rows, and weights that are gathered a layer at a time."""
     if not ranks.are_several:
         return step
     own = -(-max(step.tokens, step.step_tokens) // ranks.shares)
-    tokens = min(step.tokens, max(step.text_tokens, own))
-    own_shares = ranks.shares // ranks.data
-    if not sharded:
-        return replace(step, tokens=tokens)
+    tokens = min(step.tokens, max(step.least_tokens, own))
+    shares = ranks.shares // ranks.data
     return replace(
-        step, tokens=tokens, shards=ranks.data, tensor=ranks.tensor, virtual_shares=own_shares if ranks.virtual else 0,
-        accumulates=own > tokens or own_shares > 1,
+        step, tokens=tokens, shards=ranks.data, tensor=ranks.tensor, virtual_shares=shares if ranks.virtual else 0,
+        accumulates=own > tokens or shares > 1,
     )  # fmt: skip
 
 
 def held_by_rank(
-    shape: PlannedDecoder, step: StepSettings, ranks: PlannedRanks, *, moments: int, moment_bytes: int
+    shape: PlannedDecoder,
+    step: StepSettings,
+    ranks: PlannedRanks,
+    *,
+    moments: int,
+    moment_bytes: int,
+    adapter: int | None = None,
 ) -> dict[str, int]:
-    """Bytes that one rank holds of weights that are cut among the ranks, with its part of the gradients and moments."""
+    """Bytes that one rank holds of weights that are cut among the ranks, with its part of the gradients and moments; of
+    an adapter of so many numbers, which is whole, the moments alone."""
     size, own = NUMBER_BYTES[step.weights], -(-shape.part(ranks.tensor).parameters // ranks.data)
-    whole = {"whole copy of rank 0": shape.parameters * size} if ranks.is_driver else {}
-    return {"weights": own * size, **whole, "gradients": own * size, "optimizer": moments * own * moment_bytes}
+    whole = {"whole copy of rank 0": (shape.parameters + (adapter or 0)) * size} if ranks.is_driver else {}
+    gradients, stepped = (own * size, own) if adapter is None else (0, adapter)
+    return {"weights": own * size, **whole, "gradients": gradients, "optimizer": moments * stepped * moment_bytes}
+
+
+def copies_of_rank(copies: Mapping[str, int], ranks: PlannedRanks) -> dict[str, int]:
+    """Bytes of the further networks of a rank: its parts, and on rank 0 those that are whole there."""
+    if not ranks.are_several:
+        return dict(copies)
+    found: dict[str, int] = {}
+    for name, size in copies.items():
+        part = -(-size // ranks.count)
+        if name in _CUT_COPIES:
+            found[name] = part
+        elif name == _ADAPTER_BASE:
+            found[name] = part + (size if ranks.is_driver else 0)
+        elif ranks.is_driver or name not in _DRIVERS_COPIES:
+            found[name] = size
+    return found
 
 
 def gathered_weight(shape: PlannedDecoder, step: StepSettings, ranks: PlannedRanks) -> int:
     """Bytes while the largest weight is gathered for rank 0's copy, after a step."""
     largest = max(shape.vocabulary_weights, 2 * shape.hidden * shape.intermediate * max(1, shape.experts))
     return NUMBER_BYTES[step.weights] * largest * (5 if ranks.tensor > 1 else 4) // 2
-
-
-def copies_of_rank(copies: Mapping[str, int], ranks: PlannedRanks) -> dict[str, int]:
-    """Bytes of the further networks of a rank."""
-    return {name: size for name, size in copies.items() if ranks.is_driver or name not in _DRIVERS_COPIES}
 
 
 def rank_faults(shape: PlannedDecoder, ranks: PlannedRanks, *, rows: int, adapter: bool) -> Iterator[str]:
@@ -95,11 +115,12 @@ def rank_faults(shape: PlannedDecoder, ranks: PlannedRanks, *, rows: int, adapte
             f"run.ranks = {ranks.count}: an optimizer step has {rows} sequences, fewer than {ranks.shares} shares; "
             "take fewer ranks, fewer learner.minibatches, or more sequences"
         )
+    if ranks.virtual and adapter:
+        yield f"run.virtual_ranks = {ranks.virtual}: it is for all weights, and model.lora trains an adapter"
     if ranks.tensor == 1:
         return
-    if shape.experts or adapter:
-        what = "experts are not cut among ranks" if shape.experts else "an adapter is whole on every rank"
-        yield f"run.tensor = {ranks.tensor}: {what}; leave it out"
+    if shape.experts:
+        yield f"run.tensor = {ranks.tensor}: experts are not cut among ranks; leave it out"
     for name, value in (("key and value heads", shape.kv_heads), ("columns of the MLP", shape.intermediate)):
         if value % ranks.tensor:
             yield f"run.tensor = {ranks.tensor}: the model has {value:,} {name}, which it must divide"

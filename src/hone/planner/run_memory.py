@@ -74,14 +74,9 @@ class RunDimensions:
     """Ranks of the learner, from the place of the one that is planned."""
 
     @property
-    def is_sharded(self) -> bool:
-        """Weights, gradients and moments of the policy are cut among ranks; an adapter and a scorer are whole."""
-        return self.ranks.are_several and self.trained_parameters is None and self.step.predicts_tokens
-
-    @property
     def own_step(self) -> StepSettings:
         """The step as this rank takes it."""
-        return rank_step(self.step, self.ranks, sharded=self.is_sharded)
+        return rank_step(self.step, self.ranks)
 
     @property
     def trained(self) -> int:
@@ -169,8 +164,8 @@ def run_memory(run: RunDimensions) -> RunMemory:
     engine = {} if generation is None else _engine(run, generation)
     held = sum(resident.values())
     awake = 0 if generation is None else _awake_bytes(engine, generation)
-    grows = resident["gradients"] if run.own_step.gathers else 0  # cut gradients grow in the backward pass
-    gathered = gathered_weight(shape, run.step, ranks) if run.own_step.gathers else 0
+    grows = resident["gradients"] if ranks.are_several else 0  # those of cut weights grow in the backward pass
+    gathered = gathered_weight(shape, run.step, ranks) if ranks.are_several else 0
     phases = {
         "learn": held - grows + awake + step.peak,
         "update": held + awake + gathered,
@@ -201,8 +196,11 @@ def resident_parts(run: RunDimensions) -> dict[str, int]:
     """Bytes of the networks of a rank, gradients and moments with them, by what holds them."""
     shape, size, trained = run.shape, NUMBER_BYTES[run.step.weights], run.trained
     copies = copies_of_rank(run.copies, run.ranks)
-    if run.is_sharded:
-        held = held_by_rank(shape, run.step, run.ranks, moments=run.moments, moment_bytes=run.moment_bytes)
+    if run.ranks.are_several:
+        held = held_by_rank(
+            shape, run.step, run.ranks, moments=run.moments, moment_bytes=run.moment_bytes,
+            adapter=run.trained_parameters,
+        )  # fmt: skip
         return held | copies
     return {
         "weights": shape.parameters * size,

@@ -183,11 +183,12 @@ def dimensions_from_settings(
     trained, copies = _trained_and_copies(recipe, settings, shape, weights, device)
     ranks = _ranks(settings, device)
     if not settings.faults.messages:
-        settings.faults.extend(rank_faults(shape, ranks, rows=rows, adapter=trained is not None))
+        settings.faults.extend(rank_faults(shape, ranks, rows=rows // recipe.factor, adapter=trained is not None))
     dimensions = RunDimensions(
         shape=shape,
         step=StepSettings(
-            tokens=max(whole, min(micro, rows * whole)),
+            tokens=max(recipe.factor * whole, min(micro, rows * whole)),
+            texts_together=recipe.factor,
             step_tokens=rows * whole,
             text_tokens=whole,
             chosen_tokens=whole - prompt if recipe.writes else 0,

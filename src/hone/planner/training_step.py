@@ -59,6 +59,8 @@ class StepSettings:
     projection."""
     tile_scratch: bool = True
     """The processor multiplies bfloat16 by tiles, whose layout takes some room."""
+    texts_together: int = 1
+    """Texts that no micro-batch parts: 2 of a pair."""
     step_tokens: int = 0
     """Tokens of an optimizer step, of all ranks; 0: one micro-batch."""
     shards: int = 1
@@ -69,6 +71,11 @@ class StepSettings:
     """Shares of a rank under virtual ranks, whose gradients are added as a tree; 0: none."""
     accumulates: bool = False
     """An optimizer step has several micro-batches; whole weights have a gradient of their own anyway."""
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens of the smallest micro-batch, of the longest texts that stay together."""
+        return self.texts_together * self.text_tokens
 
     @property
     def gathers(self) -> bool:
@@ -195,6 +202,7 @@ def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredW
     return GatheredWeights(
         layer=size * layers // shape.layers, rest=size * rest, layers=shape.layers, tied=shape.tied,
         shards=settings.shards, virtual_shares=settings.virtual_shares,
+        trained=settings.trained_vocabulary,
     )  # fmt: skip
 
 

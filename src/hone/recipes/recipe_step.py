@@ -5,6 +5,7 @@ The episodes are one micro-batch of texts of the longest length, of which no two
 step (epochs, minibatches) takes it once: the next one finds the same memory.
 """
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.tensor_memory import TensorMemory
-from hone.models.without_numbers import without_numbers
+from hone.models.without_numbers import forget_operations, without_numbers
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
@@ -88,7 +89,7 @@ def take_recipe_step(
         if fake:
             stack.enter_context(without_numbers())
         memory = stack.enter_context(TensorMemory())
-        update = _update(lambda: _once(_learner(config, run, lora)), group, run)
+        update = _update(lambda: _once(_learner(config, run, lora)), group)
         resident, begin = memory.live_bytes, clock.monotonic_s()
         memory.reset_peak()
         update(episodes, credits)
@@ -107,9 +108,7 @@ def _one_rank(ranks: PlannedRanks) -> "AbstractContextManager[RankGroup]":
     return fake_ranks(ranks.count, tensor=ranks.tensor, virtual=ranks.virtual, rank=rank)
 
 
-def _update(
-    build: Callable[[], Learner[Any]], group: "RankGroup | None", run: RunDimensions
-) -> Callable[[Episodes, Credits], object]:
+def _update(build: Callable[[], Learner[Any]], group: "RankGroup | None") -> Callable[[Episodes, Credits], object]:
     """An update of the learner that is built, or of this rank's part of it."""
     if group is None:
         return build().update
@@ -120,9 +119,10 @@ def _update(
     sharded = ShardedBuild(group)
     with building_for(sharded):
         learner = build()
-    for twin in sharded.twins:
-        if not group.is_driver:
-            twin.forget_whole()
+    for twin in sharded.twins if not group.is_driver else []:
+        twin.forget_whole()
+    gc.collect()
+    forget_operations()  # both let go of the whole weights
     return RankWork(learner=learner, group=group, twins=sharded.twins).update
 
 

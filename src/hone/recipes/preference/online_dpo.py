@@ -45,6 +45,7 @@ class OnlineDpoConfig(recipe.TextRunConfig):
             micro_batch_tokens=self.micro_batch_tokens(),
             rows=max(1, 2 * self.rollout.prompts_per_step // self.learner.minibatches),
             longest_tokens=lengths.whole,
+            texts_together=2,
             longest_prompt=lengths.prompt,
             rollout=self.rollout,
         )

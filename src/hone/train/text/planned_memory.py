@@ -44,6 +44,8 @@ class BatchDimensions:
     """Texts of an optimizer step."""
     longest_tokens: int
     """Tokens of the longest text."""
+    texts_together: int = 1
+    """Texts that no micro-batch parts: 2 of a pair."""
     longest_prompt: int = 0
     """Tokens of the longest prompt, for the engine's pages."""
     entropy: bool = False
@@ -56,15 +58,17 @@ class BatchDimensions:
     @property
     def tokens(self) -> int:
         """Most tokens of a forward pass: those of all texts, where they are fewer than a micro-batch."""
-        return max(self.longest_tokens, min(self.micro_batch_tokens, self.rows * self.longest_tokens))
+        least, most = self.texts_together * self.longest_tokens, self.rows * self.longest_tokens
+        return max(least, min(self.micro_batch_tokens, most))
 
 
-def logged_batch(learner: LearnerConfig, texts: int, lengths: TextLengths) -> BatchDimensions:
-    """Batches of a run that learns from a log, with `texts` texts per iteration."""
+def logged_batch(learner: LearnerConfig, batch: int, lengths: TextLengths, *, together: int = 1) -> BatchDimensions:
+    """Batches of a run that learns from a log, with `batch` texts per iteration, or sets of `together` texts each."""
     return BatchDimensions(
         micro_batch_tokens=learner.micro_batch_tokens,
-        rows=max(1, texts // learner.minibatches),
+        rows=max(1, together * batch // learner.minibatches),
         longest_tokens=lengths.whole,
+        texts_together=together,
     )
 
 
@@ -113,6 +117,7 @@ def planned_dimensions(
         shape=sizes,
         step=StepSettings(
             tokens=batch.tokens,
+            texts_together=batch.texts_together,
             step_tokens=batch.rows * batch.longest_tokens,
             text_tokens=batch.longest_tokens,
             chosen_tokens=batch.longest_tokens - batch.longest_prompt if batch.longest_prompt else 0,

@@ -61,7 +61,7 @@ class PreferenceRunConfig(LanguageRunConfig):
 
     def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
         texts = 2 if self.answers == "preference" else 1
-        return logged_batch(self.learner, texts * self.batch, lengths)
+        return logged_batch(self.learner, self.batch, lengths, together=texts)
 
     @abstractmethod
     def loss(self) -> AnswerLossSpec:

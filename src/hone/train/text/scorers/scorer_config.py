@@ -62,7 +62,7 @@ class ScorerRunConfig(NetworkRunConfig):
 
     def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
         texts = 2 if self.data_kind == "preference" else 1
-        return replace(logged_batch(self.learner, texts * self.batch, lengths), predicts_tokens=False)
+        return replace(logged_batch(self.learner, self.batch, lengths, together=texts), predicts_tokens=False)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "ScorerRunConfig":
