@@ -24,6 +24,7 @@ from hone.objectives.weights import (
     sequence_mean,
     token_mean,
 )
+from hone.train.learner.gradient import split_by_rows
 from hone.train.learner.micro_batches import split_by_token_budget
 from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows, padded_size
 from hone.train.text.shared_prefixes import MIN_SHARED_PART
@@ -156,6 +157,29 @@ def test_sequences_stay_apart_where_minibatches_need_their_rows() -> None:
     two = replace(episodes, group=np.repeat([0, 1], 3))
     assert len(replace(layout, row_tokens=36)(two, credits)) == 2
     assert len(replace(layout, unit="group")(two, credits)) == 2
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 1000), count=st.integers(1, 3), shares=st.integers(1, 6), pass_tokens=st.integers(4, 60))
+def test_ranks_and_passes_take_rows_apart_and_leave_minibatches_as_they_are(
+    seed: int, count: int, shares: int, pass_tokens: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    asked = [np.arange(int(size), dtype=np.int32) for size in np.repeat(rng.integers(2, 9, 3), 3)]
+    said = [rng.integers(0, 9, int(rng.integers(1, 8))).astype(np.int32) for _ in asked]
+    episodes = replace(supervised_episodes(asked, said), group=np.repeat([0, 1, 2], 3))
+    credits = Credits(advantage=rng.normal(size=episodes.decisions).astype(np.float32))
+    alone = TokenLayout(scheme=token_mean, min_rows=count)
+    whole, cut = alone(episodes, credits), replace(alone, shares=shares, pass_tokens=pass_tokens)(episodes, credits)
+    assert len(cut) == len(whole)
+    order = rng.permutation(len(whole))
+    for one, other in zip(split_by_rows(whole, order, count), split_by_rows(cut, order, count), strict=True):
+        assert isinstance(one, TokenRows) and isinstance(other, TokenRows)
+        assert np.array_equal(one.advantage, other.advantage)
+        assert np.array_equal(one.sequence_weight, other.sequence_weight)
+        assert len(other) >= min(shares, len(other.episodes))
+        longest = np.diff(other.episodes.transcript.offsets).max()
+        assert other.sizes().max() <= max(pass_tokens, longest)
 
 
 def rows_by_comparison(episodes: Episodes, row_tokens: int) -> tuple[list[int], list[int]]:

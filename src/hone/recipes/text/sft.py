@@ -91,8 +91,9 @@ def sft_learner(config: SftConfig, policy: TokenPolicy) -> GradientLearner[Token
         policy,
         layout=TokenLayout(
             scheme=token_mean,
-            row_tokens=config.learner.row_tokens,
-            min_rows=config.run.shares * config.learner.minibatches,
+            min_rows=config.learner.minibatches,
+            pass_tokens=config.learner.micro_batch_tokens,
+            shares=config.run.shares,
             pad_to_size=mixed,
             device=config.run.device,
         ),

@@ -24,15 +24,11 @@ from hone.core.state import State, Stateful, integer, substate
 from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.metrics import ComputeCost, MetricsAccumulator
-from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.learner.micro_batches import UNBOUNDED, split_by_token_budget
 from hone.train.learner.parameter_store import ParameterStore
 from hone.train.learner.share import current_share
 
 P = TypeVar("P", bound=nn.Module)
-
-
-UNBOUNDED = 1 << 62
-"""Tokens of a micro-batch, where it is as large as the minibatch."""
 
 
 class TensorBatch(Protocol):

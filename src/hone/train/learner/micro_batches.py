@@ -1,8 +1,13 @@
 """Splitting of rows under a token budget."""
 
+from typing import Final
+
 import numpy as np
 
 from hone.core.ragged import Ints
+
+UNBOUNDED: Final = 1 << 62
+"""Tokens of a micro-batch, where it is as large as the minibatch."""
 
 
 def split_by_token_budget(sizes: Ints, budget_tokens: int) -> list[Ints]:

@@ -73,8 +73,9 @@ def actor_critic_learner(
     budget = config.learner.micro_batch_tokens
     layout = TokenLayout(
         scheme=token_mean,
-        row_tokens=config.learner.row_tokens,
-        min_rows=config.run.shares * config.learner.minibatches,
+        min_rows=config.learner.minibatches,
+        pass_tokens=config.learner.micro_batch_tokens,
+        shares=config.run.shares,
         pad_to_size=network.decoder.is_mixed_precision,
         device=config.run.device,
     )

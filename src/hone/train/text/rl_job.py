@@ -278,8 +278,9 @@ def gradient_learner(
         unit=loss.unit,
         term_weights=loss.term_weights,
         skip_zero_advantage=loss.proportional_to_advantage,
-        row_tokens=config.learner.row_tokens,
-        min_rows=config.run.shares * config.learner.minibatches,
+        min_rows=config.learner.minibatches,
+        pass_tokens=config.learner.micro_batch_tokens,
+        shares=config.run.shares,
         pad_to_size=policy.decoder.is_mixed_precision,
         device=config.run.device,
     )

@@ -24,6 +24,7 @@ from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
+from hone.train.learner.micro_batches import UNBOUNDED
 from hone.train.learner.share import evaluated_pieces
 from hone.train.text.routing import replayed_routes, require_whole_routing
 from hone.train.text.shared_prefixes import shared_rows
@@ -50,9 +51,13 @@ class TokenLayout:
     skip_zero_advantage: bool = False
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
     row_tokens: int = 1024
-    """A row takes no further sequence beyond this: a micro-batch takes whole rows."""
+    """A row takes no further sequence beyond this."""
     min_rows: int = 1
-    """Sequences that begin alike stay apart where a batch would have fewer rows: each minibatch and rank takes some."""
+    """Sequences that begin alike stay apart where a batch would have fewer rows: each minibatch takes some."""
+    pass_tokens: int = UNBOUNDED
+    """Tokens of a forward pass: a longer row comes apart when the minibatches are made, which do not depend on it."""
+    shares: int = 1
+    """Ranks or virtual ranks: rows of a minibatch come apart where they are fewer."""
     after: bool = False
     """Look at the state after each decision's token, which judges the token too, instead of the state before it, which
     chose it: a scorer's place. The last token of a sequence is then read as well."""
@@ -69,9 +74,8 @@ class TokenLayout:
             require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
         begins = np.zeros(len(episodes), dtype=np.bool_)
-        forked = False
-        if episodes.part is not None and (episodes.part > 0).any():
-            forked, begins = True, np.asarray(episodes.part <= 0)
+        firsts = first_rows(episodes)
+        forked, begins = firsts is not None, begins if firsts is None else firsts
         if self.unit == "group":
             order = np.argsort(episodes.group, kind="stable")
             advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
@@ -144,7 +148,29 @@ class TokenRows:
             sequence_weight=self._sequence_weight(reduction),
             term_weights={name: self._fixed_weight(term, reduction) for name, term in self.layout.term_weights.items()},
         )
-        return rows._keep(rows._contributing()) if self.layout.skip_zero_advantage else rows
+        return (rows._keep(rows._contributing()) if self.layout.skip_zero_advantage else rows).apart()
+
+    def apart(self) -> Self:
+        """The same sequences in shorter rows, where a forward pass or the ranks need them; units of several sequences
+        stay whole."""
+        layout, few = self.layout, len(self) < self.layout.shares
+        if layout.unit == "group" or first_rows(self.episodes) is not None:
+            return self
+        if not few and int(self.sizes().max(initial=0)) <= layout.pass_tokens:
+            return self
+        begins = np.zeros(len(self.episodes), dtype=np.bool_)
+        begins[self.row_offsets[:-1]] = True
+        starts, trunks = shared_rows(self.episodes, min(layout.row_tokens, layout.pass_tokens), begins)
+        if len(starts) < layout.shares:
+            starts, trunks = shared_rows(self.episodes, 0, begins)
+        if len(starts) == len(self):
+            return self
+        return replace(
+            self,
+            row_offsets=np.append(starts, len(self.episodes)).astype(np.int64),
+            prefix_lengths=trunks,
+            unit_offsets=np.arange(len(starts) + 1, dtype=np.int64),
+        )
 
     def without_zero_advantage(self) -> Self:
         """The sequences of which an advantage is not 0; of a group, those that are left."""
@@ -158,6 +184,8 @@ class TokenRows:
         Rows that cannot contribute to a gradient are not asked: their answers are 0. Where none can, the first one is
         asked all the same, for the shapes of the answers.
         """
+        if (shorter := self.apart()) is not self:
+            return shorter.evaluate(question, budget_tokens)
         rows, sequences = np.arange(len(self)), self.unit_sequences
         if self.layout.skip_zero_advantage:
             contributing = np.diff(np.append(0, np.cumsum(self._contributing()))[sequences]) > 0
@@ -346,6 +374,12 @@ class TokenRows:
         before = seen.at - seen.offsets[:-1][owner] - self._unread - shared[owner]
         at = np.where(before < 0, segments[1:][trunk][row][owner] - 1, segments[:-1][body][owner] + before)
         return packed, at, None if routing is None else torch.from_numpy(routing).to(device)
+
+
+def first_rows(episodes: Episodes) -> NDArray[np.bool_] | None:
+    """`[E]` whether each is the first of a dialogue; None where no dialogue stands in several of them."""
+    part = episodes.part
+    return None if part is None or not (part > 0).any() else np.asarray(part <= 0)
 
 
 def padded_size(tokens: int) -> int:

@@ -114,8 +114,9 @@ def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]
         policy,
         layout=TokenLayout(
             scheme=token_mean,
-            row_tokens=config.learner.row_tokens,
-            min_rows=config.run.shares * config.learner.minibatches,
+            min_rows=config.learner.minibatches,
+            pass_tokens=config.learner.micro_batch_tokens,
+            shares=config.run.shares,
             pad_to_size=policy.decoder.is_mixed_precision,
             device=config.run.device,
         ),

@@ -218,8 +218,9 @@ def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLear
         unit="group" if compares else "sample",
         term_weights=PAIR_WEIGHTS if compares else {},
         after=True,
-        row_tokens=config.learner.row_tokens,
-        min_rows=config.run.shares * config.learner.minibatches,
+        min_rows=config.learner.minibatches,
+        pass_tokens=config.learner.micro_batch_tokens,
+        shares=config.run.shares,
         pad_to_size=scorer.decoder.is_mixed_precision,
         device=config.run.device,
     )
