@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.core.credit import Credits
+from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, array
 from hone.credit.returns import reward_as_advantage
@@ -101,14 +101,22 @@ def objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float)
     return LossTerms(loss=terms.loss + bounds_weight * (greatest - least).sum(), compute_metrics=terms.compute_metrics)
 
 
-def dynamics_rows(
-    transitions: Episodes, credits: Credits, updates: int, *, policy: ModelPlanner, memory: BootstrapBuffer
-) -> DynamicsRows:
-    """Rows of a bootstrapped sample, standardised by the whole replay buffer."""
-    del credits, updates
-    ensemble, members = policy.ensemble, memory.members
+def measured_credit(
+    transitions: Episodes, values: Values, *, policy: ModelPlanner, memory: BootstrapBuffer
+) -> Credits:  # fmt: skip
+    """No credit of its own: the whole replay buffer sets the scales of the ensemble, before its rows are laid out."""
     if memory.inputs.count:
-        ensemble.set_statistics(memory.inputs.count, _mean_and_scale(memory.inputs), _mean_and_scale(memory.targets))
+        scales = (_mean_and_scale(memory.inputs), _mean_and_scale(memory.targets))
+        policy.ensemble.set_statistics(memory.inputs.count, *scales)
+    return reward_as_advantage(transitions, values)
+
+
+def dynamics_rows(
+    transitions: Episodes, credits: Credits, updates: int, *, policy: ModelPlanner, members: int
+) -> DynamicsRows:
+    """Rows of a bootstrapped sample, standardised by the scales of the ensemble."""
+    del credits, updates
+    ensemble = policy.ensemble
     count = len(transitions) // members * members
     transitions = transitions.take(np.arange(count))
     assert transitions.final is not None
@@ -168,8 +176,8 @@ def method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPla
     return OffPolicyMethod(
         policy=policy,
         phases=[policy_phase(policy, loss, config.learner)],
-        layout=partial(dynamics_rows, policy=policy, memory=memory),
-        credit=reward_as_advantage,
+        layout=partial(dynamics_rows, policy=policy, members=algorithm.members),
+        credit=partial(measured_credit, policy=policy, memory=memory),
         buffer=memory,
         actor=actor,
         wrap_source=lambda source: WithState(source, actor, "plan"),

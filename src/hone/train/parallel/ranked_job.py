@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hone.core.errors import ConfigError, DivergedError, HoneError, ResourceError
-from hone.models.control.mpc import ModelPlanner
 from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner
@@ -100,10 +99,6 @@ def rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) ->
         raise ConfigError(
             f"run.tensor = {group.meeting.tensor}: this recipe trains no language model whose layers could be cut; "
             "leave it out"
-        )
-    if isinstance(learner.policy, ModelPlanner):
-        raise ConfigError(
-            "run.ranks: a world model's inputs are scaled by the replay buffer of the driver; leave run.ranks out"
         )
     return RankWork(learner=learner, group=group, twins=sharded.twins, questions=sharded.questions)
 
