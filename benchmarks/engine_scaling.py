@@ -10,9 +10,10 @@ length only as attention's share of the operations grows: the table gives both.
 Compiled code has one order of additions and no other: batch invariance is not an option there that could be switched
 off, and its speed beside engines without it is in generate.py. What can be compared on a CPU is the torch runner: its
 own row-invariant products and attention (tiles of 16 rows, keys in steps of 32) beside the same runner over the same
-weights with rows and attention as suits the batch (`free_rows.py`). The last row is not about batches: it is a whole
-GRPO step with `model.exactness = "bitwise"`, where the trainer computes as the torch runner does, beside the same step
-with that runner and the trainer's usual arithmetic. Both sides of a pair alternate in one process; medians of pairs.
+weights with rows and attention as suits the batch (`hone.lab.free_rows`). The last row is not about batches: it is a
+whole GRPO step with `model.exactness = "bitwise"`, where the trainer computes as the torch runner does, beside the
+same step with that runner and the trainer's usual arithmetic. Both sides of a pair alternate in one process; medians
+of pairs.
 """
 
 import argparse
@@ -23,7 +24,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from chains import TASKS, cold_start, fresh, problems
-from free_rows import FreeRows
 from tables import Row, grow, tell
 
 from hone.core.credit import Credits, Metrics
@@ -35,6 +35,7 @@ from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import default_limits
 from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
+from hone.lab.free_rows import FreeRows
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import load_model, read_config

@@ -23,6 +23,7 @@ from hone.engine.limits import default_limits
 from hone.engine.protocol import GenerationModel
 from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
+from hone.lab.free_rows import FreeRows
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.recipes.registry import load_recipe
@@ -62,10 +63,9 @@ def answers(model: GenerationModel) -> list[tuple[list[int], list[float]]]:
     return [(one.tokens.tolist(), one.logp.tolist()) for one in done]
 
 
-def test_free_rows_write_what_invariant_rows_write(script: Script) -> None:
-    free_rows = script("free_rows")
+def test_free_rows_write_what_invariant_rows_write() -> None:
     model = new_model(SHAPE, seed=0)
-    invariant, free = answers(model), answers(free_rows.FreeRows(model))
+    invariant, free = answers(model), answers(FreeRows(model))
     assert [tokens for tokens, _ in free] == [tokens for tokens, _ in invariant]
     for (_, one), (_, other) in zip(free, invariant, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)

@@ -12,6 +12,7 @@ from hone.lab.experiments.int8_or_fp8 import FORMATS
 from hone.lab.experiments.memory_by_hand import CHECKPOINTING, HALF, PLAIN, SHORT, MemorySum
 from hone.lab.experiments.old_keys_new_weights import NEW, OLD
 from hone.lab.experiments.routes_that_flip import RoundingGaps
+from hone.lab.experiments.same_question_other_company import FREE, FREE_HALF, GREEDY, TILES, CompanyEffect
 from hone.lab.experiments.two_ranks import DEALT, GLOBAL
 from hone.lab.experiments.two_ranks import ONE as ONE_PROCESS
 from hone.lab.experiments.two_ranks import SORTED as BY_LENGTH
@@ -19,9 +20,13 @@ from hone.lab.experiments.two_ranks import SORTED as BY_LENGTH
 NOT_ADDED_UP = MemorySum(lines={"weights": 50}, measured=100, in_loss=(True, False), parameters=100)
 """A step of 100 parameters that takes 100 bytes, of which a sum knows half."""
 
+SAME = CompanyEffect(other_bits=np.zeros(2), same_tokens=np.full(2, 99.0), ratio=0.0)
+OTHER = CompanyEffect(other_bits=np.ones(2), same_tokens=np.ones(2), ratio=0.1)
+"""Answers that company leaves alone, and answers that it changes."""
+
 REFUTED_ON_MACHINES: dict[str, Sequence[Mapping[str, Any]]] = {
     "asynchronous-actors": [
-        {"mean": {0: 0.5, 4: 0.5}, "end": {4: {CORRECTED: 0.5, NO_CORRECTION: 0.5}}, "hashes": ["a", "b"]}
+        {"mean": {0: 0.5, 4: 0.5}, "end": {4: {CORRECTED: 0.5, NO_CORRECTION: 0.5}}, "hashes": ["a", "b"], "mixed": 0.0}
     ],
     "old-keys-new-weights": [
         {
@@ -80,5 +85,9 @@ REFUTED_ON_MACHINES: dict[str, Sequence[Mapping[str, Any]]] = {
                 "IcePop": (1.0, 1.0),
             }
         }
+    ],
+    "same-question-other-company": [
+        {"effects": {FREE: [SAME], FREE_HALF: [SAME], GREEDY: [SAME], TILES: [OTHER]}, "bitwise": 0.1},
+        {"effects": {FREE: [OTHER], FREE_HALF: [SAME], GREEDY: [SAME], TILES: [OTHER]}, "bitwise": 0.1},
     ],
 }

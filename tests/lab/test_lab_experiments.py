@@ -65,7 +65,8 @@ def test_the_first_set_is_there() -> None:
 
 LONGEST = {
     "asynchronous-actors", "exploration", "hindsight", "memory-by-hand", "offline-shift", "options",
-    "over-optimisation", "retokenised-turns", "routes-that-flip", "target-network", "trust-regions",
+    "over-optimisation", "retokenised-turns", "routes-that-flip", "same-question-other-company", "target-network",
+    "trust-regions",
 }  # fmt: skip
 """Experiments of two processor seconds and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
 

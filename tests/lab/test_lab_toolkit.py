@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from hone.core.random import generator
 from hone.lab.exact import all_groups, count_probabilities, group_advantages, scored_episodes, scores_by_count
+from hone.lab.experiments.memory_by_hand import memory_sum, run_of
+from hone.lab.experiments.same_question_other_company import TOKENS, CompanyEffect, bitwise_ratio, sharp_models
 from hone.lab.policies import (
     TablePolicy,
     answer_paths,
@@ -36,6 +38,7 @@ from hone.lab.training import (
     train_seeds,
 )
 from hone.objectives.policy import reinforce_loss
+from hone.planner.planned_decoder import PlannedDecoder
 
 
 def test_puzzles_by_hand():
@@ -193,3 +196,30 @@ def test_additions_are_learned():
         seed=0,
     )
     assert told["reward"][-5:].mean() > told["reward"][:3].mean() + 0.2
+
+
+# ------------------------------------------------------------------------------------------- machines
+
+
+def test_a_step_is_added_up_by_hand() -> None:
+    """A layer has 8 x (8 + 8) + 8 x 8 + 3 x 8 x 16 = 576 weights in products and 2 x 8 in norms; with the embedding of
+    4 x 8 and the last norm 1 x 592 + 32 + 8 = 632 parameters. A page holds 16 tokens of 2 x 4 numbers; 8 answers and
+    one more have 8 pages each, and one is spare."""
+    shape = PlannedDecoder(
+        family="llama", layers=1, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=4, tied=True
+    )
+    lines = memory_sum(run_of(shape, tokens=256)).lines
+    assert [lines[name] for name in ("weights", "gradients", "moments")] == [4 * 632, 4 * 632, 8 * 632]
+    assert lines["keys and values"] == (8 * 9 + 1) * 16 * 2 * 4 * 4
+    assert lines["rounded weights"] == 0
+
+
+def test_company_is_told_by_the_first_token_that_differs() -> None:
+    found = CompanyEffect(other_bits=np.ones(4), same_tokens=np.array([0.0, 2.0, 2.0, TOKENS]), ratio=0.1)
+    assert found.other_tokens == 0.75
+    assert found.differing()[:3].tolist() == [0.25, 0.25, 0.75]
+    assert found.differing()[-1] == 0.75
+
+
+def test_a_bitwise_trainer_reads_what_was_recorded() -> None:
+    assert bitwise_ratio(sharp_models(5).full, seed=5) == 0.0

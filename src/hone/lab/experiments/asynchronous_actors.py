@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from hone.core.generation import SamplingParams
 from hone.core.judging import ScorerInput
 from hone.core.state import State
 from hone.credit.group import group_relative
+from hone.engine.engine import EmbeddedEngine
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_engine
 from hone.lab.control import moving_average, train_recipe
@@ -22,16 +25,20 @@ from hone.models.language.tokenizers import character_tokenizer
 from hone.objectives.policy import clipped_surrogate, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
+from hone.store.interleaving import INTERLEAVING, InterleavingRecord, read_interleaving
 from hone.train.learner.config import LearnerConfig
 from hone.train.loop import Recipe
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
+from hone.train.text.interleaving import RecordedSource, RecordingActor, ReplayedSource, ReplayingActor
 from hone.train.text.learners import token_learner
 from hone.train.text.rows import TokenBatch, TokenLayout
 
 LETTERS, TOKENS = "abcdefgh", 6
 AGES = (0, 1, 4)
 EACH, RATE, WINDOW = 8, 0.02, 5
+FEW_SLOTS, REPLAYED = 4, 8
+"""Answers that the recorded run writes at once, so few that it is at work when weights arrive, and its steps."""
 PLAIN, CORRECTED = "no correction", "ratio to the recorded policy"
 
 
@@ -85,14 +92,9 @@ def loss_of(policy: TokenPolicy, batch: TokenBatch, *, corrected: bool) -> LossT
     return reinforce_loss(now.logp, batch.advantage)
 
 
-def train_async(age: int, *, corrected: bool, seed: int, steps: int) -> tuple[Floats, str]:
-    """Mean score of each step's answers `[steps]`, and the hash of the final weights."""
-    policy = new_policy(seed)
-    engine = make_engine(
-        policy, slots=EACH * len(LETTERS), longest_prompt=1, max_tokens=TOKENS, seed=seed, runner="auto",
-        guarantees=EngineGuarantees(on_publish="recompute"),
-    )  # fmt: skip
-    world = TextWorld(
+def letter_world(policy: TokenPolicy, seed: int) -> TextWorld:
+    """Every letter, several times."""
+    return TextWorld(
         prompts=[
             Prompt(id=letter, content=letter, tokens=policy.tokenizer.encode(letter), columns={}) for letter in LETTERS
         ],
@@ -102,9 +104,21 @@ def train_async(age: int, *, corrected: bool, seed: int, steps: int) -> tuple[Fl
         prompts_per_step=len(LETTERS),
         samples=EACH,
         seed=seed,
+    )
+
+
+def letter_engine(policy: TokenPolicy, *, slots: int, seed: int) -> EmbeddedEngine:
+    """An engine with its own copy of the weights."""
+    return make_engine(
+        policy, slots=slots, longest_prompt=1, max_tokens=TOKENS, seed=seed, runner="auto",
+        guarantees=EngineGuarantees(on_publish="recompute"),
     )  # fmt: skip
-    live = LiveSource[TokenPolicy](world, EngineActor(engine))
-    source = AsyncSource[TokenPolicy](live, max_staleness=age, in_background=True)
+
+
+def learn_from(
+    source: AsyncSource[TokenPolicy], policy: TokenPolicy, *, corrected: bool, seed: int, steps: int
+) -> Floats:
+    """Train the policy in place -> mean score of each step's answers `[steps]`."""
     learner = token_learner(
         LearnerConfig(lr=RATE),
         policy,
@@ -122,15 +136,67 @@ def train_async(age: int, *, corrected: bool, seed: int, steps: int) -> tuple[Fl
         train_recipe(Recipe(source=source, credit=group_relative, learner=learner), steps=steps, watch=watch)
     finally:
         source.close()
-    return scores, policy.fingerprint()
+    return scores
 
 
-def claims_of(mean: dict[int, float], end: dict[int, dict[str, float]], hashes: Sequence[str]) -> list[BoundedClaim]:
+def train_async(age: int, *, corrected: bool, seed: int, steps: int) -> Floats:
+    """Mean score of each step's answers `[steps]`; a batch is written by one version, on a fixed schedule."""
+    policy = new_policy(seed)
+    actor = EngineActor(letter_engine(policy, slots=EACH * len(LETTERS), seed=seed))
+    live = LiveSource[TokenPolicy](letter_world(policy, seed), actor)
+    source = AsyncSource[TokenPolicy](live, max_staleness=age, in_background=True)
+    return learn_from(source, policy, corrected=corrected, seed=seed, steps=steps)
+
+
+def record_run(folder: Path, *, seed: int, steps: int) -> str:
+    """Train with weights that arrive while answers are written, and record which version drew which token -> hash of
+    the final weights."""
+    policy = new_policy(seed)
+    actor = RecordingActor(letter_engine(policy, slots=FEW_SLOTS, seed=seed))
+    recorded = RecordedSource(LiveSource[TokenPolicy](letter_world(policy, seed), actor), actor=actor)
+    recorded.open_folder(folder)
+    source = AsyncSource[TokenPolicy](recorded, max_staleness=1, in_background=True, partial_rollouts=True)
+    learn_from(source, policy, corrected=True, seed=seed, steps=steps)
+    return policy.fingerprint()
+
+
+def replay_run(record: InterleavingRecord, *, seed: int, steps: int) -> str:
+    """Train again with every token drawn by its recorded version -> hash of the final weights."""
+    policy = new_policy(seed)
+    actor = ReplayingActor(letter_engine(policy, slots=max(FEW_SLOTS, record.most_in_progress()), seed=seed))
+    actor.start(policy.decoder, versions=2)
+    live = LiveSource[TokenPolicy](letter_world(policy, seed), actor)
+    source = AsyncSource[TokenPolicy](
+        ReplayedSource(live, actor=actor, record=record), max_staleness=1, on_demand=True, partial_rollouts=True
+    )
+    learn_from(source, policy, corrected=True, seed=seed, steps=steps)
+    return policy.fingerprint()
+
+
+def share_of_mixed(record: InterleavingRecord) -> float:
+    """Share of the recorded answers whose tokens are of several versions."""
+    answers = [one for batch in range(record.batches) for one in record.read_batch(batch + 1).versions.values()]
+    return float(np.mean([len(set(one.versions)) > 1 for one in answers]))
+
+
+def run_twice(seed: int, *, steps: int) -> tuple[list[str], float]:
+    """Hashes of a recorded run and of its replay, and the share of answers of several versions."""
+    with TemporaryDirectory() as folder:
+        recorded = record_run(Path(folder), seed=seed, steps=steps)
+        record = read_interleaving(Path(folder) / INTERLEAVING)
+        return [recorded, replay_run(record, seed=seed, steps=steps)], share_of_mixed(record)
+
+
+def claims_of(
+    mean: dict[int, float], end: dict[int, dict[str, float]], hashes: Sequence[str], mixed: float
+) -> list[BoundedClaim]:
     """Claims on the mean score in training with the ratio, by staleness, on the score in the last fifth by staleness
-    and correction, and on the weights of two asynchronous runs."""
+    and correction, on the weights of a recorded run and its replay, and on the share of its answers of several
+    versions."""
     oldest = max(mean)
     return [
-        at_most("two asynchronous runs with different weights", len(set(hashes)) - 1, 0.5),
+        at_most("a recorded run and its replay with different weights", len(set(hashes)) - 1, 0.5),
+        at_least("share of the recorded answers of several versions", mixed, 0.003),
         at_most(f"mean score in training, staleness {oldest} over 0", mean[oldest] / mean[0], 0.9),
         at_least(
             f"score in the last fifth, staleness {oldest}, with the ratio over without",
@@ -146,11 +212,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     cases = [(age, name) for age in ages for name in ((CORRECTED, PLAIN) if age else (CORRECTED,))]
     paths = {
         (age, name): np.stack(
-            [train_async(age, corrected=name == CORRECTED, seed=10 * seed + k, steps=steps)[0] for k in range(runs)]
+            [train_async(age, corrected=name == CORRECTED, seed=10 * seed + k, steps=steps) for k in range(runs)]
         )
         for age, name in cases
     }
-    hashes = [train_async(1, corrected=True, seed=seed, steps=6)[1] for _ in range(2)]
+    hashes, mixed = run_twice(seed, steps=REPLAYED)
     mean = {age: float(paths[age, CORRECTED].mean()) for age in ages}
     end = {
         age: {name: float(one[:, -steps // 5 :].mean()) for (at, name), one in paths.items() if at == age}
@@ -174,11 +240,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         verdict=(
             f"A language model whose answers are {oldest} versions old reaches a mean score of {mean[oldest]:.2f} in "
             f"{steps} steps, against {mean[0]:.2f} with fresh answers. With the ratio to the recorded policy its last "
-            f"steps score {end[oldest][CORRECTED]:.2f}, without a correction {end[oldest][PLAIN]:.2f}. A thread writes "
-            f"while the learner works, on a fixed schedule: two runs have {weights} weights, compared by "
-            "sha256 after 6 steps."
+            f"steps score {end[oldest][CORRECTED]:.2f}, without a correction {end[oldest][PLAIN]:.2f}. Where weights "
+            f"arrive while answers are written, {mixed:.0%} of the answers were drawn by several versions, as time had "
+            f"it; replayed by the record of who drew which token, {REPLAYED} steps gave {weights} weights (sha256)."
         ),
-        claims=claims_of(mean, end, hashes),
+        claims=claims_of(mean, end, hashes, mixed),
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """A model for the torch runner whose rows are computed as suits the batch: what batch invariance is measured against.
 
 Products have as many rows as there are tokens, and attention pads the texts of a pass to the longest of them, as an
-engine does that asks for no more than the right numbers. Never used but by engine_scaling.py.
+engine does that asks for no more than the right numbers. Never used but to compare with.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,6 +84,9 @@ class FreeRows:
     def exactness(self) -> Literal["parity", "bitwise"]:
         return "parity"
 
+    def stored_tensors(self) -> Mapping[str, Tensor]:
+        return self.model.stored_tensors()
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
 
@@ -104,6 +107,16 @@ class FreeRows:
         kind: torch.dtype | None = None,
     ) -> Tensor:
         return self.model.run(tokens, positions, attend, linear, kind)
+
+    def run_routed(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        linear: LinearFn,
+        replayed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self.model.run_routed(tokens, positions, attend, linear, replayed)
 
     def compiled_run(self, kind: torch.dtype | None = None) -> ForwardFn:
         return self.model.compiled_run(kind)
