@@ -82,6 +82,9 @@ def test_deciles_and_sentences_by_hand():
     assert counts.record().warnings()[-1] == (
         "truncation: 18% of the answers were cut by a limit, mean reward 0.05; of those that ended by themselves 0.7."
     )
+    cut = SurvivorshipCounts()
+    cut.add("truncated", np.array([80]), np.array([0.1]))
+    assert cut.record().warnings()[-1].endswith("mean reward 0.1; none ended by itself.")
     assert SurvivorshipCounts().record().warnings() == []
     assert SurvivorshipCounts().record().deciles() == []
 

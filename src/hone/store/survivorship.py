@@ -120,9 +120,10 @@ class Survivorship:
             )
         cut, kept = self.total(["truncated"]), self.total(["kept"])
         if cut.answers > TRUNCATION_BOUND * all_.answers:
+            by_themselves = f"of those that ended by themselves {_mean_reward([kept]):.3g}"
             lines.append(
                 f"truncation: {cut.answers / all_.answers:.0%} of the answers were cut by a limit, mean reward "
-                f"{_mean_reward([cut]):.3g}; of those that ended by themselves {_mean_reward([kept]):.3g}."
+                f"{_mean_reward([cut]):.3g}; {by_themselves if kept.answers else 'none ended by itself'}."
             )
         return lines
 

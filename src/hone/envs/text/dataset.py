@@ -236,9 +236,9 @@ def _wrong_kind(path: Path, *, kind: str, need: str, names: Sequence[str]) -> st
     if kind in SCORED_KINDS:
         return f"{path}: this is a dataset of the {kind} kind, the recipe needs {wanted} ({found})"
     main = ("prompt",) if need == "prompt-completion" and "prompt" not in names else _MAIN_COLUMNS[need]
-    said = f", a dataset of {kind} rows;" if kind else ""
+    said = f", a dataset of {kind} rows" if kind else ""
     absent = [column for column in main if column not in names]
-    first = f"{path}: no column {absent[0]!r}{said} the recipe needs {wanted} ({found}){_near(absent[0], names)}"
+    first = f"{path}: no column {absent[0]!r}{said}; the recipe needs {wanted} ({found}){_near(absent[0], names)}"
     return "; ".join([first, *(f"no column {column!r}{_near(column, names)}" for column in absent[1:])])
 
 
