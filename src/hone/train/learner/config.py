@@ -19,9 +19,6 @@ from hone.train.learner.ranked_build import sharded_store
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
 
-_ROW_TOKENS = 1024
-"""Attention within a row costs the square of its length."""
-
 
 class OptimizerConfig(Config):
     """AdamW and its learning rate."""
@@ -44,11 +41,6 @@ class OptimizerConfig(Config):
     """Passes over each step's episodes."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens per forward pass: changes the use of memory, never the result."""
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of a row of several sequences, at most: a micro-batch takes whole rows."""
-        return min(_ROW_TOKENS, self.micro_batch_tokens)
 
 
 class LearnerConfig(OptimizerConfig):
