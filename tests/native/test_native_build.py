@@ -1,11 +1,12 @@
 """Building at first use: once, by whoever comes first, into the user's cache, with one clear line when it fails."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hone.core.errors import ResourceError
+from hone.core.errors import NativeBuildWarning, ResourceError
 from hone.native.build import BuiltLibrary, InstructionSet, NativeSource, find_compiler
 from hone.native.build import build as build_source
 from hone.native.open import load_functions
@@ -83,9 +84,20 @@ def test_a_compiler_that_fails_is_quoted(small_source: Path) -> None:
     assert not list((small_source.parent / "cache").rglob("*.so"))
 
 
-def test_a_set_that_the_compiler_does_not_know_is_left_out(small_source: Path) -> None:
-    (small_source / "wide.cpp").write_text("#error unknown\n", encoding="utf-8")
-    assert build(small_source).instruction_sets == ("portable",)
+def test_a_set_that_does_not_compile_is_left_out_and_told_once(small_source: Path) -> None:
+    """Its file, the compiler's first error among many, and what is used instead; the next process finds the library."""
+    faults = "".join(f"#error fault {number} of amx\n" for number in range(1, 20))
+    (small_source / "wide.cpp").write_text(faults, encoding="utf-8")
+    with pytest.warns(NativeBuildWarning) as told:
+        built = build(small_source)
+    assert built.instruction_sets == ("portable",)
+    (note,) = [str(one.message) for one in told]
+    assert note.startswith(f"the small library: {small_source / 'wide.cpp'} does not compile for wide with ")
+    assert "fault 1 of amx" in note and "fault 2 of amx" not in note
+    assert note.endswith("processors that have it run code for portable at most, more slowly")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(small_source).instruction_sets == ("portable",)
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

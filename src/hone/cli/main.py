@@ -19,7 +19,15 @@ from typing import TextIO, cast
 import hone
 from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, command_names, overview
 from hone.config.overrides import split_overrides
-from hone.core.errors import CheckpointWarning, ConfigError, HoneError, InterruptedRun, ResourceError, did_you_mean
+from hone.core.errors import (
+    CheckpointWarning,
+    ConfigError,
+    HoneError,
+    InterruptedRun,
+    NativeBuildWarning,
+    ResourceError,
+    did_you_mean,
+)
 from hone.core.out_of_memory import out_of_memory
 
 # Threads of the tensor library spin for a long time by default while they wait for each other, which made rollouts with
@@ -29,6 +37,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_OWN_WARNINGS = (CheckpointWarning, NativeBuildWarning)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +86,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], command_names())}")
     call = _call(command, arguments[1:])
     module = importlib.import_module(command.module)
-    with _checkpoint_warnings_on_stderr():
+    with _own_warnings_on_stderr():
         return cast("Callable[[CommandCall], int]", vars(module)["run"])(call)
 
 
@@ -90,8 +99,8 @@ def _call(command: CommandSpec, arguments: list[str]) -> CommandCall:
 
 
 @contextlib.contextmanager
-def _checkpoint_warnings_on_stderr() -> Iterator[None]:
-    """Print each CheckpointWarning of the block once, as a line `warning: ...`; other warnings stay as they are."""
+def _own_warnings_on_stderr() -> Iterator[None]:
+    """Print each of hone's own warnings of the block once, as a line `warning: ...`; others stay as they are."""
     shown: set[str] = set()
 
     def show(
@@ -102,14 +111,15 @@ def _checkpoint_warnings_on_stderr() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if not issubclass(category, CheckpointWarning):
+        if not issubclass(category, _OWN_WARNINGS):
             others(message, category, filename, lineno, file, line)
         elif str(message) not in shown:
             shown.add(str(message))
             _print_error(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", CheckpointWarning)
+        for own in _OWN_WARNINGS:
+            warnings.simplefilter("always", own)
         others, warnings.showwarning = warnings.showwarning, show
         yield
 

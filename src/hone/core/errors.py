@@ -38,6 +38,10 @@ class CheckpointWarning(UserWarning):
     """An older checkpoint is used because newer ones are damaged; issued by `warnings.warn`."""
 
 
+class NativeBuildWarning(UserWarning):
+    """Compiled code lacks an instruction set, whose source did not compile; issued by `warnings.warn`."""
+
+
 class UserCodeError(HoneError):
     """A reward function, environment or other code of the user's failed or broke its contract."""
 

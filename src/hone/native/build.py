@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.errors import ConfigError, ResourceError
+from hone.core.errors import ConfigError, NativeBuildWarning, ResourceError
 
 INCLUDE: Final = Path(__file__).parent / "include"
 """Headers for all sources."""
@@ -33,6 +34,7 @@ AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *AVX2)
 _FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _CHECKED: Final = ("-g", "-O1", "-DHONE_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 _LINES_SHOWN: Final = 6
+_BETWEEN_LINES: Final = " | "
 _PATIENCE_S: Final = 300
 
 
@@ -123,7 +125,8 @@ def build(
     """Get the library from the cache or compile it (seconds). `checked`: bounds checks and sanitizers, for tests.
 
     Safe to call from several processes at once: one builds, the others wait. Raises ResourceError without a compiler,
-    for an unwritable cache, or if the compiler fails, with its last lines.
+    for an unwritable cache, or if the compiler fails, with its last lines. A set that does not compile is left out by
+    a build with a `NativeBuildWarning`: the file, the compiler's first error, what is used instead.
     """
     time = clock or SystemClock()
     began = time.monotonic_s()
@@ -137,14 +140,15 @@ def build(
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
             fresh = force or not path.exists()
-            if fresh:
-                _LibraryBuild(source, compiler, flags).to(path)
+            notes = _LibraryBuild(source, compiler, flags).to(path) if fresh else []
             seconds = time.monotonic_s() - began if fresh else 0.0
             names = tuple(path.with_suffix(".sets").read_text(encoding="utf-8").split())
     except OSError as error:
         raise ResourceError(
             f"{source.description} cannot be written to {path.parent}: {error}; set another folder with HONE_CACHE"
         ) from error
+    for note in notes:
+        warnings.warn(note, NativeBuildWarning, stacklevel=2)
     return BuiltLibrary(path=path, compiler=version, instruction_sets=names, seconds_s=seconds)
 
 
@@ -184,8 +188,8 @@ class _LibraryBuild:
     compiler: str
     flags: tuple[str, ...]
 
-    def to(self, path: Path) -> None:
-        """Compile objects in parallel, link under a temporary name, then rename."""
+    def to(self, path: Path) -> list[str]:
+        """Compile objects in parallel, link under a temporary name, rename. Returns a line for each set left out."""
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
             folder = Path(temporary)
             with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -197,7 +201,8 @@ class _LibraryBuild:
             faults = [fault for part in parts if (fault := part.result())]
             if fault := sets[self.source.instruction_sets[0].name].result():
                 faults.append(fault)
-            names = [name for name, part in sets.items() if not part.result()]
+            said = {name: part.result() for name, part in sets.items()}
+            names = [name for name, fault in said.items() if not fault]
             has = [f"-DHONE_HAS_{name.upper()}" for name in names]
             faults += [fault for fault in [self._object(self.source.dispatch_file, folder / "front.o", *has)] if fault]
             library = folder / "library.so"
@@ -210,6 +215,21 @@ class _LibraryBuild:
             listed.write_text(" ".join(names), encoding="utf-8")
             listed.replace(path.with_suffix(".sets"))
             library.replace(path)
+        return self._left_out(said)
+
+    def _left_out(self, said: Mapping[str, str]) -> list[str]:
+        """A line for each instruction set with a fault in `said`; the first set has none."""
+        notes, used = list[str](), ""
+        for part in self.source.instruction_sets:
+            if not said[part.name]:
+                used = part.name
+                continue
+            file = self.source.folder / part.file
+            notes.append(
+                f"{self.source.description}: {file} does not compile for {part.name} with {self.compiler}: "
+                f"{_first_error(said[part.name])}; processors that have it run code for {used} at most, more slowly"
+            )
+        return notes
 
     def _object(self, file: str, target: Path, *flags: str) -> str:
         """Compile one object; returns an empty string, or the compiler's last lines."""
@@ -217,12 +237,21 @@ class _LibraryBuild:
         return "".join(_call([self.compiler, *self.flags, *flags, "-c", source, "-o", str(target)]))
 
 
+def _first_error(said: str) -> str:
+    """The first error in lines of a compiler, or the first line."""
+    lines = said.split(_BETWEEN_LINES)
+    return next((line.strip() for line in lines if "error:" in line), lines[0])
+
+
 def _call(command: list[str]) -> list[str]:
-    """Run the compiler; returns an empty string or an error message."""
+    """Run the compiler; returns nothing, or one message: lines from its first error on."""
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return [f"timeout after {_PATIENCE_S} s"]
     if said.returncode == 0:
         return []
-    return [" | ".join(said.stderr.strip().splitlines()[-_LINES_SHOWN:]) or f"exit status {said.returncode}"]
+    lines = said.stderr.strip().splitlines()
+    first = next((number for number, line in enumerate(lines) if "error:" in line), len(lines))
+    begin = max(0, min(first, len(lines) - _LINES_SHOWN))
+    return [_BETWEEN_LINES.join(lines[begin : begin + _LINES_SHOWN]) or f"exit status {said.returncode}"]
