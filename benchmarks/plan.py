@@ -5,19 +5,21 @@
 - shapes: the closed form of a step against a tracker of every tensor, the tracker against the allocator's own events
   (torch's profiler), and a step of fake tensors against a real one;
 - recipes: the same of a recipe's own update: a policy with all weights or an adapter, with its critic, a reward model;
+- ranks: the same of one rank of two that talk over gloo: all weights, `run.tensor = 2`, an adapter, a reward model;
 - limit: the largest micro-batch that the plan says fits runs in a process whose private memory (RLIMIT_DATA: heap and
   anonymous maps, which is what tensors are; RLIMIT_AS would count libraries and reserved addresses as well) is limited
   to libraries and planned bytes, and 1.15 times it does not. The C library's allocator maps each tensor by itself there
   (MALLOC_MMAP_THRESHOLD_), because its heap keeps what is freed;
 - time: CPU seconds of `hone plan --memory` and `hone plan --memory --exact`, each in a process of its own.
 
-`--only shapes|recipes|limit|time` measures one part, `--quick` one shape.
+`--only shapes|recipes|ranks|limit|time` measures one part, `--quick` one shape.
 """
 
 import argparse
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,14 +37,16 @@ from torch.profiler import ProfilerActivity, profile
 from hone.core.clock import SystemClock
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
-from hone.planner.planned_adapter import adapter_sizes
+from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.planner.run_memory import GenerationSettings, RunDimensions
+from hone.planner.planned_ranks import PlannedRanks
+from hone.planner.run_memory import GenerationSettings, RunDimensions, run_memory
 from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.process.machine_memory import resident_bytes
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.registry import load_recipe
 from hone.train.config import RunConfig
+from hone.train.parallel.group import RankMeeting, joined, open_meeting
 from hone.train.text.tracked_step import tracked_step, why_not_tracked
 
 S: Final = PlannedDecoder(
@@ -78,6 +82,12 @@ RECIPES: Final[tuple[tuple[str, str, int, NumberType], ...]] = (
     ("reward_pairs", "reward_pairs", 0, "float32"),
 )
 """Row, recipe, rank of the adapter (0: all weights) and type of the products."""
+RANKED: Final[tuple[tuple[str, str, int, int], ...]] = (
+    ("grpo", "grpo", 0, 1), ("grpo, run.tensor = 2", "grpo", 0, 2), ("grpo, adapter", "grpo", 16, 1),
+    ("reward_pairs", "reward_pairs", 0, 1),
+)  # fmt: skip
+"""Row, recipe, rank of the adapter and `run.tensor`, on two ranks."""
+RANKS_ADDRESS: Final = "127.0.0.1"
 OUT_OF_MEMORY: Final = 3
 USABLE: Final = 0.95
 """Share of a device's memory that a plan gives to tensors; the rest is rounding to pages and small objects."""
@@ -139,17 +149,74 @@ def recipe_config(name: str, rank: int) -> RunConfig:
     return load_recipe(name).config.model_validate(values)
 
 
+def recipe_run(recipe: str, rank: int, compute: NumberType = "float32") -> RunDimensions:
+    """Dimensions of an update of `recipe_config`."""
+    trained, adapted = adapter_sizes(S, rank, "all") if rank else (None, 0)
+    writes = recipe in WRITERS
+    step = replace(
+        here(STEP), compute=compute, trained_vocabulary=not rank, predicts_tokens=writes,
+        chosen_tokens=192 if writes else 0, texts_together=1 if writes else 2,
+    )  # fmt: skip
+    answers = GenerationSettings(concurrent=8, prompt_tokens=64, answer_tokens=192, weights_bytes=0)
+    copies = {} if trained is None else adapter_copies(trained, adapted, "float32")
+    return RunDimensions(
+        shape=S, step=step, generation=answers if writes else None, trained_parameters=trained, copies=copies
+    )
+
+
+def ranks() -> list[Row]:
+    """Closed form, tracker, fake tensors and allocator over updates of both of two ranks."""
+    rows: list[Row] = []
+    for place, (name, recipe, rank, tensor) in enumerate(RANKED):
+        with socket.create_server((RANKS_ADDRESS, 0)) as free:
+            port = free.getsockname()[1]
+        words = [[sys.executable, __file__, "--rank", str(place), str(each), str(port)] for each in range(2)]
+        children = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for line in words]
+        told = [json.loads(child.communicate()[0].splitlines()[-1]) for child in children]
+        for each, (real, taken) in enumerate(told):
+            run = ranked_run(recipe, rank, tensor, each)
+            fake = take_recipe_step(recipe_config(recipe, rank), run, clock=SystemClock())
+            closed = run_memory(replace(run, generation=None)).phases["learn"]
+            row = {
+                "shape": f"{name}, rank {each} of 2", "path": run.step.path, "tracker_mib": real / 2**20,
+                "closed_off": closed / real - 1, "allocator_off": real / taken - 1,
+                "fake_off": (fake.resident_bytes + fake.working_bytes) / real - 1,
+            }  # fmt: skip
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def ranked_run(recipe: str, rank: int, tensor: int, each: int) -> RunDimensions:
+    """Dimensions of an update of two ranks, from the place of rank `each`."""
+    run = recipe_run(recipe, rank)
+    step = replace(run.step, step_tokens=STEP.tokens * 2 // tensor)
+    return replace(run, step=step, ranks=PlannedRanks(count=2, tensor=tensor, is_driver=each == 0))
+
+
+def one_rank(place: int, each: int, port: int) -> int:
+    """Be one of two ranks, and print most bytes of an update, by the tracker and by the allocator."""
+    _, recipe, rank, tensor = RANKED[place]
+    meeting = RankMeeting(
+        rank=each, ranks=2, virtual=0, tensor=tensor, patience_s=300.0, device="cpu", address=RANKS_ADDRESS, port=port
+    )
+    begun = open_meeting(meeting)[0] if each == 0 else None
+    with joined(meeting, begun) as group:
+        taken = partial(
+            take_recipe_step, recipe_config(recipe, rank), ranked_run(recipe, rank, tensor, each), clock=SystemClock(),
+            fake=False, group=group,
+        )  # fmt: skip
+        found, peak = taken(), allocator_peak(taken)
+    print(json.dumps([found.resident_bytes + found.working_bytes, peak]), flush=True)
+    return 0
+
+
 def recipes() -> list[Row]:
     """Closed form, tracker, fake tensors and allocator over updates of recipes."""
     rows: list[Row] = []
     for name, recipe, rank, compute in RECIPES:
-        trained = adapter_sizes(S, rank, "all")[0] if rank else None
-        step = replace(here(STEP), compute=compute, trained_vocabulary=not rank, predicts_tokens=recipe in WRITERS)
-        step = replace(step, chosen_tokens=192 if recipe in WRITERS else 0)
-        answers = GenerationSettings(concurrent=8, prompt_tokens=64, answer_tokens=192, weights_bytes=0)
-        run = RunDimensions(
-            shape=S, step=step, generation=answers if recipe in WRITERS else None, trained_parameters=trained
-        )
+        run = recipe_run(recipe, rank, compute)
+        step = run.step
         taken = partial(take_recipe_step, recipe_config(recipe, rank), run, clock=SystemClock())
         real, fake = taken(fake=False), taken()
         whole, closed = real.resident_bytes + real.working_bytes, step_memory(S, step).peak
@@ -238,17 +305,20 @@ def main() -> int:
     """Measure the parts that are asked for, and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", default="plan.json")
-    parser.add_argument("--only", choices=("shapes", "recipes", "limit", "time"))
+    parser.add_argument("--only", choices=("shapes", "recipes", "ranks", "limit", "time"))
     parser.add_argument("--quick", action="store_true", help="one shape, and no file: decides nothing")
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=3, type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.child:
         return child(*asked.child)
+    if asked.rank:
+        return one_rank(*asked.rank)
     if asked.quick:
         shapes(quick=True)
         return 0
-    parts = {"shapes": shapes, "recipes": recipes, "limit": limit, "time": time}
+    parts = {"shapes": shapes, "recipes": recipes, "ranks": ranks, "limit": limit, "time": time}
     found = {name: work() for name, work in parts.items() if asked.only in (None, name)}
     Path(asked.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
