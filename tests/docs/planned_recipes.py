@@ -80,6 +80,7 @@ def planned(name: str, config: type[BaseModel]) -> PlannedRecipe | None:
     return PlannedRecipe(
         **batches,
         answers=2 if issubclass(config, SelfCorrectionConfig) else 1,
+        entropy=issubclass(config, TextGradientRunConfig) and config.needs_entropy,
         moments=config.optimizer_moments,  # type: ignore[attr-defined]
         networks=networks,
         predicts_tokens=not issubclass(config, ScorerRunConfig),

@@ -1,6 +1,10 @@
 """A recipe's own update of fake tensors: its memory is that of a real one, and what the closed form says."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
+from typing import Any, Final
 
 import pytest
 from manual_clock import ManualClock
@@ -10,6 +14,7 @@ from hone.models.native.products import uses_amx_tiles
 from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
+from hone.planner.run_settings import PLANNED_RECIPES
 from hone.planner.training_step import StepSettings, step_memory
 from hone.recipes.recipe_step import recipe_step, take_recipe_step
 from hone.recipes.registry import load_recipe
@@ -23,27 +28,52 @@ EXPERTS = replace(DENSE, family="qwen3_moe", experts=8, experts_per_token=2, int
 TOKENS, LONGEST = 512, 64
 
 
+NEEDED: Mapping[str, object] = {
+    "dro": {"beta": 0.1}, "passk": {"k": 2}, "pkpo": {"k": 2},
+    "best_of_n_distillation": {"collect_steps": 1, "learn_steps": 1},
+    "expert_iteration": {"collect_steps": 1, "learn_steps": 1},
+    "on_policy_distillation": {"teacher": "teacher"}, "curious_grpo": {},
+}  # fmt: skip
+"""Keys of `algorithm` that have no default."""
+
+
+ALL_RECIPES: Final = set(json.loads(PLANNED_RECIPES.read_text(encoding="utf-8"))["recipes"])
+READS_DATA: Final = {"warm_grpo"}
+"""Recipes whose learner is built with its data."""
+
+
+@cache
+def facts(recipe: str) -> dict[str, Any]:
+    """What a plan knows of a recipe."""
+    return json.loads(PLANNED_RECIPES.read_text(encoding="utf-8"))["recipes"][recipe]
+
+
 def config_of(recipe: str, **more: object) -> RunConfig:
     """A small config; `model.path` is never opened."""
     data: dict[str, object] = {
-        "name": "small", "recipe": recipe, "steps": 1, "task": {"source": "prompts.jsonl"},
+        "name": "small", "recipe": recipe, "steps": 2, "task": {"source": "prompts.jsonl"},
         "model": {"path": "nowhere", **({"lora": more.pop("lora")} if "lora" in more else {})},
         "learner": {"lr": 1e-4, "micro_batch_tokens": TOKENS},
     }  # fmt: skip
-    if recipe in ("grpo", "ppo_text", "kl_cov"):
+    if facts(recipe).get("writes"):
         data["rewards"] = {"functions": [{"use": "exact_match"}]}
         data["rollout"] = {"prompts_per_step": 2, "samples_per_prompt": 4, "max_tokens": 48}
+    if recipe in NEEDED:
+        data["algorithm"] = NEEDED[recipe]
     return load_recipe(recipe).config.model_validate({**data, **more})
 
 
 def run_of(shape: PlannedDecoder, recipe: str, *, rank: int = 0) -> RunDimensions:
     path = "torch" if available_kernels() is None else "compiled"
     step = StepSettings(tokens=TOKENS, text_tokens=LONGEST, path=path, tile_scratch=uses_amx_tiles())
-    writes = recipe in ("grpo", "ppo_text", "kl_cov")
+    found = facts(recipe)
+    writes = found.get("writes", False)
     answers = GenerationSettings(concurrent=4, prompt_tokens=16, answer_tokens=48, weights_bytes=0)
     trained = adapter_sizes(shape, rank, "all")[0] if rank else None
-    step = replace(step, trained_vocabulary=not rank, predicts_tokens=recipe != "reward_pairs")
-    step = replace(step, chosen_tokens=48 if writes else 0)
+    step = replace(
+        step, trained_vocabulary=not rank, predicts_tokens=found.get("predicts_tokens", True),
+        chosen_tokens=48 if writes else 0, texts_together=found.get("factor", 1), entropy=found.get("entropy", False),
+    )  # fmt: skip
     return RunDimensions(
         shape=shape, step=step, generation=answers if writes else None,
         trained_parameters=trained,
@@ -52,7 +82,7 @@ def run_of(shape: PlannedDecoder, recipe: str, *, rank: int = 0) -> RunDimension
 
 @pytest.mark.parametrize(
     ("recipe", "shape", "rank"),
-    [("grpo", DENSE, 0), ("grpo", DENSE, 4), ("ppo_text", DENSE, 0), ("reward_pairs", DENSE, 0),
+    [("grpo", DENSE, 0), ("grpo", DENSE, 4), ("ppo_text", DENSE, 0), ("reward_pairs", DENSE, 0), ("dpo", DENSE, 0),
      *(pytest.param(*case, marks=pytest.mark.slow) for case in
        [("grpo", EXPERTS, 0), ("sft", DENSE, 0), ("kl_cov", DENSE, 0)])],
 )  # fmt: skip
@@ -67,10 +97,20 @@ def test_an_update_without_numbers_takes_what_a_real_one_does(recipe: str, shape
     assert step_memory(run.shape, run.step).peak == pytest.approx(real.working_bytes, rel=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", sorted(ALL_RECIPES - READS_DATA))
+def test_the_update_of_every_recipe_takes_what_the_closed_form_says(recipe: str) -> None:
+    run = run_of(DENSE, recipe)
+    found = recipe_step(config_of(recipe), run, clock=ManualClock())
+    assert found.found is not None, found.reason
+    assert step_memory(run.shape, run.step).peak == pytest.approx(found.found.working_bytes, rel=0.02)
+
+
 def test_an_update_that_cannot_be_taken_says_why() -> None:
-    found = recipe_step(config_of("dpo"), run_of(DENSE, "dpo"), clock=ManualClock())
+    other = RunConfig(name="small", recipe="my_recipe", steps=1)
+    found = recipe_step(other, run_of(DENSE, "sft"), clock=ManualClock())
     assert found.found is None
-    assert "dpo cannot be taken apart from its data" in found.reason
+    assert "my_recipe cannot be taken apart from its data" in found.reason
     gpu = run_of(DENSE, "grpo")
     gpu = replace(gpu, step=replace(gpu.step, path="fused"))
     assert "a step on a GPU" in recipe_step(config_of("grpo"), gpu, clock=ManualClock()).reason

@@ -50,6 +50,8 @@ class PlannedRecipe:
     """The policy writes answers."""
     predicts_tokens: bool = True
     """The loss has logits of the vocabulary; not that of a reward model."""
+    entropy: bool = False
+    """The loss reads the entropy of every token, without an entropy bonus as well."""
     answers: int = 1
     """Answers to a prompt in one conversation."""
     moments: int = 2
@@ -198,7 +200,7 @@ def dimensions_from_settings(
             checkpointing=settings.flag("model.activation_checkpointing"),
             rounds_again=settings.flag("model.round_weights_again"),
             offload=settings.flag("model.activation_offload"),
-            entropy=settings.number("algorithm.entropy") > 0,
+            entropy=recipe.entropy or settings.number("algorithm.entropy") > 0,
             trained_vocabulary=trained is None,
             predicts_tokens=recipe.predicts_tokens,
             tile_scratch=device == "cpu" and processor.tiles,

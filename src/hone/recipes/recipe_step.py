@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -33,8 +33,10 @@ from hone.train.config import RunConfig
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner
 from hone.train.text.actor_critic import ActorCriticLearner
+from hone.train.text.collecting.round_job import RoundRunConfig, imitation_learner
+from hone.train.text.preference.preference_job import PreferenceRunConfig, answer_learner
 from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_config import TextGradientRunConfig
+from hone.train.text.rl_config import TextRunConfig
 from hone.train.text.scorers.scorer_config import ScorerRunConfig
 from hone.train.text.scorers.scorer_job import scorer_learner
 from hone.train.text.tracked_step import TrackedStep, decoder_config, why_not_tracked
@@ -42,6 +44,9 @@ from hone.train.text.tracked_step import TrackedStep, decoder_config, why_not_tr
 if TYPE_CHECKING:
     from hone.train.parallel.group import RankGroup
 
+TakenConfig: TypeAlias = TextRunConfig | RoundRunConfig | SftConfig | PreferenceRunConfig | ScorerRunConfig
+"""Configs whose update can be taken apart from its data."""
+_TAKEN: Final = (TextRunConfig, RoundRunConfig, SftConfig, PreferenceRunConfig, ScorerRunConfig)
 _TEMPERATURE: Final = 1.0
 
 
@@ -68,7 +73,7 @@ def recipe_step(config: RunConfig, run: RunDimensions, *, clock: Clock) -> Recip
 
 
 def _why_not_run(config: RunConfig) -> str:
-    if not isinstance(config, TextGradientRunConfig | SftConfig | ScorerRunConfig):
+    if not isinstance(config, _TAKEN):
         return f"the update of {config.recipe} cannot be taken apart from its data"
     return ""
 
@@ -78,7 +83,7 @@ def take_recipe_step(
 ) -> TrackedStep:
     """Memory of one update of a recipe that can be taken apart. `fake`: of tensors without numbers. `group`: as a rank
     of it; without one, a run of several ranks is counted as one of them that sends nothing."""
-    assert isinstance(config, TextGradientRunConfig | SftConfig | ScorerRunConfig)
+    assert isinstance(config, _TAKEN)
     shape, episodes = decoder_config(run.shape), _episodes(config, run)
     lora = None if config.model.lora is None else config.model.lora.settings(shape)
     advantage = np.where(episodes.owner % 2 == 0, 1.0, -1.0).astype(np.float32)
@@ -126,9 +131,7 @@ def _update(build: Callable[[], Learner[Any]], group: "RankGroup | None") -> Cal
     return RankWork(learner=learner, group=group, twins=sharded.twins).update
 
 
-def _learner(
-    config: TextGradientRunConfig | SftConfig | ScorerRunConfig, run: RunDimensions, lora: LoraSettings | None
-) -> Learner[Any]:
+def _learner(config: TakenConfig, run: RunDimensions, lora: LoraSettings | None) -> Learner[Any]:
     """The recipe's learner of a network without numbers."""
     if isinstance(config, ScorerRunConfig):
         decoder = _decoder(run)
@@ -139,6 +142,8 @@ def _learner(
     policy = _policy(run, lora)
     if isinstance(config, SftConfig):
         return sft_learner(config, policy)
+    if isinstance(config, RoundRunConfig):
+        return imitation_learner(config, policy)
 
     def another(path: str | None) -> TokenPolicy:
         """A policy of the same shape, whatever its folder."""
@@ -146,10 +151,13 @@ def _learner(
             return policy.base_policy()
         return _policy(run, None)
 
+    pairs = isinstance(config, PreferenceRunConfig)
+    tokens = config.learner.micro_batch_tokens if pairs else config.micro_batch_tokens()
     policies = TextPolicies(
-        policy=policy, open_frozen=another, micro_batch_tokens=config.micro_batch_tokens(), device="cpu",
-        fingerprint=lambda _: "",
-    )  # fmt: skip
+        policy=policy, open_frozen=another, micro_batch_tokens=tokens, device="cpu", fingerprint=lambda _: ""
+    )
+    if pairs:
+        return answer_learner(config.learner, policies, config.loss(), seed=config.seed, steps=config.steps)
     return config.method(policies).learner
 
 
@@ -189,14 +197,15 @@ def _episodes(config: RunConfig, run: RunDimensions) -> Episodes:
     step, ranks = run.own_step, run.ranks
     longest, unread = step.text_tokens, 0 if isinstance(config, ScorerRunConfig) else 1
     passes = 2 if step.accumulates and not step.virtual_shares else 1
-    count = max(1, step.tokens // longest) * passes * (ranks.shares if ranks.are_several else 1)
+    together = step.texts_together
+    count = max(1, step.tokens // longest // together) * together * passes * (ranks.shares if ranks.are_several else 1)
     prompt = 1 if run.generation is None else max(1, run.generation.prompt_tokens)
     chosen = 1 if isinstance(config, ScorerRunConfig) else longest + unread - prompt
     offsets = np.arange(count + 1) * (longest + unread)
     tokens = np.zeros(offsets[-1], np.int32)
     tokens[offsets[:-1]] = np.arange(count) % run.shape.vocab  # no two texts begin alike
     at = (offsets[1:, None] + np.arange(-chosen, 0)).reshape(-1)
-    samples = config.rollout.samples_per_prompt if isinstance(config, TextGradientRunConfig) else 2
+    samples = config.rollout.samples_per_prompt if isinstance(config, TextRunConfig) and together == 1 else 2
     decisions = count * chosen
     return Episodes(
         offsets=np.arange(count + 1) * chosen,
@@ -209,4 +218,5 @@ def _episodes(config: RunConfig, run: RunDimensions) -> Episodes:
         terminated=np.ones(count, np.bool_),
         truncated=np.zeros(count, np.bool_),
         score=(np.arange(count) % 2).astype(np.float64),
+        ref_logp=np.zeros(decisions, np.float32) if isinstance(config, PreferenceRunConfig) else None,
     )

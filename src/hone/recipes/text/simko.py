@@ -39,6 +39,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
     """Simple pass@k optimisation."""
 
     requires = (recipe.require_groups, recipe.require_full_distribution)
+    needs_entropy = True
     algorithm: SimkoAlgorithm = SimkoAlgorithm()
     """Forks, candidates and weights."""
 
@@ -64,7 +65,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
 
         scheme = recipe.aggregation_scheme(chosen, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(
-            objective=objective, scheme=scheme, proportional_to_advantage=True, needs_entropy=True,
+            objective=objective, scheme=scheme, proportional_to_advantage=True, needs_entropy=self.needs_entropy,
             top_k=chosen.likeliest
         )  # fmt: skip
         return recipe.TextMethod(

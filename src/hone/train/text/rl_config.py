@@ -137,6 +137,8 @@ class TextGradientRunConfig(TextRunConfig):
     needs_old_policy: ClassVar[bool] = False
     """The recipe computes log-probabilities of the policy before the update, whatever the ratio's denominator."""
     has_ratio: ClassVar[bool] = True
+    needs_entropy: ClassVar[bool] = False
+    """The loss reads the entropy of every token, without an entropy bonus as well."""
     corrects_itself: ClassVar[bool] = False
     """The loss corrects for the behaviour policy by a weight of its own."""
 
@@ -175,7 +177,7 @@ class TextGradientRunConfig(TextRunConfig):
         penalties = self.model_dump().get("algorithm", {})
         return BatchDimensions(
             micro_batch_tokens=self.micro_batch_tokens(), rows=rows, longest_tokens=lengths.whole,
-            longest_prompt=lengths.prompt, entropy=penalties.get("entropy", 0.0) > 0,
+            longest_prompt=lengths.prompt, entropy=self.needs_entropy or penalties.get("entropy", 0.0) > 0,
             rollout=None if generating_cluster(self.rollout, self.cluster) else self.rollout,
         )  # fmt: skip
 

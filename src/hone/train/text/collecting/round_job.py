@@ -17,6 +17,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
+from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.rounds import RoundLearner, tensors_sha256, trained_tensors
 from hone.train.loop import Recipe
 from hone.train.sources.rounds import RoundSchedule, RoundSource, Selection
@@ -30,6 +31,7 @@ from hone.train.text.open_text import TextInputs
 from hone.train.text.planned_memory import BatchDimensions, TextLengths
 from hone.train.text.rows import TokenLayout
 from hone.train.text.samples import answer_metrics, reward_metrics
+from hone.train.text.token_batch import TokenBatch
 
 
 class RoundAlgorithm(Config):
@@ -96,20 +98,9 @@ class RoundRunConfig(AnsweringRunConfig):
         """Choose what to imitate of the answers of a round; `recipe_parts` reads the selection's name from here."""
 
 
-def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
-    """Training job of rounds: a live source, its selection as a log, and imitation."""
-    _ = inputs.prepared, inputs.evaluation
-    policy = inputs.policy(temperature=config.rollout.temperature)
-    inputs.scorer.check(inputs.examples.column_names())
-    live = open_live_text(inputs, policy, config.rollout, cluster=config.cluster)
-    source = RoundSource[TokenPolicy](
-        live.source(),
-        schedule=config.schedule,
-        select=config.select,
-        batch_size=config.algorithm.batch,
-        seed=config.seed,
-    )
-    inner = token_learner(
+def imitation_learner(config: RoundRunConfig, policy: TokenPolicy) -> GradientLearner[TokenPolicy, TokenBatch]:
+    """The learner that imitates what was selected."""
+    return token_learner(
         config.learner,
         policy,
         layout=TokenLayout(
@@ -124,6 +115,22 @@ def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]
         seed=config.seed,
         steps=config.algorithm.learn_steps * (1 if config.algorithm.restart else config.rounds),
     )
+
+
+def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
+    """Training job of rounds: a live source, its selection as a log, and imitation."""
+    _ = inputs.prepared, inputs.evaluation
+    policy = inputs.policy(temperature=config.rollout.temperature)
+    inputs.scorer.check(inputs.examples.column_names())
+    live = open_live_text(inputs, policy, config.rollout, cluster=config.cluster)
+    source = RoundSource[TokenPolicy](
+        live.source(),
+        schedule=config.schedule,
+        select=config.select,
+        batch_size=config.algorithm.batch,
+        seed=config.seed,
+    )
+    inner = imitation_learner(config, policy)
     learner = RoundLearner(
         inner,
         config.schedule,
