@@ -51,7 +51,7 @@ RUNNERS: tuple[tuple[RunnerKind, KvCache], ...] = (
 )  # fmt: skip
 MOST_KL = 5e-5
 LEVELS = {"amx": ("amx",), "avx512_vnni": ("avx512", "avx512_bf16"), "avx2": ("avx2",)}
-"""Instruction set of INT8 -> those of bfloat16 on such a processor: where pairs are slow, plain `avx512` is the peer."""
+"""Instruction set of INT8 -> those of bfloat16 on such a processor: the peer is the fastest, `avx512` on Intel's."""
 
 
 def runner_of(model: Decoder, dtype: NumberKind, cache: CacheKind, isa: str) -> NativeRunner:
