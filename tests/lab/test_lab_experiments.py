@@ -66,7 +66,7 @@ def test_the_first_set_is_there() -> None:
 LONGEST = {
     "asynchronous-actors", "exploration", "hindsight", "memory-by-hand", "offline-shift", "options",
     "over-optimisation", "retokenised-turns", "routes-that-flip", "same-question-other-company", "target-network",
-    "trust-regions",
+    "trust-regions", "two-ranks",
 }  # fmt: skip
 """Experiments of two processor seconds and more in quick form; `benchmarks/lab_seeds.py` runs them, too."""
 

@@ -7,11 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks_in_threads import on_ranks
 
 from hone.core.random import generator
+from hone.core.reduction import Reduction
 from hone.lab.exact import all_groups, count_probabilities, group_advantages, scored_episodes, scores_by_count
-from hone.lab.experiments.memory_by_hand import memory_sum, run_of
+from hone.lab.experiments.memory_by_hand import lines_of, run_of
 from hone.lab.experiments.same_question_other_company import TOKENS, CompanyEffect, bitwise_ratio, sharp_models
+from hone.lab.experiments.two_ranks import GLOBAL, ONE, SORTED, measure
 from hone.lab.policies import (
     TablePolicy,
     answer_paths,
@@ -39,6 +42,7 @@ from hone.lab.training import (
 )
 from hone.objectives.policy import reinforce_loss
 from hone.planner.planned_decoder import PlannedDecoder
+from hone.train.learner.share import BatchShare
 
 
 def test_puzzles_by_hand():
@@ -208,7 +212,7 @@ def test_a_step_is_added_up_by_hand() -> None:
     shape = PlannedDecoder(
         family="llama", layers=1, hidden=8, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=4, tied=True
     )
-    lines = memory_sum(run_of(shape, tokens=256)).lines
+    lines = lines_of(run_of(shape, tokens=256))
     assert [lines[name] for name in ("weights", "gradients", "moments")] == [4 * 632, 4 * 632, 8 * 632]
     assert lines["keys and values"] == (8 * 9 + 1) * 16 * 2 * 4 * 4
     assert lines["rounded weights"] == 0
@@ -223,3 +227,20 @@ def test_company_is_told_by_the_first_token_that_differs() -> None:
 
 def test_a_bitwise_trainer_reads_what_was_recorded() -> None:
     assert bitwise_ratio(sharp_models(5).full, seed=5) == 0.0
+
+
+def test_two_ranks_measure_the_same_in_threads_as_in_processes() -> None:
+    """The processes are those of the slow test of the experiment."""
+
+    def share(ranks: Reduction) -> BatchShare:
+        def add(tensor: torch.Tensor) -> None:
+            parts = ranks.gather(tensor.numpy())
+            tensor.copy_(torch.from_numpy(parts[0] + parts[1]))
+
+        return BatchShare(reduction=ranks, ranks=2, shares=2, add=add)
+
+    first, second = on_ranks(2, lambda ranks: measure(share(ranks), seed=0, steps=2, answers=256))
+    assert (first.off, first.ratio, first.single) == (second.off, second.ratio, second.single)
+    assert first.off[GLOBAL] < 1e-12 < 1 < first.off[SORTED]
+    assert first.ratio[GLOBAL] == 1 and first.single < 1e-12
+    np.testing.assert_allclose(first.ends[GLOBAL], first.ends[ONE], rtol=1e-12)

@@ -188,12 +188,17 @@ def published_run(seed: int) -> RunDimensions:
     return replace(found, step=replace(found.step, compute="bfloat16"))
 
 
+def lines_of(run: RunDimensions) -> dict[str, int]:
+    """Bytes of each line, by the planner's formulas."""
+    lines = dict.fromkeys(LINES, 0)
+    for name, size in run_memory(run).components.items():
+        lines[_COMPONENTS.get(name, name)] += size
+    return lines
+
+
 def memory_sum(run: RunDimensions, *, fake: bool = False) -> MemorySum:
     """The sum by the planner's formulas, and one step of GRPO whose tensors are counted. `fake`: they have sizes and no
     numbers."""
-    by_hand, lines = run_memory(run), dict.fromkeys(LINES, 0)
-    for name, size in by_hand.components.items():
-        lines[_COMPONENTS.get(name, name)] += size
     with ExitStack() as stack:
         if fake:
             stack.enter_context(without_numbers())
@@ -204,9 +209,9 @@ def memory_sum(run: RunDimensions, *, fake: bool = False) -> MemorySum:
         runner.reserve(limits.pages)
         step = take_recipe_step(grpo_config(run), run, clock=SystemClock(), fake=fake)
     return MemorySum(
-        lines=lines,
+        lines=lines_of(run),
         measured=memory.peak_bytes,
-        in_loss=(by_hand.step.moment == "logits", "log_softmax" in step.operation),
+        in_loss=(run_memory(run).step.moment == "logits", "log_softmax" in step.operation),
         parameters=run.shape.parameters,
     )
 

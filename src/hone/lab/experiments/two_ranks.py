@@ -1,16 +1,16 @@
 """Ranks that share a batch: each one's own token mean, averaged, against weights of the whole batch.
 
-The ranks are parts of one batch here, whose gradients are added as a sum over processes adds them.
+The ranks are two processes: this one and a child, which meet as those of `run.ranks` do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor, float64
 
 from hone.core.ragged import Ints
-from hone.core.reduction import Array, whole_batch
+from hone.core.reduction import Reduction, whole_batch
 from hone.lab.exact import gradient, relative_distance
 from hone.lab.finding import (
     BoundedClaim,
@@ -22,30 +22,20 @@ from hone.lab.finding import (
     plot_by_step,
 )
 from hone.lab.puzzles import Floats
+from hone.lab.second_rank import second_rank
 from hone.lab.stopping_answers import StoppingAnswers, initial_logits, mean_lengths, sample_stopping
 from hone.objectives.weights import sequence_mean, token_mean
 from hone.report.html import format_number
+from hone.train.learner.share import BatchShare
 
 RATE = 12.0
 RANKS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLengths:
-    """Reduction of one rank that knows the lengths of all: the only column that a weighting scheme asks for."""
-
-    rank: int
-    lengths: Sequence[Ints]
-
-    def gather(self, column: Array) -> Sequence[Array]:
-        assert np.array_equal(column, self.lengths[self.rank])
-        return self.lengths
-
-
 Division = Callable[[Ints, int], list[Ints]]
 """Lengths of the answers and a number of ranks -> the answers of each rank."""
-Weighing = Callable[[int, Sequence[Ints]], Floats]
-"""A rank and the lengths of all ranks' answers -> weight of each of its answers."""
+Weighing = Callable[[Reduction, Ints], Floats]
+"""The ranks and the lengths of this one's answers -> weight of each of them."""
 
 
 def as_drawn(lengths: Ints, ranks: int) -> list[Ints]:
@@ -64,14 +54,15 @@ def dealt(lengths: Ints, ranks: int) -> list[Ints]:
     return [order[rank::ranks] for rank in range(ranks)]
 
 
-def own_mean(rank: int, lengths: Sequence[Ints]) -> Floats:
+def own_mean(ranks: Reduction, lengths: Ints) -> Floats:
     """The mean over the rank's own tokens, whose gradient is averaged over ranks."""
-    return token_mean(lengths[rank]) / len(lengths)
+    del ranks
+    return token_mean(lengths) / RANKS
 
 
-def global_mean(rank: int, lengths: Sequence[Ints]) -> Floats:
+def global_mean(ranks: Reduction, lengths: Ints) -> Floats:
     """The mean over the tokens of all ranks, whose gradients are summed."""
-    return whole_batch(token_mean, KnownLengths(rank, lengths))(lengths[rank])
+    return whole_batch(token_mean, ranks)(lengths)
 
 
 CASES: dict[str, tuple[Division, Weighing]] = {
@@ -84,14 +75,30 @@ DRAWN, SORTED, DEALT, GLOBAL = CASES
 ONE = "one process"
 
 
-def ranks_gradient(logits: Tensor, sampled: StoppingAnswers, case: str, ranks: int) -> Tensor:
-    """Sum of the gradients of all ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFindings:
+    """What the ranks measure together; `claims_of` explains the numbers."""
+
+    off: dict[str, float]
+    ratio: dict[str, float]
+    single: float
+    paths: dict[str, Floats]
+    """Mean length of wrong and right answers over the steps `[steps + 1, 2]`."""
+
+    @property
+    def ends(self) -> dict[str, Floats]:
+        """Final mean lengths over the initial ones."""
+        return {case: path[-1] / path[0] for case, path in self.paths.items()}
+
+
+def ranks_gradient(logits: Tensor, sampled: StoppingAnswers, case: str, share: BatchShare) -> Tensor:
+    """Sum of the gradients of all ranks, of which this one computes its part."""
     divide, weigh = CASES[case]
-    parts = divide(sampled.lengths, ranks)
-    lengths = [sampled.lengths[part] for part in parts]
+    own = sampled.take(divide(sampled.lengths, share.ranks)[share.reduction.rank])
     table = logits.clone().requires_grad_(True)
-    slopes = [gradient(sampled.take(part).loss(table, weigh(rank, lengths)), table) for rank, part in enumerate(parts)]
-    return sum(slopes[1:], start=slopes[0])
+    slope = gradient(own.loss(table, weigh(share.reduction, own.lengths)), table)
+    share.add(slope)
+    return slope
 
 
 def one_gradient(logits: Tensor, sampled: StoppingAnswers, scheme: Callable[[Ints], Floats] = token_mean) -> Tensor:
@@ -100,23 +107,39 @@ def one_gradient(logits: Tensor, sampled: StoppingAnswers, scheme: Callable[[Int
     return gradient(sampled.loss(table, scheme(sampled.lengths)), table)
 
 
-def token_ratio(sampled: StoppingAnswers, case: str) -> float:
+def token_ratio(sampled: StoppingAnswers, case: str, share: BatchShare) -> float:
     """Weight of a token on the first of two ranks over that of one on the second."""
     divide, weigh = CASES[case]
-    lengths = [sampled.lengths[part] for part in divide(sampled.lengths, RANKS)]
-    return float(weigh(0, lengths)[0] / weigh(1, lengths)[0])
+    own = sampled.lengths[divide(sampled.lengths, share.ranks)[share.reduction.rank]]
+    first, second = share.reduction.gather(weigh(share.reduction, own))
+    return float(first[0]) / float(second[0])
 
 
-def train_lengths(case: str, *, seed: int, steps: int, answers: int) -> Floats:
+def train_lengths(case: str, share: BatchShare, *, seed: int, steps: int, answers: int) -> Floats:
     """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
     logits = initial_logits(float64)
     result = [mean_lengths(logits)]
     for step in range(steps):
         sampled = sample_stopping(logits, answers, seed=seed, step=step)
-        slope = one_gradient(logits, sampled) if case == ONE else ranks_gradient(logits, sampled, case, RANKS)
+        slope = one_gradient(logits, sampled) if case == ONE else ranks_gradient(logits, sampled, case, share)
         logits = logits - RATE * slope
         result.append(mean_lengths(logits))
     return np.array(result)
+
+
+def measure(share: BatchShare, *, seed: int, steps: int, answers: int) -> RankFindings:
+    """Measure as one of two ranks, which all call this with equal arguments."""
+    logits = initial_logits(float64)
+    sampled = sample_stopping(logits, answers, seed=seed, step=0)
+    whole, pair = one_gradient(logits, sampled), sampled.take(np.arange(RANKS))
+    return RankFindings(
+        off={case: relative_distance(ranks_gradient(logits, sampled, case, share), whole) for case in CASES},
+        ratio={case: token_ratio(sampled, case, share) for case in CASES},
+        single=relative_distance(ranks_gradient(logits, pair, DRAWN, share), one_gradient(logits, pair, sequence_mean)),
+        paths={
+            case: train_lengths(case, share, seed=seed, steps=steps, answers=answers) for case in (ONE, SORTED, GLOBAL)
+        },
+    )
 
 
 def claims_of(
@@ -141,34 +164,30 @@ def claims_of(
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, answers = (20, 1024) if quick else (60, 2048)
-    logits = initial_logits(float64)
-    sampled = sample_stopping(logits, answers, seed=seed, step=0)
-    whole = one_gradient(logits, sampled)
-    off = {case: relative_distance(ranks_gradient(logits, sampled, case, RANKS), whole) for case in CASES}
-    ratio = {case: token_ratio(sampled, case) for case in CASES}
-    few = sampled.take(np.arange(64))
-    single = relative_distance(ranks_gradient(logits, few, DRAWN, 64), one_gradient(logits, few, sequence_mean))
-    paths = {case: train_lengths(case, seed=seed, steps=steps, answers=answers) for case in (ONE, SORTED, GLOBAL)}
-    ends = {case: path[-1] / path[0] for case, path in paths.items()}
+    with second_rank("two-ranks", {"seed": seed, "steps": steps, "answers": answers}) as share:
+        found = measure(share, seed=seed, steps=steps, answers=answers)
+    off, ratio, ends = found.off, found.ratio, found.ends
     return ExperimentResult(
         header=("two ranks", "weight of a token, rank 0 over rank 1", "error over the length of the true gradient"),
         rows=[(case, format_number(ratio[case]), format_number(off[case])) for case in CASES],
         panels=[
             plot_by_step(
-                f"mean length of {kind} answers, tokens", {case: path[:, row] for case, path in paths.items()}, first=0
+                f"mean length of {kind} answers, tokens",
+                {case: path[:, row] for case, path in found.paths.items()},
+                first=0,
             )
             for row, kind in enumerate(("wrong", "right"))
         ],
         verdict=(
-            f"Two ranks that average their own token means compute another loss. With the answers sorted by length a "
-            f"token on the rank of the short ones counts {ratio[SORTED]:.1f} times one on the other, and the error is "
-            f"{off[SORTED]:.0f} times as long as the true gradient: in {steps} steps wrong answers grow to "
+            "Two processes that average their own token means compute another loss. With the answers sorted by "
+            f"length a token on the rank of the short ones counts {ratio[SORTED]:.1f} times one on the other, and the "
+            f"error is {off[SORTED]:.0f} times as long as the true gradient: in {steps} steps wrong answers grow to "
             f"{ends[SORTED][0]:.2f} times their length and right ones shrink to {ends[SORTED][1]:.2f}, though length "
             f"has nothing to do with the score. Dealt out evenly the fault hides ({off[DEALT]:.1g} of the gradient); "
             f"one answer a rank is the sequence mean. With weights of the whole batch two ranks have the gradient of "
             f"one process, to {error_bound(off[GLOBAL])}."
         ),
-        claims=claims_of(off, ratio, single, ends),
+        claims=claims_of(off, ratio, found.single, ends),
     )
 
 

@@ -1,0 +1,30 @@
+"""A second process for an experiment: both meet as the ranks of `run.ranks` do, and take the same measurements."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from hone.train.learner.share import BatchShare
+from hone.train.parallel.group import RankMeeting, joined, open_meeting
+from hone.train.parallel.launcher import LocalLauncher, rank_tasks
+
+PATIENCE_S = 120.0
+PEER = "hone.lab.rank_peer"
+
+
+@contextmanager
+def second_rank(name: str, asked: Mapping[str, int]) -> Iterator[BatchShare]:
+    """The share of rank 0 of two, while a child process calls `measure` of an experiment with `asked`. The child is
+    gone afterwards. Raises ResourceError where it cannot be started."""
+    meeting = RankMeeting(rank=0, ranks=2, virtual=0, patience_s=PATIENCE_S, device="cpu")
+    place, port = open_meeting(meeting)
+    meeting = replace(meeting, port=port)
+    tasks = rank_tasks(meeting, recipe=name, config=json.dumps(dict(asked)))
+    ranks = LocalLauncher(module=PEER, threads=1).launch(tasks)
+    try:
+        ranks.wait_ready("started")
+        with joined(meeting, place) as group:
+            yield group.share()
+    finally:
+        ranks.close()
