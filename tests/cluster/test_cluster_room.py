@@ -49,6 +49,9 @@ def test_all_faults_are_told_at_once() -> None:
     [
         ({"rollout": {"transport": "folder"}}, "needs weights_folder"),
         ({"rollout": {"transport": "store", "weights_folder": "x"}}, "leave out one of them"),
+        ({"rollout": {"transport": "collective"}}, "'collective' is refused: with a lost replica Ray ends the sender"),
+        ({"rollout": {"transport": "ipc"}}, "'ipc' is refused: .* the driver's is not"),
+        ({"rollout": {"transport": "stroe"}}, "'auto', 'store' or 'folder'"),
         ({"rollout": {"replicas": 0}}, "replicas"),
         ({"patience_s": 0.0}, "patience_s"),
     ],

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hone.cluster.connect import connect_to_ray
+from hone.cluster.connect import connect_to_ray, last_line
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.envs.gym.make import GymConfig
@@ -124,8 +124,7 @@ class RayBlockHandle:
             self.submit(self._request)
             return None
         except exceptions.RayError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return ChildLostError(f"its actor was lost ({type(error).__name__}: {lines[0] if lines else ''})")
+            return ChildLostError(f"its actor was lost ({type(error).__name__}: {last_line(error)})")
 
     def calls(self) -> int:
         """Calls so far; asks the actor once a second while a reply is awaited, and never waits for the answer."""

@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hone.cluster.config import LearnerPlacement
+from hone.cluster.placement import NodeRoom
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.process.child import ChildLostError, ChildProcess, LineParser, pump_children
@@ -171,12 +172,7 @@ def open_hosts(
     hosts = ChildHosts(group, [])
     try:
         if not group.wait(patience_s):
-            there = ", ".join(
-                f"{node['NodeManagerHostname']}: {node['Resources'].get('CPU', 0):g} CPUs, "
-                f"{node['Resources'].get('GPU', 0):g} GPUs"
-                for node in ray.nodes()
-                if node["Alive"]
-            )
+            there = ", ".join(NodeRoom.of_node(node).text for node in ray.nodes() if node["Alive"])
             raise ResourceError(
                 f"cluster.learner: {count} ranks of {learner.cpus:g} CPUs and {learner.gpus:g} GPUs each beside rank 0 "
                 f"found no room within {patience_s:g} s ({there}); lower run.ranks, cpus or gpus, or add machines"

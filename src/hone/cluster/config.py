@@ -1,11 +1,20 @@
 """Config of a run on several processes or machines: the table `[cluster]`."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hone.core.config import Config
+
+_REFUSED: Final = {
+    "collective": "with a lost replica Ray ends the sender as well, and with it everybody else's weights; the "
+    "sender must be an actor, and the weights are the driver's. Leave transport out: the object store sends them to "
+    "each machine once",
+    "ipc": "Ray opens only memory of GPUs that it has assigned, and the driver's is not; on the driver's GPU leave "
+    "[cluster] out: the embedded engine shares the learner's device and copies nothing over a network",
+}
+"""Reasons against carriers of weights that other frameworks have."""
 
 
 class FleetRolloutConfig(Config):
@@ -31,6 +40,13 @@ class FleetRolloutConfig(Config):
     """Size of the object store of a local cluster, MiB; unset: room for the weights and a rollout."""
     mixed: bool = False
     """Let replicas compute with different kernels or instruction sets; such a run cannot be repeated to the bit."""
+
+    @field_validator("transport", mode="before")
+    @classmethod
+    def _exists(cls, given: object) -> object:
+        if isinstance(given, str) and given in _REFUSED:
+            raise ValueError(f"{given!r} is refused: {_REFUSED[given]}")
+        return given
 
     @model_validator(mode="after")
     def _has_folder(self) -> "FleetRolloutConfig":

@@ -62,6 +62,12 @@ def driver_address() -> str:
     return here if others else LOOPBACK
 
 
+def last_line(error: Exception) -> str:
+    """The last line of an error of Ray that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].partition(" Some common causes")[0][:300] if lines else type(error).__name__
+
+
 def require_listener(address: str) -> None:
     """Raise ResourceError for an address `host:port` where nothing listens: Ray would try for minutes, and end this
     process. Ray Client's addresses are refused."""

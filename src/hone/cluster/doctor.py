@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hone.cluster.config import ClusterConfig
-from hone.cluster.connect import connect_to_ray
+from hone.cluster.connect import connect_to_ray, last_line
 from hone.cluster.placement import NodeRoom, needed_store_bytes, placement_faults
 from hone.core.errors import ResourceError
 
@@ -131,10 +131,7 @@ def _kernels_finding(here: NodeReport, there: Sequence[NodeReport], config: Clus
 
 def _room_findings(rooms: Sequence[NodeRoom], config: ClusterConfig | None, weights_bytes: int) -> list[ClusterFinding]:
     """Room of the machines, against the plan where there is one."""
-    sizes = [
-        f"{room.name}: {room.cpus:g} CPUs, {room.gpus:g} GPUs, store {room.store_bytes / 2**20:.0f} MiB"
-        for room in rooms
-    ]
+    sizes = [f"{room.text}, store {room.store_bytes / 2**20:.0f} MiB" for room in rooms]
     found = [ClusterFinding(subject="machine", found=text) for text in sizes]
     if config is not None:
         faults = placement_faults(rooms, config.rollout, weights_bytes)
@@ -210,17 +207,7 @@ def _ask_nodes(place: Path, token: str) -> tuple[list[NodeRoom], list[NodeReport
         try:
             reports.append(ray.get(one, timeout=_ANSWER_S))
         except (GetTimeoutError, RayError) as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            text = f"{names[number]} gave no report: {lines[-1] if lines else type(error).__name__}"
+            text = f"{names[number]} gave no report: {last_line(error)}"
             fix = "install hone there as here (one image), and look at the machine's Ray logs"
             silent.append(ClusterFinding(subject="machine", found=text, verdict="fail", fix=fix))
-    rooms = [
-        NodeRoom(
-            name=names[node["NodeID"]],
-            cpus=node["Resources"].get("CPU", 0.0),
-            gpus=node["Resources"].get("GPU", 0.0),
-            store_bytes=int(node["Resources"].get("object_store_memory", 0)),
-        )
-        for node in nodes
-    ]
-    return rooms, reports, silent
+    return [NodeRoom.of_node(node, names[node["NodeID"]]) for node in nodes], reports, silent

@@ -1,8 +1,8 @@
 """Room of a cluster's machines for a fleet: checked before a replica is started."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from hone.cluster.config import FleetRolloutConfig
 
@@ -21,6 +21,22 @@ class NodeRoom:
     store_bytes: int
     """Size of its object store."""
 
+    @classmethod
+    def of_node(cls, node: Mapping[str, Any], name: str = "") -> "NodeRoom":
+        """Room of a machine as Ray tells it; `name` instead of its host's."""
+        there = node["Resources"]
+        return cls(
+            name=name or node["NodeManagerHostname"],
+            cpus=there.get("CPU", 0.0),
+            gpus=there.get("GPU", 0.0),
+            store_bytes=int(there.get("object_store_memory", 0)),
+        )
+
+    @property
+    def text(self) -> str:
+        """`name: 16 CPUs, 1 GPUs`."""
+        return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs"
+
     def fits(self, rollout: FleetRolloutConfig) -> int:
         """Number of replicas that it has room for."""
         each = ((self.cpus, rollout.cpus), (self.gpus, rollout.gpus))
@@ -37,7 +53,7 @@ def placement_faults(nodes: Sequence[NodeRoom], rollout: FleetRolloutConfig, wei
     faults: list[str] = []
     wanted, room = rollout.replicas + rollout.spares, sum(node.fits(rollout) for node in nodes)
     if room < wanted:
-        there = ", ".join(f"{node.name}: {node.cpus:g} CPUs, {node.gpus:g} GPUs" for node in nodes) or "no machine"
+        there = ", ".join(node.text for node in nodes) or "no machine"
         faults.append(
             f"cluster.rollout: {wanted} replicas of {rollout.cpus:g} CPUs and {rollout.gpus:g} GPUs each have no room; "
             f"there is room for {room} ({there}); lower replicas, spares, cpus or gpus, or add machines"

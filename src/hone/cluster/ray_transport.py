@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hone import __version__
 from hone.cluster.config import ClusterConfig
-from hone.cluster.connect import connect_to_ray, own_signal_handlers
+from hone.cluster.connect import connect_to_ray, last_line, own_signal_handlers
 from hone.cluster.placement import NodeRoom, needed_store_bytes, placement_faults
 from hone.cluster.replica_actor import RefusedAsk, ReplicaActor, ReplicaFault, ReplicaHello, ReplicaSpec, end_process
 from hone.core.errors import ResourceError
@@ -244,13 +244,13 @@ class RayTransport:
         """The loss of a replica, or a fault of its installation."""
         unmade = isinstance(error, exceptions.RayActorError) and error.actor_init_failed
         if call.method == "open" and (unmade or isinstance(error, exceptions.RayTaskError)):
-            cause = f"a replica cannot be opened: {_last_line(str(error))}; install one hone on every machine"
+            cause = f"a replica cannot be opened: {last_line(error)}; install one hone on every machine"
             return ReplicaFailed(replica=call.replica, error=ResourceError(cause))
         with self._lock:
             hello = self._hellos.get(call.replica)
         self.end(call.replica)
         where = "while it started" if hello is None else f"process {hello.pid} on {hello.node}"
-        return ReplicaLost(replica=call.replica, cause=f"lost {where}: {_last_line(str(error))}")
+        return ReplicaLost(replica=call.replica, cause=f"lost {where}: {last_line(error)}")
 
 
 _METHODS: Final = {
@@ -264,22 +264,4 @@ _METHODS: Final = {
 
 def _rooms() -> list[NodeRoom]:
     """The machines of the connected cluster."""
-    rooms: list[NodeRoom] = []
-    for node in ray.nodes():
-        if node["Alive"]:
-            there = node["Resources"]
-            rooms.append(
-                NodeRoom(
-                    name=node["NodeManagerHostname"],
-                    cpus=there.get("CPU", 0.0),
-                    gpus=there.get("GPU", 0.0),
-                    store_bytes=int(there.get("object_store_memory", 0)),
-                )
-            )
-    return rooms
-
-
-def _last_line(text: str) -> str:
-    """The last line of a message of Ray that says something."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].partition(" Some common causes")[0][:300] if lines else "no reason given"
+    return [NodeRoom.of_node(node) for node in ray.nodes() if node["Alive"]]

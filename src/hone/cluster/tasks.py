@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.cluster.connect import connect_to_ray
+from hone.cluster.connect import connect_to_ray, last_line
 from hone.core.clock import SystemClock
 from hone.process.commands import LOST, CommandEnd, HoneCommand, LocalCommands
 
@@ -92,9 +92,4 @@ class RayCommands:
         try:
             return ray.get(one)
         except RayError as error:
-            return CommandEnd(name=command.name, code=LOST, lines=_last(error))
-
-
-def _last(error: Exception) -> tuple[str, ...]:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__,)
+            return CommandEnd(name=command.name, code=LOST, lines=(f"{type(error).__name__}: {last_line(error)}",))

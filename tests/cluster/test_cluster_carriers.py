@@ -1,0 +1,42 @@
+"""Reasons why `[cluster.rollout] transport` refuses collectives: the sender of weights ends with a lost receiver."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_nodes")]
+ray = pytest.importorskip("ray")
+
+
+class WeightHolder:
+    """An actor that sends weights, and receives them."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def send(self) -> torch.Tensor:
+        return torch.ones(1000)
+
+    def take(self, weights: torch.Tensor) -> float:
+        return float(weights.sum())
+
+
+def test_a_lost_receiver_ends_the_sender_and_a_driver_cannot_send() -> None:
+    from ray.experimental.collective import create_collective_group
+
+    kind = ray.remote(num_cpus=0.1, enable_tensor_transport=True)(WeightHolder)
+    sender, lost, other = (kind.remote() for _ in range(3))
+    create_collective_group([sender, lost, other], backend="gloo")
+    send = sender.send.options(tensor_transport="gloo")
+    assert ray.get(other.take.remote(send.remote())) == 1000
+    with pytest.raises(ValueError, match="not supported for two-sided"):
+        ray.put(torch.ones(3), _tensor_transport="gloo")
+    os.kill(ray.get(lost.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(lost.take.remote(send.remote()), timeout=60)
+    with pytest.raises(ray.exceptions.RayActorError):
+        while ray.get(sender.pid.remote(), timeout=60):
+            pass
+    ray.kill(other)
