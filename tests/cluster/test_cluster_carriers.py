@@ -10,21 +10,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_nodes")]
 ray = pytest.importorskip("ray")
 
 
-class WeightHolder:
-    """An actor that sends weights, and receives them."""
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def send(self) -> torch.Tensor:
-        return torch.ones(1000)
-
-    def take(self, weights: torch.Tensor) -> float:
-        return float(weights.sum())
-
-
 def test_a_lost_receiver_ends_the_sender_and_a_driver_cannot_send() -> None:
     from ray.experimental.collective import create_collective_group
+
+    class WeightHolder:  # in here: workers cannot import this module
+        def pid(self) -> int:
+            return os.getpid()
+
+        def send(self) -> torch.Tensor:
+            return torch.ones(1000)
+
+        def take(self, weights: torch.Tensor) -> float:
+            return float(weights.sum())
 
     kind = ray.remote(num_cpus=0.1, enable_tensor_transport=True)(WeightHolder)
     sender, lost, other = (kind.remote() for _ in range(3))

@@ -1,7 +1,9 @@
 """Findings about a cluster, from reports that no machine made."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -85,6 +87,24 @@ def test_an_address_without_a_cluster_is_refused_at_once(address: str, told: str
         require_listener(address)
     require_listener("auto")
     require_listener("local")
+
+
+@pytest.mark.parametrize("word", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_a_port_that_another_program_holds_is_refused(word: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(1000)
+                link.sendall(word)
+
+        thread = Thread(target=answer)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ResourceError, match=f"no Ray cluster at '{address}': something else than Ray listens"):
+            require_listener(address)
+        thread.join()
 
 
 def test_a_cluster_that_is_not_there_is_the_only_finding(

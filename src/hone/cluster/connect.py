@@ -80,7 +80,10 @@ def require_listener(address: str) -> None:
     if not colon or not port.isdecimal():
         return
     try:
-        socket.create_connection((host, int(port)), timeout=LISTENER_S).close()
+        with socket.create_connection((host, int(port)), timeout=LISTENER_S) as link:
+            link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+            if link.recv(9)[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
+                raise OSError("something else than Ray listens there")  # a head answers by HTTP/2 settings
     except (OSError, OverflowError) as error:
         raise ResourceError(
             f"no Ray cluster at {address!r}: {error}; check the host and the port, which is that of `ray start --head` "
