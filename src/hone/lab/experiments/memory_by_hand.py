@@ -49,9 +49,12 @@ LINES: Final[Mapping[str, str]] = {
     "rounded weights": "2 for each weight of a layer",
     "loss or last layer": "8 for each logit at once, or gradients of a layer",
 }
-"""Lines of the sum: P trained parameters, T tokens of a micro-batch, L layers, h hidden and f inner features, a and g
-heads of queries and keys of d features, b bytes of a number in products. Checkpointing keeps 8 T h for a layer instead
-(4 in mixed precision, and 2 for what is to be added), and one layer's activations."""
+"""Lines of the sum. With checkpointing a layer keeps (4 + b) T h instead: its input, and what is still to be added to
+it; and one layer's activations are there while it is computed again."""
+LETTERS = (
+    "P parameters (that are trained), T tokens of a micro-batch, L layers, h hidden and f inner features, a and g "
+    "heads of queries and keys of d features, b bytes of a number in products"
+)
 PUBLISHED = "Qwen3-0.6B"
 """Model whose step is also taken, at its full size, with tensors that have sizes and no numbers."""
 _COMPONENTS: Final = {
@@ -263,6 +266,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             *((line, form, *(f"{one.lines[line] / MIB:.1f}" for one in sums)) for line, form in LINES.items()),
             ("sum", "", *(f"{one.total / MIB:.1f}" for one in sums)),
             ("counted", "", *(f"{one.measured / MIB:.1f}" for one in sums)),
+            ("letters", LETTERS, *("" for _ in sums)),
         ],
         panels=[
             StackedBarPlot(
