@@ -32,7 +32,7 @@ AVX2: Final = ("-mavx2", "-mfma")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *AVX2)
 
 _FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
-_CHECKED: Final = ("-g", "-O1", "-DHONE_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+_CHECKED: Final = ("-g1", "-O0", "-DHONE_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 _LINES_SHOWN: Final = 6
 _BETWEEN_LINES: Final = " | "
 _PATIENCE_S: Final = 300
