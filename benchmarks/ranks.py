@@ -95,6 +95,11 @@ def gradient_difference(one: Arrays, other: Arrays) -> float:
     )
 
 
+def gradient_norm(run: Path) -> float:
+    """Length of the first gradient of a run whose optimizer keeps no moments."""
+    return json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])["policy/grad_norm"]
+
+
 def compare_recipe(name: str, ranks: int, tensor: int) -> Measured:
     """One recipe on one process and on `ranks`, of which `tensor` hold each layer together: after one step where the
     recipe can have a single one."""
@@ -109,6 +114,9 @@ def compare_recipe(name: str, ranks: int, tensor: int) -> Measured:
             shared, row["cpu_ranks_s"] = trained(
                 name, f"{one}_ranks", *settings, f"run.ranks={ranks}", f"run.tensor={tensor}"
             )
+            if not any("/exp_avg/" in key for key in alone):
+                norms = [gradient_norm(Path("runs", f"{one}_{which}")) for which in ("one", "ranks")]
+                return {**row, "settings": settings, "gradient": abs(norms[0] - norms[1]) / norms[0]}
             return {**row, "settings": settings, "gradient": gradient_difference(alone, shared)}
         except (ConfigError, ValueError) as error:  # a recipe may refuse one step, or learn nothing in it
             fault = error

@@ -19,11 +19,15 @@ from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.value_network import ValueNetwork
+from hone.objectives.natural import TrustRegion
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.recipes.registry import load_recipe
 from hone.train.learner.config import LearnerConfig, policy_phase
+from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import GradientLearner
-from hone.train.learner.ranked_build import building_for, shared_network
+from hone.train.learner.natural_gradient import TrustRegionLearner, k3_distance
+from hone.train.learner.ranked_build import building_for, sharded_store, shared_network, trained_policy
 from hone.train.learner.share import sharing
 from hone.train.learner.stored_weights import restore_weights, stored_weights
 from hone.train.parallel.group import GroupReduction, RankGroup
@@ -31,7 +35,7 @@ from hone.train.parallel.ranked_learner import RankWork
 from hone.train.parallel.sharded_build import ShardedBuild
 from hone.train.text.critic import CriticView
 from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rows import TokenLayout
+from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.scorers.scorer_job import scorer_learner
 from hone.train.text.value_losses import SquaredErrorLoss
 
@@ -131,6 +135,25 @@ def reference(dtype: str, config: LearnerConfig) -> BuiltLearner:
     episodes, credits = session.batch(found)
     learner = session.make_learner(adapted, config)
     return BuiltLearner(learner=learner, episodes=episodes, credits=credits, ask=ask)
+
+
+def trust_region(dtype: str) -> tuple[TokenPolicy, TrustRegionLearner[Any, Any]]:
+    """A policy that steps along a natural gradient, and its learner."""
+    policy = session.tiny_policy(dtype)
+    stepped = trained_policy(policy)
+
+    def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[LossTerms, torch.Tensor]:
+        logp = policy.token_logprobs(batch.packed, batch.at, batch.chosen).logp
+        return LossTerms(loss=-logp * batch.advantage), k3_distance(logp, batch.behaviour_logp)
+
+    return policy, TrustRegionLearner(
+        policy=stepped,
+        layout=TokenLayout(scheme=token_mean),
+        surrogate=surrogate,
+        parameters=sharded_store(stepped) or FlatParameters(stepped.parameters()),
+        region=TrustRegion(iterations=3, min_gain_share=0.0, max_kl_nats=1e9),
+        micro_batch_tokens=40,
+    )
 
 
 KINDS: Mapping[str, Callable[[str, LearnerConfig], BuiltLearner]] = {

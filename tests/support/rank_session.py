@@ -297,8 +297,26 @@ def networks32(group: RankGroup) -> Results:
 
 
 def networks64(group: RankGroup) -> Results:
-    """`networks` in float64."""
-    return networks(group, "float64")
+    """`networks` in float64, but one."""
+    return networks(group, "float64", "policy", "critic", "scorer", "adapter", "reference")
+
+
+def natural64(group: RankGroup) -> Results:
+    """Weights after a step along the natural gradient, in float64."""
+    from tests.support import rank_networks
+
+    build = ShardedBuild(group)
+    with building_for(build):
+        policy, learner = rank_networks.trust_region("float64")
+    work = RankWork(learner=learner, group=group, twins=build.twins)
+    work.take_weights()
+    told = work.update(*batch(policy))
+    return {"weights": weights(policy), "figures": np.array([told["natural/accepted"], told["natural/kl_nats"]])}
+
+
+def pairs_natural64(group: RankGroup) -> Results:
+    """`natural64` of pairs."""
+    return natural64(in_pairs(group))
 
 
 def pairs_networks64(group: RankGroup) -> Results:
@@ -327,6 +345,8 @@ CASES: dict[str, Callable[[RankGroup], Results]] = {
         networks32,
         networks64,
         pairs_networks64,
+        natural64,
+        pairs_natural64,
     )
 }
 

@@ -25,6 +25,9 @@ Vector: TypeAlias = Float[Tensor, " P"]
 FisherVectorProduct: TypeAlias = Callable[[Vector], Vector]
 """v -> F v."""
 
+DotProduct: TypeAlias = Callable[[Vector, Vector], Float[Tensor, ""]]
+"""Sum of the products of two vectors, over all processes where each holds a part of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRegion:
@@ -68,7 +71,12 @@ def flatten(tensors: Sequence[Float[Tensor, "..."]]) -> Vector:
 
 
 def conjugate_gradient(
-    product: FisherVectorProduct, target: Vector, *, iterations: int = 10, residual: float = 1e-10
+    product: FisherVectorProduct,
+    target: Vector,
+    *,
+    iterations: int = 10,
+    residual: float = 1e-10,
+    dot: DotProduct = torch.dot,
 ) -> Vector:
     """x with F x = `target`, after at most `iterations` products; F must be positive definite.
 
@@ -78,18 +86,18 @@ def conjugate_gradient(
     x = torch.zeros_like(target)
     left = target.clone()
     direction = left.clone()
-    size = torch.dot(left, left)
+    size = dot(left, left)
     for _ in range(iterations):
         if float(size) <= residual:
             break
         bent = product(direction)
-        curvature = torch.dot(direction, bent)
+        curvature = dot(direction, bent)
         if not float(curvature) > 0:
             break
         step = size / curvature
         x = x + step * direction
         left = left - step * bent
-        before, size = size, torch.dot(left, left)
+        before, size = size, dot(left, left)
         direction = left + (size / before) * direction
     return x
 
@@ -110,7 +118,7 @@ def fisher_product(
 
 
 def finite_difference_product(
-    parameters: Vector, kl_gradient: Callable[[], Vector], *, radius: float = 1e-3
+    parameters: Vector, kl_gradient: Callable[[], Vector], *, radius: float = 1e-3, dot: DotProduct = torch.dot
 ) -> FisherVectorProduct:
     """v -> (G(x + e v) - G(x - e v)) / 2e, G = `kl_gradient()`, e = radius / |v|: error of order radius^2.
 
@@ -118,7 +126,7 @@ def finite_difference_product(
     """
 
     def product(v: Vector) -> Vector:
-        length = math.sqrt(float(torch.dot(v, v)))
+        length = math.sqrt(float(dot(v, v)))
         if length == 0:
             return torch.zeros_like(v)
         start, small = parameters.detach().clone(), radius / length
@@ -137,14 +145,16 @@ def finite_difference_product(
     return product
 
 
-def trust_region_direction(gradient: Vector, product: FisherVectorProduct, region: TrustRegion) -> Vector:
+def trust_region_direction(
+    gradient: Vector, product: FisherVectorProduct, region: TrustRegion, *, dot: DotProduct = torch.dot
+) -> Vector:
     """The full step: -F^-1 g, scaled until x F x / 2 = max_kl_nats; 0 where the gradient is 0."""
 
     def damped(v: Vector) -> Vector:
         return product(v) + region.damping * v
 
-    x = conjugate_gradient(damped, -gradient, iterations=region.iterations, residual=region.residual)
-    curvature = float(torch.dot(x, damped(x)))
+    x = conjugate_gradient(damped, -gradient, iterations=region.iterations, residual=region.residual, dot=dot)
+    curvature = float(dot(x, damped(x)))
     if not (math.isfinite(curvature) and curvature > 0):
         return torch.zeros_like(gradient)
     return x * math.sqrt(2.0 * region.max_kl_nats / curvature)
@@ -156,6 +166,8 @@ def trust_region_step(
     product: FisherVectorProduct,
     judge: Callable[[], tuple[float, float]],
     region: TrustRegion,
+    *,
+    dot: DotProduct = torch.dot,
 ) -> TrustRegionOutcome:
     """Moves `parameters` (in place) by the longest acceptable step, or leaves them unchanged.
 
@@ -165,8 +177,8 @@ def trust_region_step(
     length is acceptable, or an error is raised, the parameters are restored bit for bit.
     """
     nothing = TrustRegionOutcome(accepted=False, loss_decrease=0.0, kl_nats=0.0, step_share=0.0, tries=0)
-    step = trust_region_direction(gradient, product, region)
-    promised = -float(torch.dot(gradient, step))
+    step = trust_region_direction(gradient, product, region, dot=dot)
+    promised = -float(dot(gradient, step))
     if not (math.isfinite(promised) and promised > 0):
         return nothing
     start = parameters.detach().clone()

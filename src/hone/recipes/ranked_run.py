@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hone.cluster.config import ClusterConfig
+from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.train.config import RunConfig
 from hone.train.job import RecipeSpec, TrainingJob
@@ -23,7 +24,7 @@ def require_ranks_fit(config: RunConfig) -> None:
 
     run = config.run
     key = f"run.ranks = {run.ranks}" if run.ranks > 1 else f"run.virtual_ranks = {run.virtual_ranks}"
-    if not isinstance(dict(config).get("learner"), OptimizerConfig):
+    if not (isinstance(dict(config).get("learner"), OptimizerConfig) or has_trust_region(config)):
         raise ConfigError(f"{key}: {config.recipe} has no steps along a gradient that ranks could share; leave it out")
     if run.tensor > 1:
         require_layers_split(config)
@@ -33,6 +34,14 @@ def require_ranks_fit(config: RunConfig) -> None:
             f"{key}: an optimizer step has {rows} sequences, fewer than {run.shares} shares, so that ranks would have "
             "nothing to do; take fewer ranks, fewer learner.minibatches, or more sequences"
         )
+
+
+def has_trust_region(config: RunConfig) -> bool:
+    """True for a recipe that steps along a natural gradient."""
+    from hone.train.learner.natural_gradient import TrustRegionConfig  # noqa: PLC0415 - torch
+
+    algorithm = dict(config).get("algorithm")
+    return isinstance(algorithm, Config) and isinstance(dict(algorithm).get("region"), TrustRegionConfig)
 
 
 def require_placement(config: RunConfig) -> None:

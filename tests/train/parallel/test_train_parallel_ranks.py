@@ -10,11 +10,14 @@ from tests.support import rank_session as session
 
 from hone.core.credit import Credits
 
+SLOW = ("networks32", "pairs_networks64", "pairs_natural64")
+"""Cases of four ranks only."""
+
 
 @pytest.fixture(scope="module")
 def two() -> Mapping[str, session.Results]:
     """Results of all cases on two ranks, one session of processes."""
-    return session.run_cases([name for name in session.CASES if name != "networks32"], ranks=2)
+    return session.run_cases([name for name in session.CASES if name not in SLOW], ranks=2)
 
 
 def alone(dtype: str, config=session.LEARNER, updates: int = 3) -> session.Results:
@@ -110,9 +113,22 @@ def assert_networks_learn_as_on_one_process(found: Mapping[str, session.Results]
     assert np.array_equal(found[case]["critic on"], found[case]["critic resumed"])
 
 
-@pytest.mark.parametrize("case", ["networks64", "pairs_networks64"])
-def test_critic_reward_model_and_adapters_on_two_ranks_learn_as_on_one_process(two, case):
-    assert_networks_learn_as_on_one_process(two, case)
+def test_critic_reward_model_and_adapter_on_two_ranks_learn_as_on_one_process(two):
+    assert_networks_learn_as_on_one_process(two, "networks64")
+
+
+def assert_natural_step_of_one_process(found: Mapping[str, session.Results], case: str) -> None:
+    policy, learner = networks.trust_region("float64")
+    before = session.weights(policy)
+    told = learner.update(*session.batch(policy))
+    step = session.weights(policy) - before
+    assert told["natural/accepted"] == 1.0 == found[case]["figures"][0]
+    assert np.abs(step).max() > 1e-4
+    assert_close(found[case]["weights"] - before, step, 1e-7)  # curvature is a difference of gradients
+
+
+def test_two_ranks_take_the_natural_step_of_one_process(two):
+    assert_natural_step_of_one_process(two, "natural64")
 
 
 def assert_each_rank_keeps_its_part(found: Mapping[str, session.Results], ranks: int) -> None:
@@ -173,6 +189,8 @@ def test_four_ranks_are_one_process_and_virtual_ranks_give_their_bits():
     for case in ("networks32", "networks64", "pairs_networks64"):
         assert_networks_learn_as_on_one_process(four, case)
     assert_each_rank_keeps_its_part(four, 4)
+    for case in ("natural64", "pairs_natural64"):
+        assert_natural_step_of_one_process(four, case)
     for case, dtype, within in (("gradient32", "float32", 1e-6), ("gradient64", "float64", 1e-12)):
         expected = alone(dtype, session.ONE_STEP, updates=1)
         assert_close(four[case]["gradient"], expected["gradient"], within)

@@ -11,6 +11,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.natural import trust_region_step
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
+from hone.train.learner.ranked_build import sharded_store, trained_policy
 from hone.train.text import recipe
 from hone.train.text.loss import TokenLoss
 from hone.train.text.rows import TokenBatch, TokenLayout
@@ -66,7 +67,7 @@ class TrpoTextConfig(recipe.TextRunConfig):
         return {"gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss"}
 
     def method(self, policies: recipe.TextPolicies) -> recipe.TextMethod:
-        policy = policies.policy
+        policy = trained_policy(policies.policy)
         scheme = recipe.aggregation_scheme(self.algorithm, self.rollout.max_tokens)
         loss = recipe.TokenLossSpec(objective=recipe.importance_objective, scheme=scheme)
         token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=self.micro_batch_tokens())
@@ -77,9 +78,17 @@ class TrpoTextConfig(recipe.TextRunConfig):
 
         learner = TrustRegionLearner(
             policy=policy,
-            layout=token_loss.layout(TokenLayout(scheme=scheme, device=self.run.device), policy),
+            layout=token_loss.layout(
+                TokenLayout(
+                    scheme=scheme,
+                    pass_tokens=self.micro_batch_tokens(),
+                    shares=self.run.shares,
+                    device=self.run.device,
+                ),
+                policy,
+            ),
             surrogate=surrogate,
-            parameters=FlatParameters(policy.parameters()),
+            parameters=sharded_store(policy) or FlatParameters(policy.parameters()),
             region=self.algorithm.region.region(),
             micro_batch_tokens=self.micro_batch_tokens(),
         )

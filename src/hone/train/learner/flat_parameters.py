@@ -106,6 +106,9 @@ class FlatParameters:
         """L2 norm of the whole gradient, `[]`."""
         return torch.linalg.vector_norm(self.gradient)
 
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.dot(one, other)
+
     def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         (whole,) = values
         pieces = whole.split([parameter.numel() for parameter in self.parameters])

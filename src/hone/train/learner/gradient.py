@@ -217,7 +217,7 @@ class GradientLearner(Generic[P, B]):
         """Backward passes of one optimizer step, on this process's micro-batches -> their losses `[]`."""
         losses: list[Tensor] = []
         with phase.parameters.collect_gradients():
-            for piece, counts in _own_micro_batches(rows, self.micro_batch_tokens):
+            for piece, counts in own_micro_batches(rows, self.micro_batch_tokens):
                 batch = piece.tensors()
                 terms, loss = _backward(phase, self.policy, batch, counts=counts)
                 if not counts:
@@ -257,7 +257,7 @@ class GradientLearner(Generic[P, B]):
             part.restore(substate(substate(state, "kept"), name))
 
 
-def _own_micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[tuple[TrainingRows[B], bool]]:
+def own_micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[tuple[TrainingRows[B], bool]]:
     """Micro-batches of this process, and whether they count: with several ranks, a row may only fill a pass up."""
     share = current_share()
     if share is None:

@@ -6,7 +6,7 @@ own learner, which runs afterwards.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -21,11 +21,12 @@ from hone.core.errors import DivergedError
 from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State, integer, substate
 from hone.objectives.kl import k3
-from hone.objectives.natural import TrustRegion, finite_difference_product, trust_region_step
+from hone.objectives.natural import TrustRegion, TrustRegionOutcome, finite_difference_product, trust_region_step
 from hone.objectives.terms import LossTerms
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import GradientLearner, TensorBatch, TrainingRows, micro_batches
+from hone.train.learner.gradient import GradientLearner, TensorBatch, TrainingRows, own_micro_batches
 from hone.train.learner.metrics import MetricsAccumulator
+from hone.train.learner.parameter_store import ParameterStore
+from hone.train.learner.share import current_share
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
@@ -74,7 +75,7 @@ class TrustRegionLearner(Generic[P, B]):
     layout: Callable[[Episodes, Credits], TrainingRows[B]]
     surrogate: Callable[[P, B], tuple[LossTerms, Tensor]]
     """The loss to lower, and the distance `[n]` nats from the policy as it was before the step (`k3_distance`)."""
-    parameters: FlatParameters
+    parameters: ParameterStore
     region: TrustRegion
     critic: GradientLearner[P, B] | None = None
     """Stepped on the same episodes after the policy."""
@@ -90,24 +91,17 @@ class TrustRegionLearner(Generic[P, B]):
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Raises DivergedError for a loss or gradient that is no number; the weights are then those before."""
         rows = self.layout(episodes, credits).weighted(self.reduction)
-        own = sum(len(piece.tensors().weight) for piece in micro_batches(rows, self.micro_batch_tokens))
-        count = total(own, self.reduction)
+        pieces = own_micro_batches(rows, self.micro_batch_tokens)
+        count = total(sum(len(piece.tensors().weight) for piece, counts in pieces if counts), self._everybody())
         tally = MetricsAccumulator()
-        loss, gradient = self._loss_gradient(rows, tally)
-        norm = float(torch.linalg.vector_norm(gradient))
+        loss = self._loss_gradient(rows, tally)
+        norm = float(self.parameters.gradient_norm())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise DivergedError(
                 f"policy: loss {loss}, gradient norm {norm} at update {self.updates}: not a finite number. The step "
                 "was not taken: the weights are those before it. Look at the saved batch."
             )
-        data = self.parameters.data.detach()
-        outcome = trust_region_step(
-            data,
-            gradient,
-            finite_difference_product(data, lambda: self._kl_gradient(rows, count)),
-            lambda: self._loss_and_kl(rows, count),
-            self.region,
-        )
+        outcome = self._step(rows, count)
         self.updates += 1
         told = {
             "policy/loss": loss,
@@ -119,37 +113,77 @@ class TrustRegionLearner(Generic[P, B]):
             "natural/tries": float(outcome.tries),
         }
         after = {} if self.critic is None else self.critic.update(episodes, credits)
-        return {**credits.metrics, **after, **tally.means(self.reduction), **told}
+        return {**credits.metrics, **after, **tally.means(self._everybody()), **told}
 
-    def _loss_gradient(self, rows: TrainingRows[B], tally: MetricsAccumulator) -> tuple[float, Tensor]:
+    def _everybody(self) -> Reduction:
+        """Reduction of what is counted on this rank's micro-batches."""
+        share = current_share()
+        return self.reduction if share is None else share.reduction
+
+    def _step(self, rows: TrainingRows[B], count: float) -> TrustRegionOutcome:
+        """Step along the natural gradient; `gradients` are those of the loss."""
+        owned, gradient = self.parameters.owned, _vector(self.parameters.gradients).clone()
+        data, dot = _vector(owned), self.parameters.dot
+
+        def spread() -> None:
+            """Write `data` into the parameters, whose memory it mostly is."""
+            with torch.no_grad():
+                for own, piece in zip(owned, data.split([own.numel() for own in owned]), strict=True):
+                    if own.data_ptr() != piece.data_ptr():
+                        own.copy_(piece.view_as(own))
+
+        def kl_gradient() -> Tensor:
+            spread()
+            return self._kl_gradient(rows, count)
+
+        def loss_and_kl() -> tuple[float, float]:
+            spread()
+            return self._loss_and_kl(rows, count)
+
+        product = finite_difference_product(data, kl_gradient, dot=dot)
+        try:
+            return trust_region_step(data, gradient, product, loss_and_kl, self.region, dot=dot)
+        finally:
+            spread()
+
+    def _loss_gradient(self, rows: TrainingRows[B], tally: MetricsAccumulator) -> float:
+        """The loss; its gradient is then that of the parameters."""
         own = 0.0
         with self.parameters.collect_gradients():
-            for piece in micro_batches(rows, self.micro_batch_tokens):
+            for piece, counts in own_micro_batches(rows, self.micro_batch_tokens):
                 batch = piece.tensors()
                 terms, _ = self.surrogate(self.policy, batch)
                 loss = terms.weighted_sum(batch.weight)
-                loss.backward()
-                own += float(loss.detach())
-                tally.add(terms)
-        return total(own, self.reduction), self.parameters.gradient.clone()
+                (loss if counts else loss * 0.0).backward()
+                if counts:
+                    own += float(loss.detach())
+                    tally.add(terms)
+        self._reduce()
+        return total(own, self._everybody())
 
     def _kl_gradient(self, rows: TrainingRows[B], count: float) -> Tensor:
         with self.parameters.collect_gradients():
-            for piece in micro_batches(rows, self.micro_batch_tokens):
+            for piece, counts in own_micro_batches(rows, self.micro_batch_tokens):
                 _, nats = self.surrogate(self.policy, piece.tensors())
-                (nats.sum() / count).backward()
-        return self.parameters.gradient
+                (nats.sum() / count if counts else nats.sum() * 0.0).backward()
+        self._reduce()
+        return _vector(self.parameters.gradients)
+
+    def _reduce(self) -> None:
+        if (share := current_share()) is not None:
+            self.parameters.reduce(share)
 
     @torch.no_grad()
     def _loss_and_kl(self, rows: TrainingRows[B], count: float) -> tuple[float, float]:
         """Loss, and mean distance in nats, of the policy as it stands."""
         loss, nats = 0.0, 0.0
-        for piece in micro_batches(rows, self.micro_batch_tokens):
+        for piece, counts in own_micro_batches(rows, self.micro_batch_tokens):
             batch = piece.tensors()
             terms, apart = self.surrogate(self.policy, batch)
-            loss += float(terms.weighted_sum(batch.weight))
-            nats += float(apart.sum())
-        return total(loss, self.reduction), total(nats, self.reduction) / count
+            if counts:
+                loss += float(terms.weighted_sum(batch.weight))
+                nats += float(apart.sum())
+        return total(loss, self._everybody()), total(nats, self._everybody()) / count
 
     def state(self) -> State:
         return {"updates": self.updates, "critic": {} if self.critic is None else self.critic.state()}
@@ -158,3 +192,8 @@ class TrustRegionLearner(Generic[P, B]):
         self.updates = integer(state, "updates")
         if self.critic is not None:
             self.critic.restore(substate(state, "critic"))
+
+
+def _vector(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements `[P]`, in the memory of a single flat tensor."""
+    return tensors[0] if len(tensors) == 1 and tensors[0].dim() == 1 else torch.cat([one.flatten() for one in tensors])

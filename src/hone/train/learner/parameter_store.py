@@ -43,6 +43,10 @@ class ParameterStore(Protocol):
         """L2 norm `[]` of the whole gradient, the same on all ranks."""
         ...
 
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        """Product `[]` of two vectors, each shaped like all of `owned` one after another, over the whole network."""
+        ...
+
     @property
     def step_multiple(self) -> int:
         """Elements of a tensor, or more: an optimizer's kernel is given multiples of it."""

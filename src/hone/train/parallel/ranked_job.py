@@ -11,6 +11,7 @@ from hone.core.errors import ConfigError, DivergedError, HoneError, ResourceErro
 from hone.train.config import RunConfig
 from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.natural_gradient import TrustRegionLearner
 from hone.train.learner.ranked_build import building_for
 from hone.train.loop import Learner
 from hone.train.parallel.group import RankGroup, RankMeeting, joined, open_meeting
@@ -99,6 +100,11 @@ def rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) ->
         raise ConfigError(
             f"run.tensor = {group.meeting.tensor}: this recipe trains no language model whose layers could be cut; "
             "leave it out"
+        )
+    if group.meeting.virtual and (not sharded.networks or isinstance(learner, TrustRegionLearner)):
+        raise ConfigError(
+            f"run.virtual_ranks = {group.meeting.virtual}: the sums of this recipe's steps are not those of a fixed "
+            "number of shares; virtual ranks are for networks on text that AdamW trains; leave run.virtual_ranks out"
         )
     return RankWork(learner=learner, group=group, twins=sharded.twins, questions=sharded.questions)
 

@@ -77,6 +77,15 @@ class ShardedParameters:
         whole = np.concatenate([piece for pieces in zip(*parts, strict=True) for piece in pieces])
         return tree_sum(torch.from_numpy(whole)).sqrt().to(dtype=kind, device=device)
 
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        sizes = [own.numel() for own in self.owned]
+        products = [
+            torch.dot(a.double(), b.double()) for a, b in zip(one.split(sizes), other.split(sizes), strict=True)
+        ]
+        own = torch.stack([*self._counted_once(products)]).sum()
+        parts = [float(part[0]) for part in self.group.everybody().gather(own.cpu().numpy()[None])]
+        return torch.tensor(sum(parts), dtype=torch.float64, device=one.device).to(one.dtype)
+
     def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """Whole values on rank 0; empty ones on the others, which need not hold what only rank 0 saves."""
         found: dict[str, Tensor] = {}

@@ -82,6 +82,9 @@ class LowRankParameters:
         """L2 norm of the gradient of A, B and the whole parameters, `[]`."""
         return self.factors.gradient_norm()
 
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.factors.dot(one, other)
+
     def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         return self.factors.by_name(values)
 
