@@ -13,7 +13,7 @@ from hone.core.generation import Request, ScoreRequest
 from hone.engine.fleet.fleet_records import AskRecord, FleetLimits, ReplicaPhase, ReplicaRecord, WorkItem
 
 _PIECES: Final = 8
-"""Number of asks that a replica's share is cut into, and most prompts of an ask."""
+"""Number of asks that a replica's share is cut into, and most prompts of an ask whose work is worth a call."""
 _ASK_S: Final = 0.05
 """Least work of an ask, seconds: a share with less than twice as much is not cut."""
 _ASKS: Final = 2
