@@ -228,6 +228,15 @@ def test_a_device_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         find_device(str(path), cpu_bytes=0)
     assert len(raised.value.messages) == 3, raised.value.messages
+    path.write_text('memory_gib = 0\nusable = 1.5\ncount = 0\ngpu = "no"\nname = 7\n', encoding="utf-8")
+    with pytest.raises(ConfigError) as raised:
+        find_device(str(path), cpu_bytes=0)
+    said = str(raised.value)
+    for part in (
+        "memory_gib must be 0.1 to 100000, got 0", "usable must be 0.01 to 1, got 1.5", "count must be 1 to 1e+06, got",
+        "gpu must be true or false, got 'no'", "name must be text, got 7",
+    ):  # fmt: skip
+        assert part in said
 
 
 def test_the_least_time_by_hand() -> None:

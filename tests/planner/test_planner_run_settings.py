@@ -230,6 +230,11 @@ def test_a_search_prints_the_command(config: Path, capsys: pytest.CaptureFixture
     assert again["memory"]["peak_bytes"] == solution["peak_bytes"]
 
 
+def test_a_search_with_nothing_to_solve_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(config), "--memory", "--model", "Qwen3-0.6B", "--device", "b200", "--solve"]) == 0
+    assert "solution nothing to change: it fits" in " ".join(capsys.readouterr().out.split())
+
+
 def test_faults_are_told_together() -> None:
     values = tables("grpo", learner={"lr": 1e-4, "micro_batch_tokens": 0}, rollout={**ROLLOUT, "max_tokens": -1})
     with pytest.raises(HoneError) as raised:

@@ -97,6 +97,9 @@ _FILE_KEYS: Final = {
 }  # fmt: skip
 
 
+_RANGES: Final = (("memory_gib", 0.1, 1e5), ("count", 1, 1e6), ("usable", 0.01, 1))
+
+
 def _from_file(path: Path) -> DeviceSpec:
     """A device described by a file; `memory_gib` is needed."""
     try:
@@ -109,12 +112,17 @@ def _from_file(path: Path) -> DeviceSpec:
     numbers: dict[str, float] = {}
     for key, kind in _FILE_KEYS.items():
         value = table.get(key)
-        if value is None or kind is str or kind is bool:
+        if value is not None and kind in (str, bool) and not isinstance(value, kind):
+            faults.append(f"{path}: {key} must be {'text' if kind is str else 'true or false'}, got {value!r}")
+        if value is None or kind in (str, bool):
             continue
         if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
             faults.append(f"{path}: {key} must be a number of at least 0, got {value!r}")
         else:
             numbers[key] = float(value)
+    for key, least, most in _RANGES:
+        if key in numbers and not least <= numbers[key] <= most:
+            faults.append(f"{path}: {key} must be {least:g} to {most:g}, got {numbers[key]:g}")
     if "memory_gib" not in table:
         faults.append(f"{path}: memory_gib is missing: the memory of one device")
     if faults:
