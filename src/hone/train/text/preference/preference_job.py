@@ -114,8 +114,8 @@ def answer_learner(
     answer_loss = AnswerLoss(loss=loss, micro_batch_tokens=config.micro_batch_tokens, reference=reference)
     layout = TokenLayout(
         scheme=sequence_sum,
-        row_tokens=config.row_tokens,
         min_rows=config.minibatches,
+        pass_tokens=config.micro_batch_tokens,
         pad_to_size=policy.decoder.is_mixed_precision,
         device=policies.device,
     )
