@@ -97,7 +97,7 @@ _FILE_KEYS: Final = {
 }  # fmt: skip
 
 
-_RANGES: Final = (("memory_gib", 0.1, 1e5), ("count", 1, 1e6), ("usable", 0.01, 1))
+_RANGES: Final = (("memory_gib", 1e-4, 1e5), ("count", 1, 1e6), ("usable", 0.01, 1))
 
 
 def _from_file(path: Path) -> DeviceSpec:
