@@ -233,8 +233,8 @@ def test_a_device_from_a_file(tmp_path: Path) -> None:
         find_device(str(path), cpu_bytes=0)
     said = str(raised.value)
     for part in (
-        "memory_gib must be 0.0001 to 100000, got 0", "usable must be 0.01 to 1, got 1.5", "count must be 1 to 1e+06, got",
-        "gpu must be true or false, got 'no'", "name must be text, got 7",
+        "memory_gib must be 0.0001 to 100000, got 0", "usable must be 0.01 to 1, got 1.5",
+        "count must be 1 to 1e+06, got", "gpu must be true or false, got 'no'", "name must be text, got 7",
     ):  # fmt: skip
         assert part in said
 
