@@ -31,10 +31,10 @@ from hone.train.text.experience import (
 )
 from hone.train.text.imitation import token_nll
 from hone.train.text.judge_questions import judge_questions
-from hone.train.text.learners import language_job, token_learner
+from hone.train.text.learners import language_job, step_layout, token_learner
 from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.train.text.rows import TokenBatch
 from hone.train.text.sft_data import SolutionConfig, solved_examples
 
 
@@ -89,14 +89,7 @@ def sft_learner(config: SftConfig, policy: TokenPolicy) -> GradientLearner[Token
     return token_learner(
         config.learner,
         policy,
-        layout=TokenLayout(
-            scheme=token_mean,
-            min_rows=config.learner.minibatches,
-            pass_tokens=config.learner.micro_batch_tokens,
-            shares=config.run.shares,
-            pad_to_size=mixed,
-            device=config.run.device,
-        ),
+        layout=step_layout(token_mean, config.learner, config.run, mixed_precision=mixed),
         objective=token_nll,
         seed=config.seed,
         steps=config.steps,

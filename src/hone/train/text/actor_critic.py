@@ -18,12 +18,12 @@ from hone.train.learner.gradient import GradientLearner
 from hone.train.learner.ranked_build import shared_network
 from hone.train.text.advantages import DecisionUnit
 from hone.train.text.critic import ActorCriticLearner, CriticView, critic_compute_cost
+from hone.train.text.learners import step_layout
 from hone.train.text.loss import TokenLossSpec
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rl_config import TextGradientRunConfig
 from hone.train.text.rl_job import gradient_learner
-from hone.train.text.rows import TokenLayout
 from hone.train.text.value_losses import CriticLossConfig, SquaredErrorLoss
 
 
@@ -71,14 +71,8 @@ def actor_critic_learner(
     actor = gradient_learner(config, policies, loss)
     network = shared_network(open_critic(config, policies, critic))
     budget = config.learner.micro_batch_tokens
-    layout = TokenLayout(
-        scheme=token_mean,
-        min_rows=config.learner.minibatches,
-        pass_tokens=config.learner.micro_batch_tokens,
-        shares=config.run.shares,
-        pad_to_size=network.decoder.is_mixed_precision,
-        device=config.run.device,
-    )
+    mixed = network.decoder.is_mixed_precision
+    layout = step_layout(token_mean, config.learner, config.run, mixed_precision=mixed)
     view = CriticView(critic.loss, layout, budget)
     learning = config.learner.model_copy(update={"lr": critic.lr or config.learner.lr, "epochs": critic.epochs})
     learner = GradientLearner(

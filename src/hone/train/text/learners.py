@@ -11,6 +11,8 @@ from hone.core.reduction import Reduction
 from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
+from hone.objectives.weights import PromptScheme, WeightingScheme
+from hone.train.config import RunSettings
 from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
@@ -21,7 +23,7 @@ from hone.train.text.flops import token_compute_cost
 from hone.train.text.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs
-from hone.train.text.rows import TokenBatch, TokenRows
+from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows
 from hone.train.text.samples import answer_rows
 from hone.train.text.saved_optimizer import restore_optimizer
 
@@ -52,6 +54,20 @@ def language_job(
         measure_matmuls=partial(matmul_rate, policy),
         write_protect=inputs.write_protect,
         warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *warnings, *evaluation_warnings],
+    )
+
+
+def step_layout(
+    scheme: WeightingScheme | PromptScheme, learner: LearnerConfig, run: RunSettings, *, mixed_precision: bool
+) -> TokenLayout:
+    """Layout of the batches of a run's optimizer steps."""
+    return TokenLayout(
+        scheme=scheme,
+        min_rows=learner.minibatches,
+        pass_tokens=learner.micro_batch_tokens,
+        shares=run.shares,
+        pad_to_size=mixed_precision,
+        device=run.device,
     )
 
 

@@ -41,7 +41,7 @@ from hone.train.text.interleaving import (
     require_engine,
 )
 from hone.train.text.judge_questions import judge_questions
-from hone.train.text.learners import language_job, token_learner
+from hone.train.text.learners import language_job, step_layout, token_learner
 from hone.train.text.live import LiveText, open_live_text, prompt_inputs
 from hone.train.text.loss import TokenLoss, TokenLossSpec
 from hone.train.text.loss_adapters import AGGREGATIONS, AggregationConfig
@@ -55,7 +55,7 @@ from hone.train.text.ratio import (
 from hone.train.text.reference_policies import TextPolicies, text_policies
 from hone.train.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
 from hone.train.text.rollout_config import RolloutConfig
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.train.text.rows import TokenBatch
 from hone.train.text.samples import answer_metrics, reward_metrics
 
 
@@ -273,16 +273,11 @@ def gradient_learner(
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The learner of every recipe that steps its loss by AdamW."""
     policy = trained_policy(policies.policy)
-    layout = TokenLayout(
-        scheme=loss.scheme,
+    layout = replace(
+        step_layout(loss.scheme, config.learner, config.run, mixed_precision=policy.decoder.is_mixed_precision),
         unit=loss.unit,
         term_weights=loss.term_weights,
         skip_zero_advantage=loss.proportional_to_advantage,
-        min_rows=config.learner.minibatches,
-        pass_tokens=config.learner.micro_batch_tokens,
-        shares=config.run.shares,
-        pad_to_size=policy.decoder.is_mixed_precision,
-        device=config.run.device,
     )
     token_loss = TokenLoss(
         loss=loss,

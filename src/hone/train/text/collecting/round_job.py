@@ -24,12 +24,11 @@ from hone.train.sources.rounds import RoundSchedule, RoundSource, Selection
 from hone.train.text.collecting.collect_job import score_as_advantage
 from hone.train.text.imitation import token_nll
 from hone.train.text.judge_questions import judge_questions
-from hone.train.text.learners import language_job, token_learner
+from hone.train.text.learners import language_job, step_layout, token_learner
 from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
 from hone.train.text.memory import WEIGHT_BYTES
 from hone.train.text.open_text import TextInputs
 from hone.train.text.planned_memory import BatchDimensions, TextLengths
-from hone.train.text.rows import TokenLayout
 from hone.train.text.samples import answer_metrics, reward_metrics
 from hone.train.text.token_batch import TokenBatch
 
@@ -103,14 +102,7 @@ def imitation_learner(config: RoundRunConfig, policy: TokenPolicy) -> GradientLe
     return token_learner(
         config.learner,
         policy,
-        layout=TokenLayout(
-            scheme=token_mean,
-            min_rows=config.learner.minibatches,
-            pass_tokens=config.learner.micro_batch_tokens,
-            shares=config.run.shares,
-            pad_to_size=policy.decoder.is_mixed_precision,
-            device=config.run.device,
-        ),
+        layout=step_layout(token_mean, config.learner, config.run, mixed_precision=policy.decoder.is_mixed_precision),
         objective=token_nll,
         seed=config.seed,
         steps=config.algorithm.learn_steps * (1 if config.algorithm.restart else config.rounds),

@@ -35,11 +35,11 @@ from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.train.text.flops import scorer_compute_cost
+from hone.train.text.learners import step_layout
 from hone.train.text.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.open_text import TextInputs, is_to_come, opened_text_run
 from hone.train.text.planned_memory import text_lengths
-from hone.train.text.rows import TokenLayout
 from hone.train.text.saved_optimizer import restore_optimizer
 from hone.train.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
 from hone.train.text.scorers.scorer_loss import PAIR_WEIGHTS
@@ -213,16 +213,11 @@ def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLear
     """The gradient learner of a scorer, which looks at the state after each labelled token."""
     scorer = trained_policy(scorer)
     compares, learner = config.data_kind == "preference", config.learner
-    layout = TokenLayout(
-        scheme=token_mean,
+    layout = replace(
+        step_layout(token_mean, learner, config.run, mixed_precision=scorer.decoder.is_mixed_precision),
         unit="group" if compares else "sample",
         term_weights=PAIR_WEIGHTS if compares else {},
         after=True,
-        min_rows=config.learner.minibatches,
-        pass_tokens=config.learner.micro_batch_tokens,
-        shares=config.run.shares,
-        pad_to_size=scorer.decoder.is_mixed_precision,
-        device=config.run.device,
     )
     return GradientLearner(
         policy=scorer,
