@@ -104,6 +104,8 @@ def compare_recipe(name: str, ranks: int, tensor: int) -> Measured:
     """One recipe on one process and on `ranks`, of which `tensor` hold each layer together: after one step where the
     recipe can have a single one."""
     heads = [f"model.new.kv_heads={tensor}"] if tensor > 1 and "model.new" in RUNS[name][1] else []
+    # Two minibatches of a round's answers have a sequence for each of four ranks.
+    heads += ["algorithm.batch=8"] if "algorithm.batch" in RUNS[name][1] else []
     row: Measured = {"part": "recipes", "run": name, "recipe": RUNS[name][0], "ranks": ranks, "tensor": tensor}
     row["bar"] = BAR if tensor == 1 else TENSOR_BAR
     fault: Exception | None = None
