@@ -240,15 +240,16 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     gate_freed = 2 * f * h if kept else 0  # the rounded weights of the projection after the gate
     if settings.path == "compiled":
         tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
-        scratch = 2 * _TILE_ROWS * f if mixed and tiles else 0
+        # Without tiles, a weight's gradient is bfloat16 first, and is then widened.
+        scratch = (2 * _TILE_ROWS * f if tiles else 2 * f * h) if mixed else 0
         whole = not settings.gathers
         direct = shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary and whole
         scratch += 0 if direct else _STREAM * f * h
         down = (_STREAM * h + (2 * h if mixed else 0) + b * f) * tokens + scratch
         gate = (_STREAM * h + 2 * b * f) * tokens - gate_freed
         if not whole:  # gradients stay until the layer is finished
-            tile = 2 * _TILE_ROWS * h if mixed and tiles else 0
-            gate = max(gate, (_STREAM * h + b * h - b * f) * tokens + 2 * _STREAM * f * h - gate_freed + tile)
+            joint = (2 * _TILE_ROWS * h if tiles else 4 * f * h) if mixed else 0
+            gate = max(gate, (_STREAM * h + b * h - b * f) * tokens + 2 * _STREAM * f * h - gate_freed + joint)
             gate += _STREAM * f * h
         return max(down, gate) - freed
     gate = (_STREAM * h + 3 * b * f) * tokens - gate_freed - freed

@@ -210,7 +210,8 @@ class RedisLog:
             yield
         except redis.RedisError as error:
             words = f"{self.name}: {str(error).strip() or type(error).__name__}"
-            if isinstance(error, OutOfMemoryError) or "MISCONF" in str(error):
+            # Redis 6 reports memory that ran out within a script as an error of the script.
+            if isinstance(error, OutOfMemoryError) or "OOM command" in str(error) or "MISCONF" in str(error):
                 raise DiskFullError(f"no space left at {words}; free some and send the batch again") from error
             raise ResourceError(
                 f"cannot use the decision log {words}; acknowledged records are kept, send the batch again when the "

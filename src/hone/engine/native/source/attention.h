@@ -85,27 +85,32 @@ struct Past {
   const KV* values(int page) const { return keys(page) + values_from<KV>(engine->dims.head); }
 };
 
-// Pages between what is read and what is fetched: more gained nothing, and short texts lose.
+// Pages between what is read and what is fetched: 16 KiB of a head of 64 features hide what memory takes to answer.
 template <class KV>
-constexpr int AHEAD = sizeof(KV) == 1 ? 8 : 4;
+constexpr int AHEAD = 16 / sizeof(KV);
 
 // What a thread reads, page after page: all keys, all values, and then those of its likely next (token, key head).
 template <class KV>
 struct Reading {
-  Past<KV> now, next;
+  Past<KV> now, near, far;  // what is fetched belongs to `near` and then to `far`: neighbours are about as long as `now`
+  int start;                // place in `near` of what is fetched first
 
   Reading(const Engine& e, int layer, int token, int kv_head)
-      : now(e, layer, token, kv_head), next(after(e, layer, token, kv_head)) {}
+      : now(e, layer, token, kv_head), near(now), far(now) {
+    const int places = 2 * now.held(), on = AHEAD<KV> / places;
+    start = AHEAD<KV> % places;
+    near = after(e, layer, token, kv_head + on);
+    far = after(e, layer, token, kv_head + on + 1);
+  }
   static Past<KV> after(const Engine& e, int layer, int token, int kv_head) {
-    const int below = token + pool_threads(e.pool);
-    if (kv_head + 1 < e.dims.shape.kv_heads) return {e, layer, token, kv_head + 1};
-    return {e, layer, below < e.work.pass->tokens_count ? below : token, 0};
+    const int heads = e.dims.shape.kv_heads, below = token + kv_head / heads * pool_threads(e.pool);
+    return {e, layer, below < e.work.pass->tokens_count ? below : token, kv_head % heads};
   }
   // What is read AHEAD pages after place `at` of this order.
   const KV* ahead(int at) const {
-    at += AHEAD<KV>;
+    at += start;
     const bool later = at >= 2 * now.held();
-    const Past<KV>& past = later ? next : now;
+    const Past<KV>& past = later ? far : near;
     const int place = later ? at - 2 * now.held() : at, held = past.held();
     return place < held ? past.keys(place) : past.values(place < 2 * held ? place - held : 0);
   }
@@ -152,12 +157,24 @@ HONE_INLINE void page_scores(const Reading<KV>& reading, int first, const float*
         store(scores + h * stride + (first + page) * PAGE_TOKENS + u * LANES, sums[h][page][u] * spread(scale));
 }
 
-// Many pages at once while there are many, to hide the latency: a score does not depend on how many.
+// `count` pages from `page` on, at most PAGES.
 template <class KV, int HEADS, int PAGES>
-HONE_INLINE void all_scores(const Reading<KV>& reading, int page, int end, const float* q, float scale, float* scores,
+HONE_INLINE void few_scores(const Reading<KV>& reading, int page, int count, const float* q, float scale, float* scores,
                             int64_t stride) {
-  for (; page + PAGES <= end; page += PAGES) page_scores<KV, HEADS, PAGES>(reading, page, q, scale, scores, stride);
-  if constexpr (PAGES > 1) all_scores<KV, HEADS, PAGES / 2>(reading, page, end, q, scale, scores, stride);
+  if constexpr (PAGES > 1)
+    if (count < PAGES) return few_scores<KV, HEADS, PAGES - 1>(reading, page, count, q, scale, scores, stride);
+  page_scores<KV, HEADS, PAGES>(reading, page, q, scale, scores, stride);
+}
+
+// Pages in even parts of at most PAGES, to hide the latency of a page alone: a score does not depend on its part.
+template <class KV, int HEADS, int PAGES>
+HONE_INLINE void all_scores(const Reading<KV>& reading, int pages, const float* q, float scale, float* scores,
+                            int64_t stride) {
+  const int parts = (pages + PAGES - 1) / PAGES;
+  for (int part = 0; part < parts; ++part) {
+    const int first = int64_t(pages) * part / parts, last = int64_t(pages) * (part + 1) / parts;
+    few_scores<KV, HEADS, PAGES>(reading, first, last - first, q, scale, scores, stride);
+  }
 }
 
 // exp(score - maximum) in place, 0 past the last position; returns the sum.
@@ -233,7 +250,7 @@ static void attend_heads(const Reading<KV>& reading, const float* q, float scale
   constexpr int WIDE = SUMS / (HEADS * PAGE_VECTORS) > 1 ? SUMS / (HEADS * PAGE_VECTORS) : 1;
   constexpr int PAGES = WIDE > 8 ? 8 : WIDE;
   const Past<KV>& past = reading.now;
-  all_scores<KV, HEADS, PAGES>(reading, 0, past.held(), q, scale, scores, stride);
+  all_scores<KV, HEADS, PAGES>(reading, past.held(), q, scale, scores, stride);
   float share[HEADS];
   for (int h = 0; h < HEADS; ++h) share[h] = 1.0f / soften_scores(scores + h * stride, past.count);
   const int head = past.engine->dims.head;
