@@ -117,6 +117,15 @@ def test_the_update_of_one_rank_takes_what_the_closed_form_says(ranks: PlannedRa
     assert resident + closed == pytest.approx(resident + working, rel=0.02)
 
 
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_gradients_that_are_not_written_in_place_are_counted(compute: str) -> None:
+    """Few tokens, where a layer's gradients are the peak: in place by tiles, and beside it by any other processor."""
+    shape = replace(SMALL, hidden=256, heads=8, kv_heads=4, intermediate=768, vocab=2048)
+    run = planned(PlannedRanks(), shape, compute=compute, tokens=128, checkpointing=True)
+    _, working = counted(run)
+    assert step_memory(run.shape, run.own_step).peak == pytest.approx(working, rel=0.04)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [PlannedRanks(count=2), PlannedRanks(count=4, tensor=2)])
 def test_the_weights_below_an_adapter_are_cut(ranks: PlannedRanks) -> None:

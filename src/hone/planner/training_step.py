@@ -243,13 +243,15 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
         # Without tiles, a weight's gradient is bfloat16 first, and is then widened.
         scratch = (2 * _TILE_ROWS * f if tiles else 2 * f * h) if mixed else 0
         whole = not settings.gathers
-        direct = shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary and whole
+        by_tiles = tiles if mixed else settings.tile_scratch  # they write a gradient to where it stays
+        direct = by_tiles and shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary and whole
         scratch += 0 if direct else _STREAM * f * h
         down = (_STREAM * h + (2 * h if mixed else 0) + b * f) * tokens + scratch
         gate = (_STREAM * h + 2 * b * f) * tokens - gate_freed
-        if not whole:  # gradients stay until the layer is finished
+        if not direct:  # the gradient of gate and up in one
             joint = (2 * _TILE_ROWS * h if tiles else 4 * f * h) if mixed else 0
             gate = max(gate, (_STREAM * h + b * h - b * f) * tokens + 2 * _STREAM * f * h - gate_freed + joint)
+        if not whole:  # gradients stay until the layer is finished
             gate += _STREAM * f * h
         return max(down, gate) - freed
     gate = (_STREAM * h + 3 * b * f) * tokens - gate_freed - freed
