@@ -24,6 +24,9 @@ static inline bool runs_avx512_bf16() { return runs_avx512() && __builtin_cpu_su
 // Intel's cores multiply pairs of bfloat16 every other cycle and float32 twice a cycle; AMD's both twice a cycle.
 static inline bool slow_avx512_bf16() { return __builtin_cpu_is("intel"); }
 
+// AMD's first cache waits for few lines at a time; a prefetch to it holds up what comes after.
+static inline bool fetches_to_first_cache() { return !__builtin_cpu_is("amd"); }
+
 static inline bool runs_avx512_vnni() { return runs_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 static inline bool runs_avx_vnni() {
@@ -36,6 +39,7 @@ static inline bool runs_avx2() { return false; }
 static inline bool runs_avx512() { return false; }
 static inline bool runs_avx512_bf16() { return false; }
 static inline bool slow_avx512_bf16() { return false; }
+static inline bool fetches_to_first_cache() { return true; }
 static inline bool runs_avx512_vnni() { return false; }
 static inline bool runs_avx_vnni() { return false; }
 #endif

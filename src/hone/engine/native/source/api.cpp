@@ -140,6 +140,7 @@ __attribute__((visibility("default"))) HoneEngine* hone_new(const HoneShape* sha
   e->kernels = hone::kernels_of(set);
   e->engine.kernels = &e->kernels;
   e->engine.dims = hone::dims_of(*shape);
+  e->engine.fetches_to_first_cache = hone::fetches_to_first_cache();
   e->engine.scratch.resize(size_t(threads));
   e->engine.pool = hone::pool_new(threads);
   return e;

@@ -62,12 +62,17 @@ HONE_INLINE void keep(const float* key, const float* value, int head, int at, bf
     *reinterpret_cast<vu*>(values + i) = rounded(load(value + i)) | rounded(load(value + i + LANES)) << 16;
 }
 
-// Fetches BYTES: numbers into the second cache, where more of them are on their way at a time, and codes into the first.
+// Fetches BYTES into the second cache, where more of them are on their way at a time, or into the first.
 template <int BYTES, class KV>
-HONE_INLINE void fetch(const KV* from) {
+HONE_INLINE void fetch(const KV* from, bool first = false) {
 #pragma GCC unroll 4
-  for (int line = 0; line < BYTES; line += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(from) + line, 0, sizeof(KV) == 1 ? 3 : 2);
+  for (int line = 0; line < BYTES; line += 64) {
+    const char* at = reinterpret_cast<const char*>(from) + line;
+    if (first)
+      __builtin_prefetch(at, 0, 3);
+    else
+      __builtin_prefetch(at, 0, 2);
+  }
 }
 
 // What one (token, key head) reads: its pages' blocks, and positions 0 .. count - 1 in them.

@@ -59,18 +59,20 @@ template <int HEADS, int PAGES>
 HONE_INLINE void coded_page_scores(const Reading<uint8_t>& reading, int first, const CodedQueries<HEADS>& q,
                                    float* scores, int64_t stride) {
   const Past<uint8_t>& past = reading.now;
+  const bool first_cache = past.engine->fetches_to_first_cache;
   CodedBlock blocks[PAGES];
   const uint8_t* ahead[PAGES];
   for (int page = 0; page < PAGES; ++page) {
     blocks[page] = block_in(past, first + page);
     ahead[page] = reading.ahead_of_keys(first + page);
-    fetch<1>(ahead[page] + past.engine->dims.head * PAGE_TOKENS);  // scales
+    fetch<1>(ahead[page] + past.engine->dims.head * PAGE_TOKENS, first_cache);  // scales
+    fetch<1>(blocks[page].value_scales(), first_cache);
   }
   vi upper[HEADS][PAGES][PAGE_VECTORS] = {}, lower[HEADS][PAGES][PAGE_VECTORS] = {};
   for (int i = 0; i < past.engine->dims.head; i += 4) {
 #pragma GCC unroll 4
     for (int page = 0; page < PAGES; ++page) {
-      fetch<4 * PAGE_TOKENS>(ahead[page] + i * PAGE_TOKENS);
+      fetch<4 * PAGE_TOKENS>(ahead[page] + i * PAGE_TOKENS, first_cache);
 #pragma GCC unroll 4
       for (int u = 0; u < PAGE_VECTORS; ++u) {
         const vu keys = *reinterpret_cast<const vu*>(blocks[page].keys() + i * PAGE_TOKENS + 4 * u * LANES);
@@ -125,12 +127,13 @@ HONE_INLINE void mix_codes(const Reading<uint8_t>& reading, int feature, const u
                            const float* scale, float* out) {
   const Past<uint8_t>& past = reading.now;
   const int head = past.engine->dims.head;
+  const bool first_cache = past.engine->fetches_to_first_cache;
   vi upper[HEADS][VECTORS] = {}, lower[HEADS][VECTORS] = {};
   for (int first = 0; first < past.count; first += PAGE_TOKENS) {
     const uint8_t* values = block_in(past, first / PAGE_TOKENS).values() + 4 * feature;
     const uint8_t* ahead = reading.ahead_of_values(first / PAGE_TOKENS) + 4 * feature;
     for (int i = 0; i < PAGE_TOKENS && first + i < past.count; i += 4) {
-      fetch<4 * VECTORS * LANES>(ahead + i * head);
+      fetch<4 * VECTORS * LANES>(ahead + i * head, first_cache);
       vu four[VECTORS];
 #pragma GCC unroll 4
       for (int u = 0; u < VECTORS; ++u) four[u] = *reinterpret_cast<const vu*>(values + i * head + 4 * u * LANES);

@@ -162,6 +162,7 @@ struct Engine {
   const Kernels* kernels = nullptr;
   Pool* pool = nullptr;
   std::string error;
+  bool fetches_to_first_cache = true;  // the codes of keys and values
 
   bool published = false;
   Buffer embedding;  // [vocab, hidden] float32 or bfloat16
