@@ -2,11 +2,11 @@
 
 A batch is one script, which runs whole or not at all. It takes a record's seq with HSETNX, and appends to the stream
 with an id that the server gives: ids made of seqs would lose records that arrive out of order, without an error. The
-server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`).
+server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`), and
+have rewritten that file since it started (`redis_connection.py`).
 """
 
 import secrets
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
 from hone.core.decisions import ActionSet, DecisionRecord
@@ -36,6 +36,7 @@ from hone.store.decisions.codec import (
     encode_labels,
 )
 from hone.store.decisions.protocol import AppendAck, LogCounts, LoggedRecord, SourceWatermark
+from hone.store.decisions.redis_connection import PREFIX, connect, rewrite_file
 from hone.store.decisions.redis_records import (
     HEAD,
     entry_id,
@@ -51,14 +52,12 @@ from hone.store.decisions.session import DAY_S, chunks
 from hone.store.durable import DiskFullError, failpoint
 
 FORMAT: Final = 1
-PREFIX: Final = "{hone}:decisions:"
 _WAIT_S: Final = 30.0
 _COUNTS: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
 _PAGE: Final = 2000
 _CACHED: Final = 1024
 """Shared parts of each kind that are kept in memory."""
 Item = TypeVar("Item")
-_REWRITE_POLLS: Final = 1200
 
 
 def open_redis_log(address: str) -> "RedisLog":
@@ -68,8 +67,9 @@ def open_redis_log(address: str) -> "RedisLog":
     another format.
     """
     client = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
-        address, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 1)
-    )
+        address, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 1),
+        redis_connect_func=connect,
+    )  # fmt: skip
     log = RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
     try:
         with log.talking():
@@ -338,17 +338,10 @@ class RedisLog:
 
     def _rewrite_file(self) -> None:
         """Rewrite the append-only file, as the old one holds the erased bytes. Raises ResourceError."""
-        self._ask("BGREWRITEAOF")
-        for _ in range(_REWRITE_POLLS):
-            state = self._ask("INFO", "persistence")
-            if not (state["aof_rewrite_in_progress"] or state["aof_rewrite_scheduled"]):
-                if state["aof_last_bgrewrite_status"] != "ok":
-                    break
-                return
-            time.sleep(0.05)
-        raise ResourceError(
-            f"erased from {self.name}, but its append-only file keeps the old bytes: it was not rewritten; erase again"
-        )
+        try:
+            rewrite_file(lambda: self._ask("INFO", "persistence"), lambda: self._ask("BGREWRITEAOF"), again=True)
+        except ResponseError as error:
+            raise ResourceError(f"erased from {self.name}, but not from its file ({error}); erase again") from error
 
 
 def _load(

@@ -1,11 +1,14 @@
 """`kill -9` of writers and servers: nothing acknowledged is lost, nothing is stored twice or in part."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from log_kills import SweepResult, server_sweep, writer_sweep
+from log_kills import BATCH, SweepResult, batch_from, judged, server_sweep, writer_sweep
 from log_servers import LogServer, MissingServerError, postgres_server, redis_server
+
+from hone.store.decisions.opening import open_decision_log
 
 FAILPOINTS = ("decisions.before_commit:kill", "decisions.after_commit:kill", "decisions.before_commit:exit")
 SERVERS = pytest.mark.parametrize("make", [postgres_server, redis_server])
@@ -36,7 +39,32 @@ def test_a_killed_writer_of_sqlite_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_killed_redis_server_loses_nothing() -> None:
-    assert passed(swept(redis_server, lambda server: server_sweep(server, kills=2, seed=0)))
+    result = swept(redis_server, lambda server: server_sweep(server, kills=2, seed=0))
+    assert passed(result), result
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_transaction_of_redis_cut_short_by_a_kill_never_runs(share: float) -> None:
+    """The server keeps its first commands in the append-only file, and would run them with the next transaction."""
+
+    def written(server: LogServer) -> Path:
+        return max(server.folder.rglob("appendonly*.aof"), key=lambda path: path.stat().st_size)
+
+    def killed_within_a_transaction(server: LogServer) -> SweepResult:
+        log = open_decision_log(server.address)
+        log.append(batch_from(0))
+        before = written(server).stat().st_size
+        log.append(batch_from(BATCH))
+        server.kill()
+        os.truncate(written(server), before + int(share * (written(server).stat().st_size - before)))
+        server.start()
+        log.append(batch_from(BATCH))
+        server.kill()
+        server.start()
+        return judged(log, 2, 2 * BATCH)
+
+    result = swept(redis_server, killed_within_a_transaction)
+    assert passed(result), result
 
 
 @pytest.mark.slow
