@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from peers import require_peer
 from tables import Row
 
-from decision_systems import AcceptanceLine, cpu_seconds
+from decision_systems import FAST_SLACK, AcceptanceLine, cpu_seconds, slack
 from hone.bandits.filters import ActionRange, ForbiddenActions
 from hone.bandits.greedy import BoltzmannPolicy, SquareCbPolicy
 from hone.bandits.linear import LinearGaussianPosterior
@@ -35,7 +35,6 @@ ARMS, FEATURES, ROUNDS = 10, 8, 10_000
 ACTIONS = numbered_actions(ARMS)
 SEEDS = (100, 101, 102, 103, 104)
 PASSES = 5
-FAST_SLACK = 2.5
 """Factor of the bars of times in the fast form, which runs among other tests on any processor."""
 Floats = NDArray[np.float64]
 Rule = Callable[[RewardModel], BanditPolicy]
@@ -112,7 +111,6 @@ def bar_words(*, fast: bool) -> str:
 def speed(*, fast: bool) -> Iterator[AcceptanceLine]:
     """Time of a decision, of the quadrature, and of the probabilities of 100,000 logged rows."""
     blocks, model = (20 if fast else 100), learnt_model()
-    slack = FAST_SLACK if fast else 1.0
     contexts = generator(100, "contexts").standard_normal((100, FEATURES))
     keys = [decision_key(100, "bandits", str(place)) for place in range(100)]
     alone, words = LinUcbPolicy(model, 1.0), f"{blocks} blocks of 100 calls; {bar_words(fast=fast)}"
@@ -126,26 +124,31 @@ def speed(*, fast: bool) -> Iterator[AcceptanceLine]:
     ):
         with cpu_seconds() as cpu:
             value = microseconds(lambda place, one=policy: one.act(contexts[place], ACTIONS, keys[place]), blocks)
-        yield AcceptanceLine(figure=name, value=value, at_most=bar and bar * slack, cpu_s=cpu.spent, words=words)
+        yield AcceptanceLine(
+            figure=name, value=value, at_most=bar and bar * slack(fast=fast), cpu_s=cpu.spent, words=words
+        )
     mean, variance = model.estimate(contexts[0], ACTIONS)
     with cpu_seconds() as cpu:
         value = microseconds(lambda _: normal_best(mean, variance), blocks)
     yield AcceptanceLine(
-        figure="quadrature, 10 arms, us", value=value, at_most=106.0 * slack, cpu_s=cpu.spent, words=words
+        figure="quadrature, 10 arms, us", value=value, at_most=106.0 * slack(fast=fast), cpu_s=cpu.spent, words=words
     )
     rows = np.tile(contexts, (1000, 1))
     for name, policy in (("LinUCB", served), ("SquareCB", SquareCbPolicy(model))):
         with cpu_seconds() as cpu:
             policy.logp_rows(rows, ACTIONS)
         yield AcceptanceLine(
-            figure=f"log-probabilities of 100,000 rows, {name}, s", value=cpu.spent, at_most=slack, cpu_s=cpu.spent
+            figure=f"log-probabilities of 100,000 rows, {name}, s",
+            value=cpu.spent,
+            at_most=slack(fast=fast),
+            cpu_s=cpu.spent,
         )
     few = rows[: 2000 if fast else 20_000]
     with cpu_seconds() as cpu:
         GaussianThompsonPolicy(model).logp_rows(few, ACTIONS)
     yield AcceptanceLine(
         figure="log-probabilities of 100,000 rows, Thompson sampling, s", value=cpu.spent * len(rows) / len(few),
-        at_most=12.0 * slack, cpu_s=cpu.spent, words=f"one integral a row; measured on {len(few)} rows",
+        at_most=12.0 * slack(fast=fast), cpu_s=cpu.spent, words=f"one integral a row; measured on {len(few)} rows",
     )  # fmt: skip
 
 
@@ -220,7 +223,7 @@ def digits(seeds: tuple[int, ...], *, fast: bool) -> Iterator[AcceptanceLine]:
     for name, value, low, high in (
         ("mean of all passes", float(right.mean()), 0.945, None),
         ("last pass", float(right[:, -1].mean()), 0.98, None),
-        ("processor time of a round, us", float(np.median(times)), None, 46.0 * (FAST_SLACK if fast else 1.0)),
+        ("processor time of a round, us", float(np.median(times)), None, 46.0 * slack(fast=fast)),
     ):
         yield AcceptanceLine(
             figure=f"LinUCB on the digits, {name}", value=value, at_least=low, at_most=high, seeds=len(seeds),
