@@ -12,15 +12,22 @@ double now() {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
+// Sums that are open at a time: enough to hide a product's latency, and no more than there are registers.
+#if defined(__AVX512F__)
 constexpr int CHAINS = 24;
+typedef __m512 Register;
+#else
+constexpr int CHAINS = 12;
+typedef __m256 Register;
+#endif
 
 // Seconds of `rounds` times CHAINS products of registers, each with its own sum. Loops that are not unrolled would keep
 // the sums in memory.
-template <class Sum, class Product>
-__attribute__((always_inline)) inline double timed(int64_t rounds, float* sink, Sum zero, const Product& product) {
-  Sum sums[CHAINS];
+template <class Product>
+__attribute__((always_inline)) inline double timed(int64_t rounds, float* sink, const Product& product) {
+  Register sums[CHAINS];
 #pragma GCC unroll 24
-  for (int chain = 0; chain < CHAINS; ++chain) sums[chain] = zero;
+  for (int chain = 0; chain < CHAINS; ++chain) sums[chain] = Register{};
   const double began = now();
   for (int64_t i = 0; i < rounds; ++i) {
 #pragma GCC unroll 24
@@ -36,36 +43,46 @@ __attribute__((always_inline)) inline double timed(int64_t rounds, float* sink, 
 
 extern "C" {
 
-// Of float32: 32 operations each with AVX-512.
-__attribute__((target("avx512f"))) double float32_avx512(int64_t rounds, float* sink) {
-  const __m512 a = _mm512_set1_ps(1.0f), b = _mm512_setzero_ps();
-  return timed(rounds, sink, _mm512_setzero_ps(),
-               [&](__m512& sum) __attribute__((target("avx512f"), always_inline)) {
-                 asm volatile("vfmadd231ps %1, %2, %0" : "+v"(sum) : "v"(a), "v"(b));
-               });
+// Operations of one of the products below, and how many of them a round has.
+int chains() { return CHAINS; }
+int lanes() { return int(sizeof(Register) / sizeof(float)); }
+
+// Of float32: two operations a lane.
+double float32_products(int64_t rounds, float* sink) {
+  const Register a = Register{} + 1.0f, b = {};
+  return timed(rounds, sink, [&](Register& sum) __attribute__((always_inline)) {
+#if defined(__AVX512F__)
+    asm volatile("vfmadd231ps %1, %2, %0" : "+v"(sum) : "v"(a), "v"(b));
+#else
+    asm volatile("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"(a), "x"(b));
+#endif
+  });
 }
 
-// Of pairs of bfloat16: 64 operations each.
-__attribute__((target("avx512f"))) double bfloat16_avx512(int64_t rounds, float* sink) {
+#if defined(__AVX512F__)
+// Of pairs of bfloat16: four operations a lane.
+double bfloat16_products(int64_t rounds, float* sink) {
   const __m512i a = _mm512_set1_epi32(0x3f803f80), b = _mm512_setzero_si512();
-  return timed(rounds, sink, _mm512_setzero_ps(),
-               [&](__m512& sum) __attribute__((target("avx512f"), always_inline)) {
-                 asm volatile("vdpbf16ps %1, %2, %0" : "+v"(sum) : "v"(a), "v"(b));
-               });
+  return timed(rounds, sink, [&](Register& sum) __attribute__((always_inline)) {
+    asm volatile("vdpbf16ps %1, %2, %0" : "+v"(sum) : "v"(a), "v"(b));
+  });
 }
+#endif
 
 // Seconds to read `bytes` (a multiple of 256) once, in order.
-__attribute__((target("avx512f"))) double read_once(const char* from, int64_t bytes, float* sink) {
-  __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+double read_once(const char* from, int64_t bytes, float* sink) {
+  constexpr int WIDTH = sizeof(Register), PARTS = 256 / WIDTH;
+  Register sums[PARTS] = {};
   const double began = now();
   for (int64_t i = 0; i < bytes; i += 256) {
-    for (int j = 0; j < 4; ++j) {
-      __builtin_prefetch(from + i + 2048 + 64 * j);
-      sums[j] = _mm512_add_ps(sums[j], _mm512_loadu_ps(from + i + 64 * j));
+#pragma GCC unroll 8
+    for (int j = 0; j < PARTS; ++j) {
+      if (j * WIDTH % 64 == 0) __builtin_prefetch(from + i + 2048 + WIDTH * j);
+      sums[j] += *reinterpret_cast<const Register*>(from + i + WIDTH * j);
     }
   }
   const double seconds = now() - began;
-  for (const __m512& sum : sums) *sink += sum[0];
+  for (const Register& sum : sums) *sink += sum[0];
   return seconds;
 }
 }

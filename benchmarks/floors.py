@@ -50,26 +50,31 @@ Loop = Callable[..., float]
 
 def compiled_loops(folder: Path) -> dict[str, Loop]:
     """The loops of floors.cpp. Raises ResourceError without a compiler or a processor for them."""
-    compiler = find_compiler()
-    if compiler is None or "avx512" not in load_library().instruction_sets():
-        raise ResourceError("floors.py needs a C++ compiler and a processor with AVX-512")
+    compiler, sets = find_compiler(), load_library().instruction_sets()
+    if compiler is None or "avx2" not in sets:
+        raise ResourceError("floors.py needs a C++ compiler and a processor with AVX2")
     path = folder / "floors.so"
-    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-mavx512f", "-mavx512bf16"]
-    subprocess.run([compiler, *flags, str(HERE / "floors.cpp"), "-o", str(path)], check=True)
+    level = ["-mavx512f"] if "avx512" in sets else ["-mavx2", "-mfma"]
+    subprocess.run(
+        [compiler, "-std=c++17", "-O3", "-fPIC", "-shared", *level, str(HERE / "floors.cpp"), "-o", str(path)],
+        check=True,
+    )
     library = ctypes.CDLL(str(path))
-    loops: dict[str, Loop] = {name: library[name] for name in ("float32_avx512", "bfloat16_avx512", "read_once")}
+    names = ("float32_products", "read_once") + ("bfloat16_products",) * ("avx512_bf16" in sets)
+    loops: dict[str, Loop] = {name: library[name] for name in names}
     for loop in loops.values():
         loop.restype = ctypes.c_double  # type: ignore[attr-defined]
-    return loops
+    return loops | {"chains": library["chains"], "lanes": library["lanes"]}
 
 
 def register_rate(loops: dict[str, Loop], kind: NumberKind) -> float:
     """Operations a second of products of registers: of bfloat16 in pairs or widened, whichever is more."""
-    sink, each = ctypes.c_float(), {"float32": 32, "bfloat16": 64}
-    pairs = kind == "bfloat16" and "avx512_bf16" in load_library().instruction_sets()
+    sink, products = ctypes.c_float(), LOOP_ROUNDS * loops["chains"]() * loops["lanes"]()
+    each = {"float32_products": 2} | ({"bfloat16_products": 4} if kind == "bfloat16" else {})
     return max(
-        LOOP_ROUNDS * 24 * each[name] / loops[f"{name}_avx512"](ctypes.c_int64(LOOP_ROUNDS), ctypes.byref(sink))
-        for name in ("float32", "bfloat16")[: 1 + pairs]
+        products * operations / loops[name](ctypes.c_int64(LOOP_ROUNDS), ctypes.byref(sink))
+        for name, operations in each.items()
+        if name in loops
     )
 
 
