@@ -6,10 +6,13 @@ import torch
 from torch.nn import functional
 
 from hone.core.errors import DataError
+from hone.models.language import decoder, half_products
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.fused_ops import mixed_linear, rms_norm
 from hone.models.language.init import new_model
+from hone.models.native import products
+from hone.models.native.products import WIDENED_ROWS, widens_half_products
 from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(
@@ -21,9 +24,15 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16().double()
 
 
-def test_a_product_rounds_its_inputs_and_sums_in_float32() -> None:
+@pytest.mark.parametrize("widened", [False, True])
+@pytest.mark.parametrize("rows", [1, 40, 2 * WIDENED_ROWS + 3])
+def test_a_product_rounds_its_inputs_and_sums_in_float32(
+    rows: int, widened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (half_products, products):
+        monkeypatch.setattr(module, "widens_half_products", lambda: widened)
     draws = torch.Generator().manual_seed(0)
-    x = torch.randn(40, 64, generator=draws, requires_grad=True)
+    x = torch.randn(rows, 64, generator=draws, requires_grad=True)
     weight = torch.randn(24, 64, generator=draws, requires_grad=True)
     bias = torch.randn(24, generator=draws, requires_grad=True)
     y = mixed_linear(x, weight, bias)
@@ -35,8 +44,33 @@ def test_a_product_rounds_its_inputs_and_sums_in_float32() -> None:
     assert x.grad is not None and weight.grad is not None and bias.grad is not None
     assert {x.grad.dtype, weight.grad.dtype, bias.grad.dtype} == {torch.float32}
     torch.testing.assert_close(x.grad.double(), g.double() @ rounded(weight), rtol=2**-8, atol=1e-5)
-    torch.testing.assert_close(weight.grad.double(), g.double().T @ rounded(x), rtol=2**-8, atol=1e-4)
+    exact = g.double().T @ rounded(x)
+    torch.testing.assert_close(weight.grad.double(), exact, rtol=2**-8, atol=1e-4)
+    if widened:  # sums of products that are exact, never rounded to bfloat16
+        torch.testing.assert_close(weight.grad.double(), exact, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(bias.grad.double(), g.double().sum(0), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("capability", "machine", "widens"), [
+    ("AVX2", "x86_64", True), ("DEFAULT", "AMD64", True), ("AVX512", "x86_64", False), ("DEFAULT", "aarch64", False),
+])  # fmt: skip
+def test_products_are_widened_where_torch_multiplies_bfloat16_by_plain_loops(
+    capability: str, machine: str, widens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert widens_half_products.__wrapped__() is widens
+
+
+def test_weights_in_bfloat16_are_multiplied_in_float32_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model(CONFIG, seed=0, dtype="bfloat16")
+    logp, gradient = logp_and_gradient(model, rows_of(0))
+    for module in (half_products, products, decoder):
+        monkeypatch.setattr(module, "widens_half_products", lambda: not widens_half_products())
+    other_logp, other_gradient = logp_and_gradient(model, rows_of(0))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(logp, other_logp, rtol=0, atol=0.06)
+    assert functional.cosine_similarity(gradient.float(), other_gradient.float(), dim=0) > 0.999
 
 
 def test_a_normalisation_rounds_only_its_result() -> None:

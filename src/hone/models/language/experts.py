@@ -16,6 +16,7 @@ from torch.nn import functional
 from hone.core.errors import DataError
 from hone.models.gradient_buffers import write_gradient
 from hone.models.language.expert_config import ExpertsConfig
+from hone.models.language.half_products import rounded_matmul
 from hone.models.native.products import tiled_matmul, weight_gradient
 
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -196,7 +197,7 @@ class _ExpertLinear(torch.autograd.Function):
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    return tiled_matmul(left, right) if left.dtype == torch.float32 else left @ right
+    return tiled_matmul(left, right) if left.dtype == torch.float32 else rounded_matmul(left, right)
 
 
 def _write_by_kernel(g: Tensor, x: Tensor, place: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.models.gradient_buffers import write_gradient
-from hone.models.language.half_products import half_matmul
+from hone.models.language.half_products import half_matmul, rounded_linear, rounded_matmul
 from hone.models.language.token_logprobs import at_least_float32
 from hone.models.native.products import tiled_matmul, weight_gradient
 
@@ -63,7 +63,7 @@ class _MixedLinear(torch.autograd.Function):
         low, rounded = x.to(torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(low, rounded)
         ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
-        return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
+        return rounded_linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
 
     @staticmethod
     def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -72,7 +72,7 @@ class _MixedLinear(torch.autograd.Function):
         input_kind, weight_kind = ctx.kinds
         g = grads[0]
         return (
-            (g @ rounded.to(torch.bfloat16)).to(input_kind) if to_x else None,
+            rounded_matmul(g, rounded.to(torch.bfloat16)).to(input_kind) if to_x else None,
             write_gradient(
                 ctx.weight, partial(_write_weight_gradient, g, low), partial(_weight_gradient, g, low, weight_kind)
             )
@@ -92,7 +92,7 @@ class _RoundingLinear(_MixedLinear):
         ctx.save_for_backward(low, weight)
         ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
         rounded = weight.to(torch.bfloat16)
-        return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
+        return rounded_linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
 
 
 class _TiledLinear(torch.autograd.Function):
@@ -124,7 +124,7 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
         return result
     if kind == torch.float32 and g.is_cuda:
         return half_matmul(g.t(), x)
-    return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
+    return (rounded_matmul(x.t(), g).t() if g.shape[1] > x.shape[1] else rounded_matmul(g.t(), x)).to(kind)
 
 
 def _matmul_into(left: Tensor, right: Tensor, place: Tensor) -> bool:

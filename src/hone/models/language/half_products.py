@@ -1,7 +1,10 @@
-"""Products of bfloat16 matrices whose float32 sums are not rounded back."""
+"""Products of bfloat16 matrices with sums in float32, kept or rounded back."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from hone.models.native.products import WIDENED_ROWS, widens_half_products
 
 
 def half_matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -9,6 +12,30 @@ def half_matmul(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
+
+
+def rounded_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left [M, K] @ right [K, N]` of bfloat16 numbers -> `[M, N]` bfloat16. No gradients."""
+    return _widened_matmul(left, right) if _is_widened(left) else left @ right
+
+
+def rounded_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [N, in] @ weight [out, in]^T + bias [out]` of bfloat16 numbers -> `[N, out]` bfloat16. No gradients."""
+    if not _is_widened(x):
+        return functional.linear(x, weight, bias)
+    return _widened_matmul(x, weight.t(), None if bias is None else bias.float())
+
+
+def _is_widened(x: Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and widens_half_products()
+
+
+def _widened_matmul(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same by float32 matrices, some rows at a time: a product of two bfloat16 numbers is exact in float32."""
+    wide, out = right.float(), left.new_empty(len(left), right.shape[1])
+    for rows, to in zip(left.split(WIDENED_ROWS), out.split(WIDENED_ROWS), strict=True):
+        to.copy_(rows.float() @ wide if bias is None else torch.addmm(bias, rows.float(), wide))
+    return out
 
 
 def uses_half_products(device: torch.device, compute: torch.dtype) -> bool:
