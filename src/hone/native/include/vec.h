@@ -30,6 +30,7 @@ typedef uint32_t vu __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2), may_alias));
 // As they lie in memory: at any address.
 typedef float vf_there __attribute__((vector_size(LANES * 4), may_alias, aligned(4)));
+typedef uint32_t vu_there __attribute__((vector_size(LANES * 4), may_alias, aligned(4)));
 typedef uint16_t vh_there __attribute__((vector_size(LANES * 2), may_alias, aligned(2)));
 
 HONE_INLINE vf spread(float x) { return x - vf{}; }

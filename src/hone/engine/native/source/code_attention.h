@@ -205,7 +205,11 @@ static void attend_codes(Engine& e, int layer, int token, int kv_head, int threa
   }
 }
 
+#if defined(HONE_WIDENS_CODES)
+constexpr CodeKernels CODE_KERNELS = {wide_code_tile, MOST_TILE_ROWS, attend_codes};
+#else
 constexpr CodeKernels CODE_KERNELS = {any_code_tile<CODE_ROWS>, CODE_ROWS, attend_codes};
+#endif
 
 }  // namespace HONE_ISA
 }  // namespace hone

@@ -78,6 +78,26 @@ HONE_INLINE float encode_wide_row(const float* x, int count, uint8_t* upper, uin
   return coding.scale;
 }
 
+#if HONE_LANES == 8 && !defined(__AVXVNNI__)
+#define HONE_WIDENS_CODES 1
+
+// The first and third of four bytes in each word, and the second and fourth, as pairs of 16 bits.
+struct Halves {
+  vu even, odd;
+};
+HONE_INLINE Halves unsigned_halves(vu words) { return {words & 0x00ff00ff, words >> 8 & 0x00ff00ff}; }
+HONE_INLINE Halves signed_halves(vu words) {
+  const __m256i pairs = reinterpret_cast<__m256i>(words);
+  return {reinterpret_cast<vu>(_mm256_srai_epi16(_mm256_slli_epi16(pairs, 8), 8)),
+          reinterpret_cast<vu>(_mm256_srai_epi16(pairs, 8))};
+}
+HONE_INLINE vi dot_halves(vi sums, const Halves& left, const Halves& right) {
+  const __m256i even = _mm256_madd_epi16(reinterpret_cast<__m256i>(left.even), reinterpret_cast<__m256i>(right.even));
+  const __m256i odd = _mm256_madd_epi16(reinterpret_cast<__m256i>(left.odd), reinterpret_cast<__m256i>(right.odd));
+  return sums + reinterpret_cast<vi>(_mm256_add_epi32(even, odd));
+}
+#endif
+
 // `sums` and the products of four unsigned bytes in each word of `left` and four signed ones in `right`.
 HONE_INLINE vi dot(vi sums, vu left, vu right) {
 #if defined(__AVX512VNNI__)
@@ -92,12 +112,8 @@ HONE_INLINE vi dot(vi sums, vu left, vu right) {
                                          _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
   return sums + reinterpret_cast<vi>(_mm512_add_epi32(even, odd));
-#elif defined(__AVX2__)
-  const __m256i a = reinterpret_cast<__m256i>(left), b = reinterpret_cast<__m256i>(right);
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)),
-                                         _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
-  return sums + reinterpret_cast<vi>(_mm256_add_epi32(even, odd));
+#elif defined(HONE_WIDENS_CODES)
+  return dot_halves(sums, unsigned_halves(left), signed_halves(right));
 #else
   for (int byte = 0; byte < 4; ++byte) {
     const vu a = (left >> (8 * byte)) & 0xff;
@@ -108,7 +124,7 @@ HONE_INLINE vi dot(vi sums, vu left, vu right) {
 #endif
 }
 
-// Rows of a tile: their sums, two registers each, are held while the inputs go by.
+// Rows of a tile of registers: their sums, two each, are held while the inputs go by.
 #if HONE_LANES == 16
 constexpr int CODE_ROWS = 12;
 #elif defined(__AVXVNNI__)
@@ -147,6 +163,74 @@ static void any_code_tile(const uint8_t* a, int64_t stride, int rows, const int8
     if (rows < MOST) return any_code_tile<MOST - 1>(a, stride, rows, panel, k, c, ahead);
   tile_codes<MOST>(a, stride, panel, k, c, ahead);
 }
+
+#if defined(HONE_WIDENS_CODES)
+constexpr int WIDE_INPUTS = 128;  // inputs that are widened at once: weights and rows of 8 KiB each
+constexpr int WIDE_STEPS = WIDE_INPUTS / 4;
+
+struct WideCodes {
+  Halves weights[WIDE_STEPS][PANEL / LANES];
+  uint32_t even[MOST_TILE_ROWS][WIDE_STEPS], odd[MOST_TILE_ROWS][WIDE_STEPS];
+};
+
+// Adds the products of `steps` times four inputs of ROWS rows to c [ROWS, 32].
+template <int ROWS>
+static void add_wide(const WideCodes& wide, int row, int steps, int32_t* c) {
+  for (int column = 0; column < PANEL / LANES; column += 2) {
+    vi sums[ROWS][2];
+    vi* to = reinterpret_cast<vi*>(c) + column;
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r)
+      for (int u = 0; u < 2; ++u) sums[r][u] = to[r * (PANEL / LANES) + u];
+    for (int i = 0; i < steps; ++i) {
+      const Halves &left = wide.weights[i][column], &right = wide.weights[i][column + 1];
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) {
+        const Halves x = {wide.even[row + r][i] - vu{}, wide.odd[row + r][i] - vu{}};
+        sums[r][0] = dot_halves(sums[r][0], x, left);
+        sums[r][1] = dot_halves(sums[r][1], x, right);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; ++r)
+      for (int u = 0; u < 2; ++u) to[r * (PANEL / LANES) + u] = sums[r][u];
+  }
+}
+
+template <int MOST>
+static void add_wide_rows(const WideCodes& wide, int row, int rows, int steps, int32_t* c) {
+  if constexpr (MOST > 1)
+    if (rows < MOST) return add_wide_rows<MOST - 1>(wide, row, rows, steps, c);
+  add_wide<MOST>(wide, row, steps, c);
+}
+
+// Without instructions for bytes, codes are widened to 16 bits in the first cache, once for all rows of a tile.
+static void wide_code_tile(const uint8_t* a, int64_t stride, int rows, const int8_t* panel, int k, int32_t* c,
+                           const Ahead& ahead) {
+  if (rows <= CODE_ROWS) return any_code_tile<CODE_ROWS>(a, stride, rows, panel, k, c, ahead);
+  alignas(64) WideCodes wide;
+  __builtin_memset(c, 0, size_t(rows) * PANEL * sizeof(int32_t));
+  const int parts = (rows + CODE_ROWS - 1) / CODE_ROWS;
+  for (int from = 0; from < k; from += WIDE_INPUTS) {
+    const int steps = (k - from < WIDE_INPUTS ? k - from : WIDE_INPUTS) / 4;
+    const vu* weights = reinterpret_cast<const vu*>(panel + int64_t(from) * PANEL);
+    for (int i = 0; i < steps; ++i) {
+      ahead.fetch(from / 4 + i);
+      for (int u = 0; u < PANEL / LANES; ++u) wide.weights[i][u] = signed_halves(weights[i * (PANEL / LANES) + u]);
+    }
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < steps; i += LANES) {
+        const Halves x = unsigned_halves(*reinterpret_cast<const vu_there*>(a + row * stride + from + 4 * i));
+        *reinterpret_cast<vu*>(wide.even[row] + i) = x.even;
+        *reinterpret_cast<vu*>(wide.odd[row] + i) = x.odd;
+      }
+    for (int part = 0; part < parts; ++part) {
+      const int first = rows * part / parts, last = rows * (part + 1) / parts;
+      add_wide_rows<CODE_ROWS>(wide, first, last - first, steps, c + first * PANEL);
+    }
+  }
+}
+#endif
 
 }  // namespace HONE_ISA
 }  // namespace hone

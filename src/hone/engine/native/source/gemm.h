@@ -10,10 +10,18 @@ namespace HONE_ISA {
 constexpr int TILE_ROWS = LANES == 16 ? 12 : 6;  // 2 accumulators a row, and what is multiplied, fill the registers
 constexpr int TASK_ROWS = 96;
 
-template <int ROWS>
+// With ADD to what stands in `c`.
+template <int ROWS, bool ADD = false>
 static void tile(const float* a, int64_t stride, const float* panel, int k, float* c, const Ahead& ahead) {
   for (int column = 0; column < PANEL; column += 2 * LANES) {
     vf sums[ROWS][2] = {};
+    if (ADD) {
+#pragma GCC unroll 12
+      for (int row = 0; row < ROWS; ++row) {
+        sums[row][0] = load(c + row * PANEL + column);
+        sums[row][1] = load(c + row * PANEL + column + LANES);
+      }
+    }
     const float* b = panel + column;
     for (int i = 0; i < k; ++i, b += PANEL) {
       ahead.fetch(i);
@@ -93,6 +101,46 @@ static void any_tile(const A* a, int64_t stride, int rows, const A* panel, int k
 #undef HONE_ROWS
   }
 }
+
+#if HONE_LANES == 8
+#define HONE_WIDE_TILES 1
+constexpr int WIDE_TILE_ROWS = 30;
+
+template <int MOST>
+static void add_rows(const float* a, int rows, const float* panel, int k, float* c, const Ahead& ahead) {
+  if constexpr (MOST > 1)
+    if (rows < MOST) return add_rows<MOST - 1>(a, rows, panel, k, c, ahead);
+  tile<MOST, true>(a, WIDENED, panel, k, c, ahead);
+}
+
+// With six rows in the registers, widening a panel for each of them takes a quarter of the time: here it is widened in
+// the first cache, WIDENED inputs at once, for all rows of a larger tile. Sums are those of `tile`, to the bit.
+static void wide_tile(const bf16* a, int64_t stride, int rows, const bf16* panel, int k, float* c, const Ahead& ahead) {
+  if (rows <= TILE_ROWS) return any_tile(a, stride, rows, panel, k, c, ahead);
+  alignas(64) float left[WIDE_TILE_ROWS][WIDENED], right[WIDENED][PANEL];
+  __builtin_memset(c, 0, size_t(rows) * PANEL * sizeof(float));
+  const int parts = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  const Ahead nothing = {reinterpret_cast<const char*>(left), 0};
+  for (int from = 0; from < k; from += WIDENED) {
+    const int count = k - from < WIDENED ? k - from : WIDENED;
+    for (int row = 0; row < rows; ++row)
+      for (int i = 0; i < count; i += LANES) store(left[row] + i, load(a + row * stride + from + i));
+    const vu* words = reinterpret_cast<const vu*>(panel + int64_t(from) * PANEL);
+    for (int i = 0; i < count; i += 2, words += PANEL / LANES) {
+      ahead.fetch((from + i) / 2);
+#pragma GCC unroll 4
+      for (int u = 0; u < PANEL / LANES; ++u) {
+        store(right[i] + u * LANES, low_half(words[u]));
+        store(right[i + 1] + u * LANES, high_half(words[u]));
+      }
+    }
+    for (int part = 0; part < parts; ++part) {
+      const int first = rows * part / parts, last = rows * (part + 1) / parts;
+      add_rows<TILE_ROWS>(left[first], last - first, right[0], count, c + first * PANEL, nothing);
+    }
+  }
+}
+#endif
 
 HONE_INLINE void run_tile(const Engine&, const float* a, int64_t stride, int rows, const float* panel, int k, float* c,
                           const Ahead& ahead) {
