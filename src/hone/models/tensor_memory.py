@@ -3,14 +3,20 @@
 A storage is counted once, from the operation that made it until it is freed. Compiled kernels get their memory from
 torch, so that theirs is counted too; scratch inside one operation of a library is not. Of a tensor that is cut over
 ranks its part is counted, and gathered parameters, whose storages FSDP empties and fills, by their size at the time.
+
+What is counted is a pass that nobody watches. Where two gradients of one tensor meet (those of an embedding that is the
+output projection as well), autograd adds the second to the first in place if nobody else holds that; but it makes a
+third tensor wherever a mode such as this one sees its operations.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch.autograd import graph
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +33,8 @@ class TensorMemory(TorchDispatchMode):
         self.peak_operation = ""
         """Operation that made the last tensor of the peak."""
         self._sizes: dict[int, int] = {}
+        self._awaited: tuple[int, int, str] | None = None
+        """Of an addition of autograd's own: the storage that it would be in if that is freed, bytes, and operation."""
         self._resize = torch.UntypedStorage.resize_
 
     def __enter__(self) -> "TensorMemory":
@@ -45,6 +53,7 @@ class TensorMemory(TorchDispatchMode):
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End counting."""
+        self._settle()
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(kind, fault, trace)
 
@@ -55,6 +64,7 @@ class TensorMemory(TorchDispatchMode):
 
     def reset_peak(self) -> None:
         """Begin a new peak at the bytes that are alive now."""
+        self._settle()
         self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(
@@ -67,14 +77,33 @@ class TensorMemory(TorchDispatchMode):
         """Run an operation, and count its results; one on cut tensors comes again as those on their parts."""
         if any(map(is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
+        self._settle()
         result = func(*args, **(kwargs or {}))
         before = self.peak_bytes
+        if func is torch.ops.aten.add.Tensor and _is_autograd_s_own(sys._getframe()):
+            self._await_addition(args[0], result, str(func))
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
         if self.peak_bytes > before:
             self.peak_operation = str(func)
         return result
+
+    def _await_addition(self, first: torch.Tensor, result: torch.Tensor, operation: str) -> None:
+        """Count the sum of two gradients; it has a place of its own if the first is still there afterwards."""
+        before, held = self.peak_bytes, first.untyped_storage()
+        self._count(result)
+        if held.nbytes() == result.untyped_storage().nbytes():
+            self.peak_bytes, self._awaited = before, (held._cdata, self.live_bytes, operation)
+
+    def _settle(self) -> None:
+        """Decide on an addition that waits, before anything else is made."""
+        if self._awaited is not None:
+            storage, size, operation = self._awaited
+            self._awaited = None
+            if storage in self._sizes and size > self.peak_bytes:
+                self.peak_bytes, self.peak_operation = size, operation
 
     def _count(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -95,3 +124,15 @@ class TensorMemory(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key, 0)
+
+
+def _is_autograd_s_own(frame: FrameType | None) -> bool:
+    """True of an operation, by the frame of its dispatch, that a backward pass itself asked for, and no function in
+    Python."""
+    while frame is not None and frame.f_globals["__name__"] in _DISPATCH:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is graph._engine_run_backward.__code__
+
+
+_DISPATCH = (__name__, "torch._compile", "torch._dynamo.eval_frame")
+"""Modules between an operation and the code that asked for it: this one, and the wrappers that torch puts around it."""

@@ -25,8 +25,6 @@ _LEAST_ROWS: Final = 16
 _TILE: Final = 32
 _TILE_ROWS: Final = 512
 """Rows that a product by tiles lays out at once (`hone.models.native.products`)."""
-_DIRECT_PARAMETERS: Final = 1 << 20
-"""Parameters from which gradients are written to the optimizer's memory directly (`flat_parameters`)."""
 _STREAM: Final = 4
 """Bytes of a number of the residual stream, which keeps the weights' type."""
 
@@ -154,8 +152,12 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     if settings.checkpointing:
         deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
         inputs = (shape.layers * _STREAM + deltas) * h * tokens
-        shared = 0 if settings.path == "compiled" else _STREAM * h * tokens  # a layer's input is what its norm keeps
-        kept, kept_weights, recomputed = inputs + outside, 0, per_layer - shared + rounded
+        apart = settings.path == "compiled" and shape.layers > 1  # else a layer's input is what its norm keeps
+        kept, kept_weights, recomputed = (
+            inputs + outside,
+            0,
+            per_layer + rounded - (0 if apart else _STREAM * h * tokens),
+        )
     else:
         kept, kept_weights, recomputed = shape.layers * per_layer + outside, shape.layers * rounded, 0
         if not settings.trained_vocabulary:  # no gradient passes the first norm
@@ -239,46 +241,76 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     kept = mixed and not settings.rounds_again
     gate_freed = 2 * f * h if kept else 0  # the rounded weights of the projection after the gate
     if settings.path == "compiled":
-        tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
-        # Without tiles, a weight's gradient is bfloat16 first, and is then widened.
-        scratch = (2 * _TILE_ROWS * f if tiles else 2 * f * h) if mixed else 0
-        whole = not settings.gathers
-        by_tiles = tiles if mixed else settings.tile_scratch  # they write a gradient to where it stays
-        direct = by_tiles and shape.parameters >= _DIRECT_PARAMETERS and settings.trained_vocabulary and whole
-        scratch += 0 if direct else _STREAM * f * h
-        down = (_STREAM * h + (2 * h if mixed else 0) + b * f) * tokens + scratch
-        gate = (_STREAM * h + 2 * b * f) * tokens - gate_freed
-        if not direct:  # the gradient of gate and up in one
-            joint = (2 * _TILE_ROWS * h if tiles else 4 * f * h) if mixed else 0
-            gate = max(gate, (_STREAM * h + b * h - b * f) * tokens + 2 * _STREAM * f * h - gate_freed + joint)
-        if not whole:  # gradients stay until the layer is finished
-            gate += _STREAM * f * h
-        return max(down, gate) - freed
+        return _compiled_backward(shape, settings, mixed=mixed) - freed
     gate = (_STREAM * h + 3 * b * f) * tokens - gate_freed - freed
     if settings.path == "fused":
         return gate
     return max(gate, _softmax_backward(shape, settings, mixed=mixed) - freed)
 
 
+def _compiled_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
+    """Most bytes of a layer's backward pass by compiled kernels: `gate`, `attention`, or one of four products with the
+    gradient of its weights, each less what those before it have freed. Cut weights' gradients stay until the layer is
+    finished."""
+    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
+    b = NUMBER_BYTES[settings.compute]
+    queries, joint = shape.query_width, shape.query_width + 2 * shape.key_width
+    rounded = 2 if mixed and not settings.rounds_again else 0
+    stays = _STREAM if settings.gathers else 0
+    stream = _STREAM * h + (2 * h if mixed else 0)  # its gradient, and that rounded
+    by_attention = 3 * b * f + b * h + _STREAM * h + 4  # freed for each token when attention's turn comes
+    down = (stream + b * f) * tokens + _weight_gradient(h, f, settings, mixed=mixed)
+    gate = (_STREAM * h + 2 * b * f) * tokens + (stays - rounded) * f * h
+    both = (_STREAM * h + b * h - b * f) * tokens + (stays - rounded) * f * h
+    both += _weight_gradient(2 * f, h, settings, mixed=mixed)
+    output = (stream + b * queries - by_attention) * tokens + 3 * (stays - rounded) * f * h
+    output += _weight_gradient(h, queries, settings, mixed=mixed)
+    states = (_STREAM * h + b * h - b * queries - 8 * shape.heads - by_attention) * tokens
+    states += (stays - rounded) * (3 * f + queries) * h + _weight_gradient(joint, h, settings, mixed=mixed)
+    attention = (_STREAM * h + b * joint - by_attention) * tokens + (stays - rounded) * (3 * f + queries) * h
+    if shape.qk_norm:  # a sum for each text and key head
+        attention += 2 * _STREAM * shape.key_width * -(-tokens // settings.text_tokens)
+    # The layer's result, when it is computed again: torch leaves its own last product out then, but not hone's.
+    custom = mixed or settings.tile_scratch
+    again = (stream + b * h) * tokens + (2 * f * h if mixed and settings.rounds_again else 0)
+    return max(down, gate, both, output, attention, states, again if settings.checkpointing and custom else 0)
+
+
+def _weight_gradient(outputs: int, inputs: int, settings: StepSettings, *, mixed: bool) -> int:
+    """Bytes of the gradient of a weight `[outputs, inputs]` while it is made, apart from where it stays: the first step
+    of a run adds it to zeros, and only later ones write it there. Mixed precision takes room for tiles beside it, or,
+    without them, the same numbers in bfloat16, which are then widened."""
+    tiles = settings.tile_scratch and outputs % _TILE == 0 and inputs % _TILE == 0
+    beside = 2 * (_TILE_ROWS if tiles else outputs) * inputs if mixed else 0
+    return _STREAM * outputs * inputs + beside
+
+
 def _experts_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
-    """The same of a layer of experts, the largest of: `combine`, where the gradients of k results are added in float32;
-    `gate` and `down`, its products, the latter beside the gradient of all experts' weights; `scores` of attention."""
+    """The same of a layer of experts, the largest of: `combine`, where the gradients of k results are added in float32,
+    each in place beside the next; `gate`, the gradient that the gate is given, in parts and joined; `down` and `later`,
+    the gradient of all experts' weights of a product beside one expert's; `scores` of attention.
+
+    The first step of a run makes the gradients of weights apart, and adds them to zeros; later ones write them to where
+    they stay.
+    """
     h, f, k, tokens = shape.hidden, shape.intermediate, shape.experts_per_token, settings.tokens
     b = NUMBER_BYTES[settings.compute]
     freed = _freed_before(shape, settings)
     results = (4 - b) * k * h
-    combine = (4 * min(k, 3) * k * h - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
-    tiles = settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
-    stack = _STREAM * shape.experts * f * h + (2 * _TILE_ROWS * f if mixed and tiles else 0)
-    down = (b * k * f + (8 if b == 4 else 4) * h - results - 8 * k) * tokens + stack - freed
+    # Of three results or more, the sum's gradient is still there when the second of them is made.
+    combine = (4 * min(k, 2) * k * h + (4 * h if k > 2 else 0) - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
+    tiles = mixed and settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
+    stack = _STREAM * shape.experts * f * h
     held = stack if settings.gathers else 0
+    below = (4 * h - results - 8 * k) * tokens - freed
+    down = below + b * k * f * tokens + stack + (2 * _TILE_ROWS * f if tiles else b * f * h)
+    # The gate's inputs and its result are freed by then.
+    later = below - b * k * f * tokens + held + 2 * stack + (2 * _TILE_ROWS * h if tiles else 2 * b * f * h)
     if settings.path == "compiled":
-        gate = (2 * b * k * f + 4 * h - results - 8 * k) * tokens - freed + held
-        later = gate - 2 * b * k * f * tokens + 2 * held  # both inputs of the gate are freed by then
-        return max(combine, down, gate, later if held else 0)
+        return max(combine, down, below + 2 * b * k * f * tokens + held, later)
     gate = (3 * b * k * f - 4 * h * (k - 1) - 8 * k) * tokens - freed
     scores = 0 if settings.path == "fused" else _softmax_backward(shape, settings, mixed=mixed) - freed
-    return max(combine, down, gate, scores)
+    return max(combine, down, gate, later, scores)
 
 
 def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:

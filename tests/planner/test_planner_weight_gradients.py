@@ -1,0 +1,79 @@
+"""Memory of steps whose peak is a gradient of weights: few tokens, large vocabularies, many experts, narrow MLPs.
+
+Of steps without numbers, on a processor with tiles and on one without, whichever this one is.
+"""
+
+from dataclasses import replace
+
+import pytest
+from manual_clock import ManualClock
+
+from hone.models.native.library import available_kernels
+from hone.models.native.products import uses_amx_tiles
+from hone.planner.known_models import known_model
+from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
+from hone.planner.training_step import StepSettings, step_memory
+from hone.train.text.tracked_step import tracked_step
+
+BASE = PlannedDecoder(
+    family="qwen3", layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=160, vocab=64, tied=True,
+    qk_norm=True,
+)  # fmt: skip
+MILLIONS = replace(BASE, layers=4, hidden=256, intermediate=1024)
+"""Large enough for gradients that are written to the optimizer's memory, from the second step on."""
+EXPERTS = replace(
+    BASE, family="qwen3_moe", hidden=128, experts=32, experts_per_token=2, intermediate=96
+)  # fmt: skip
+STEP = StepSettings(tokens=128, text_tokens=64)
+CASES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
+    "few tokens, checkpointing": (MILLIONS, replace(STEP, checkpointing=True)),
+    "widths that are no multiples of a tile's": (replace(MILLIONS, hidden=240, intermediate=1000), STEP),
+    "a vocabulary that outweighs the rest": (replace(BASE, vocab=16384), replace(STEP, checkpointing=True)),
+    "a vocabulary of 64 words": (BASE, STEP),
+    "attention wider than the MLP": (replace(BASE, heads=16, kv_heads=16, head_dim=64, intermediate=32), STEP),
+    "the same, many tokens": (
+        replace(BASE, heads=8, kv_heads=8, head_dim=64, intermediate=32), replace(STEP, tokens=2048)
+    ),
+    "a layer wider than its MLP, checkpointing": (
+        replace(BASE, hidden=256, intermediate=96, tied=False), replace(STEP, tokens=2048, checkpointing=True)
+    ),
+    "one layer, checkpointing": (replace(BASE, layers=1, intermediate=320), replace(STEP, checkpointing=True)),
+    "many experts": (EXPERTS, STEP),
+    "four of many experts": (replace(EXPERTS, experts_per_token=4), replace(STEP, checkpointing=True)),
+}  # fmt: skip
+
+
+@pytest.fixture(params=["tiles", "no tiles"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the processor says that it has tiles; a step without numbers never asks it to use them."""
+    kernels = available_kernels()
+    if kernels is None:
+        pytest.skip("no compiler here")
+    found = request.param == "tiles"
+    monkeypatch.setitem(kernels.functions, "hone_has_tiles", lambda: int(found))
+    assert uses_amx_tiles() == found
+    return found
+
+
+@pytest.mark.parametrize("products", ["float32", "bfloat16", "bfloat16, rounded again"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_closed_form_counts_the_gradients_of_weights(name: str, products: str, *, tiles: bool) -> None:
+    """Within 0.5% of what works beside weights, gradients and moments."""
+    shape, settings = CASES[name]
+    compute, _, again = products.partition(", ")
+    settings = replace(settings, compute=compute, rounds_again=bool(again), tile_scratch=tiles)  # type: ignore[arg-type]
+    found = tracked_step(shape, settings, clock=ManualClock())
+    assert step_memory(shape, settings).peak == pytest.approx(found.working_bytes, rel=5e-3)
+
+
+def test_a_published_model_at_few_tokens(tiles: bool) -> None:
+    """Qwen3-0.6B, 4,096 tokens, activations computed again: the peak is in a layer, beside one gradient of the
+    vocabulary."""
+    shape = shape_from_hf(known_model("Qwen3-0.6B"))
+    settings = StepSettings(
+        tokens=4096, text_tokens=1024, compute="bfloat16", checkpointing=True, tile_scratch=tiles
+    )  # fmt: skip
+    found, planned = tracked_step(shape, settings, clock=ManualClock()), step_memory(shape, settings)
+    assert planned.moment == "layer"
+    assert planned.peak == pytest.approx(found.working_bytes, rel=1e-3)
+    assert planned.peak < 3 * 4 * shape.vocabulary_weights
