@@ -37,7 +37,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", json.dumps({**asdict(FOUND), "more": 1}), json.dumps({**asdict(FOUND), "step_share": -1}),
-             json.dumps({**asdict(FOUND), "allocator_ratio": 0}), json.dumps({**asdict(FOUND), "day": 3})]
+             json.dumps({**asdict(FOUND), "allocator_ratio": 0}), json.dumps({**asdict(FOUND), "day": 3}),
+             json.dumps({**asdict(FOUND), "context_bytes": float("inf")})]
 )  # fmt: skip
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     path = calibration_path(tmp_path, "cpu")
@@ -82,6 +83,21 @@ def test_plans_use_and_name_the_figures(
     assert plan["memory"]["calibration"]["allocator_ratio"] == 1.25
     assert main(["plan", "run.toml", "--memory", "--calibrate", "--device", "h100"]) == 2
     assert "--calibrate measures the CPU of this machine" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    (tmp_path / "run.toml").write_text(
+        'recipe = "sft"\nsteps = 1\ntask.source = "rows.jsonl"\nlearner.lr = 1e-5\nmodel.new.layers = 2\n',
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("HONE_CACHE", str(tmp_path / "file"))
+    assert main(["plan", str(tmp_path / "run.toml"), "--memory", "--calibrate"]) == 5
+    said = capsys.readouterr().err
+    assert "set HONE_CACHE to a folder that can be written" in said
+    assert "measuring" not in said
 
 
 @pytest.mark.slow  # measures for some seconds

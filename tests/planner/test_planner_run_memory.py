@@ -207,6 +207,7 @@ def test_devices_by_name(text: str, name: str, count: int) -> None:
         ("h10", "did you mean h100?"),
         ("h100x0", "'0' is no number of devices"),
         ("h100xx", "'x' is no number of devices"),
+        ("h100x99999999", "'99999999' is no number of devices"),
         ("", "no such device"),
         ("missing.toml", "cannot read the device"),
     ],

@@ -13,7 +13,7 @@ from hone.cli.closed_plan import closed_plan
 from hone.cli.main import main
 from hone.cli.processor import processor_traits
 from hone.config.overrides import ConfigDocument
-from hone.core.errors import HoneError
+from hone.core.errors import DataError, HoneError
 from hone.evaluate.text.open_policy import has_fast_bfloat16, open_tokenizer
 from hone.models.language.config import model_config_from_hf
 from hone.models.language.lora import LoraConfig
@@ -172,6 +172,9 @@ def test_memory_alone_imports_no_torch(config: Path) -> None:
         (["--longest-text", "99999999"], 2, "the model reads texts of 1 to 40,960 tokens"),
         (["--longest-text", "512"], 2, "no token is left for the prompt"),
         (["learner.micro_batch_tokens=-1"], 2, "learner.micro_batch_tokens in command line must be a whole number of"),
+        (["learner.micro_batch_tokens=99999999999999"], 2, "must be a whole number below 2^40, got 99999999999999"),
+        (["algorithm.entropy=1e30"], 2, "algorithm.entropy in command line must be a number below 2^40"),
+        (["rollout.max_tokens=40960"], 2, "rollout.max_tokens = 40960: the model reads 40,960 tokens"),
         (["rollout.max_tokens=0.5"], 2, "rollout.max_tokens in command line must be a whole number of at least 1"),
         (["learner.micro_batch_token=1"], 2, "did you mean learner.micro_batch_tokens?"),
         (["learner=3"], 2, "learner"),
@@ -187,6 +190,50 @@ def test_bad_input_is_named(
 ) -> None:
     assert main(["plan", str(config), "--memory", *words]) == code
     assert part in capsys.readouterr().err
+
+
+def test_a_config_without_a_model_says_what_to_give(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = config.read_text(encoding="utf-8")
+    config.write_text("\n".join(line for line in whole.splitlines() if "model.path" not in line), encoding="utf-8")
+    assert main(["plan", str(config), "--memory"]) == 2
+    assert "this config has neither; or say --model NAME" in capsys.readouterr().err
+    assert main(["plan", str(config), "--memory", "model.path=Qwen3-8B", "model.new.layers=2"]) == 2
+    assert "this config has both" in capsys.readouterr().err
+
+
+def test_a_model_of_text_and_pictures_has_its_sizes_inside(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = {**known_model("Qwen3-1.7B"), "model_type": "qwen9_text", "max_position_embeddings": 700}
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "config.json").write_text(
+        json.dumps({"model_type": "qwen9", "text_config": inner}), encoding="utf-8"
+    )
+    assert main(["plan", str(config), "--memory", "--model", str(tmp_path / "both"), "--longest-text", "701",
+                 "rollout.max_tokens=32"]) == 2  # fmt: skip
+    assert "the model reads texts of 1 to 700 tokens" in capsys.readouterr().err
+    assert main(["plan", str(config), "--memory", "--model", str(tmp_path / "both"), "rollout.max_tokens=32"]) == 0
+    assert "hone does not run the family 'qwen9_text'" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"num_key_value_heads": 3}, "num_attention_heads (16) must be a multiple of num_key_value_heads (3)"),
+        ({"num_attention_heads": 4096, "head_dim": None, "model_type": "llama"}, "hidden_size (2048) must be at least"),
+        ({"num_experts": 4, "num_experts_per_tok": 8}, "num_experts_per_tok (8) must be at most the experts (4)"),
+        ({"vocab_size": 1 << 50}, "vocab_size must be a whole number of at least 1 and below 2^40"),
+    ],
+)
+def test_sizes_that_no_decoder_has_are_named(changes: dict[str, object], part: str) -> None:
+    with pytest.raises(DataError) as raised:
+        shape_from_hf({**known_model("Qwen3-1.7B"), **changes})
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-1.7B-Base", "qwen/qwen3-1.7b-instruct", "QWEN3-1.7B"])
+def test_a_model_is_known_by_its_publisher_and_in_small_letters(name: str) -> None:
+    assert known_model(name) is known_model("Qwen3-1.7B")
 
 
 def test_options_that_contradict_each_other_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,8 @@
 """Measured figures of this machine: written by `hone plan --calibrate`, read by every later plan."""
 
+import sys
+from tempfile import TemporaryFile
+
 from hone.cli.processor import processor_name
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
@@ -16,14 +19,21 @@ _DEVICE = "cpu"
 
 
 def measure_machine() -> MachineCalibration:
-    """Measure the CPU and keep the figures. Raises ResourceError where they cannot be kept."""
-    from hone.train.text.calibrate import calibrate_cpu  # noqa: PLC0415 - torch
-
-    found, path = calibrate_cpu(SystemClock(), processor=processor_name()), calibration_path(cache_folder(), _DEVICE)
+    """Measure the CPU and keep the figures. Raises ResourceError where they cannot be kept, before it measures."""
+    path = calibration_path(cache_folder(), _DEVICE)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+        print("measuring this machine, for some seconds ...", file=sys.stderr, flush=True)
+        from hone.train.text.calibrate import calibrate_cpu  # noqa: PLC0415 - torch
+
+        found = calibrate_cpu(SystemClock(), processor=processor_name())
         write_calibration(path, found)
     except OSError as error:
-        raise ResourceError(f"{path}: the calibration cannot be kept: {error}; set HONE_CACHE to a folder") from error
+        raise ResourceError(
+            f"{path}: the calibration cannot be kept: {error}; set HONE_CACHE to a folder that can be written"
+        ) from error
     return found
 
 

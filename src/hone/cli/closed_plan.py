@@ -16,7 +16,7 @@ from hone.config.toml import KeyPath
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
 from hone.planner.known_models import known_model
-from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf
+from hone.planner.planned_decoder import PLANNED_FAMILIES, PlannedDecoder, shape_from_hf, text_config
 from hone.planner.run_memory import RunDimensions, engine_copy_bytes_of, machine_parts
 from hone.planner.run_settings import (
     ASSUMED_PROMPT_TOKENS,
@@ -149,14 +149,15 @@ def _model(values: Mapping[str, object], settings: PlannedSettings) -> tuple[Pla
     new = {key.removeprefix("model.new."): value for key, value in values.items() if key.startswith("model.new.")}
     path = values.get("model.path")
     if bool(new) == (path is not None):
-        raise ConfigError("give exactly one of model.path and model.new")
+        have = "this config has both" if new else "this config has neither; or say --model NAME"
+        raise ConfigError(f"give exactly one of model.path and model.new: {have}")
     if new:
         return (*_new_model(new, settings), {})
     if not isinstance(path, str) or path.startswith(STAGE_PREFIX):
         raise ConfigError(f"model.path = {path!r}: --memory needs a folder, or the name of a published model")
     config, where = _config_of(Path(path))
     shape = shape_from_hf(config, where=where)
-    positions = config.get("max_position_embeddings")
+    positions = text_config(config).get("max_position_embeddings")
     notes = {"model": f"{path}, {where}"}
     if shape.family not in PLANNED_FAMILIES:
         notes["note"] = (

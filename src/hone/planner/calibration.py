@@ -78,6 +78,8 @@ _AGAIN = "remove the file, or measure again with hone plan --calibrate"
 _WORDS = ("device", "processor", "day")
 _NUMBERS = tuple(one.name for one in fields(MachineCalibration) if one.name not in _WORDS)
 _LEAST: Mapping[str, float] = {"allocator_ratio": 0.5}
+_MOST = 1e30
+"""Beyond any figure of a machine; JSON of Python has an Infinity."""
 
 
 def _checked(values: object) -> MachineCalibration | None:
@@ -89,7 +91,7 @@ def _checked(values: object) -> MachineCalibration | None:
     numbers = {
         name: value
         for name in _NUMBERS
-        if isinstance(value := given.get(name), int | float) and value >= _LEAST.get(name, 0)
+        if isinstance(value := given.get(name), int | float) and _LEAST.get(name, 0) <= value < _MOST
     }
     if set(words) | set(numbers) != set(given) or len(given) != len(_WORDS) + len(_NUMBERS):
         return None

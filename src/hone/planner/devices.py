@@ -74,6 +74,10 @@ def cpu_device(memory_bytes: int) -> DeviceSpec:
     )  # fmt: skip
 
 
+_MOST_DIGITS: Final = 6
+"""Digits of a number of devices."""
+
+
 def find_device(text: str, *, cpu_bytes: int) -> DeviceSpec:
     """The device of a name (`h100`, `h100x8`, `cpu`) or of a TOML file. Raises ConfigError for any other."""
     if Path(text).suffix == ".toml":
@@ -83,10 +87,10 @@ def find_device(text: str, *, cpu_bytes: int) -> DeviceSpec:
     found = next((name for name in known if wanted == name or wanted.startswith(f"{name}x")), None)
     if found is None:
         raise ConfigError(
-            f"--device {text}: no such device{did_you_mean(wanted, known)}; or a TOML file with its figures"
+            f"--device {text}: no such device, and no TOML file with its figures{did_you_mean(wanted, known)}"
         )
     count = wanted.removeprefix(found).removeprefix("x") or "1"
-    if not count.isdigit() or int(count) < 1:
+    if not count.isdigit() or len(count) > _MOST_DIGITS or int(count) < 1:
         raise ConfigError(f"--device {text}: {count!r} is no number of devices; for example {found}x8")
     return replace(cpu_device(cpu_bytes) if found == "cpu" else DEVICES[found], count=int(count))
 

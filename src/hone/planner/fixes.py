@@ -261,7 +261,7 @@ def _fewer_answers(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         count //= 2
         changed = replace(run, generation=replace(run.generation, concurrent=count))
     if changed is not run:
-        setting, words = f"rollout.max_concurrent={count}", f"{count} answers at a time"
+        setting, words = f"rollout.max_concurrent={count}", f"{count} answer{'s' * (count > 1)} at a time"
         yield _Change(setting=setting, words=words, time="slower generation", keeps="bits", run=changed)
 
 

@@ -69,13 +69,15 @@ KNOWN_MODELS: Final[Mapping[str, Mapping[str, object]]] = {
 
 
 def known_model(name: str) -> Mapping[str, object]:
-    """Config of a model by name; the publisher before it (`Qwen/`) and `-Instruct` or `-Base` behind it are left out.
+    """Config of a model by name; the publisher before it (`Qwen/`) and `-Instruct` or `-Base` behind it are left out,
+    and small letters are as good as capitals.
 
     Raises DataError for a name that is not known, with the one that was probably meant.
     """
     short = name.rpartition("/")[2]
-    for ending in ("-Instruct", "-Base"):
-        short = short.removesuffix(ending)
+    for ending in ("-instruct", "-base"):
+        if short.casefold().endswith(ending):
+            short = short[: -len(ending)]
     found = next((config for known, config in KNOWN_MODELS.items() if known.casefold() == short.casefold()), None)
     if found is None:
         raise DataError(f"{name} is neither a folder with a config.json nor a model known by name"

@@ -6,7 +6,7 @@ planned too, and is said to be a guess.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 from hone.core.errors import DataError, ErrorCollector
 
@@ -99,8 +99,17 @@ class PlannedDecoder:
         return self.query_width + self.key_width if self.family == "olmoe" else 2 * self.head_dim
 
 
+def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The keys of the decoder: those of `text_config`, where a model of text and pictures has its sizes there."""
+    inner = config.get("text_config")
+    if "hidden_size" in config or not isinstance(inner, dict):
+        return config
+    return {**config, **cast("dict[str, object]", inner)}
+
+
 def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -> PlannedDecoder:
     """Shape of a Hugging Face config. Raises DataError with every missing or impossible size."""
+    config = text_config(config)
     faults = ErrorCollector(DataError)
     sizes = {name: _size(config, name, where, faults) for name in _SIZES}
     heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
@@ -126,14 +135,31 @@ def shape_from_hf(config: Mapping[str, object], *, where: str = "config.json") -
         experts=experts,
         experts_per_token=_first(config, ("num_experts_per_tok",), 1 if experts else 0, where, faults),
     )
+    if not faults.messages:
+        faults.extend(_contradictions(shape, where))
     faults.raise_if_any()
     return shape
+
+
+def _contradictions(shape: PlannedDecoder, where: str) -> list[str]:
+    """Sizes that no decoder has beside each other."""
+    heads, groups, found = shape.heads, shape.kv_heads, list[str]()
+    if heads % groups:
+        found.append(f"{where}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({groups})")
+    if not shape.head_dim:
+        found.append(f"{where}: hidden_size ({shape.hidden}) must be at least num_attention_heads ({heads})")
+    if shape.experts_per_token > shape.experts:
+        found.append(
+            f"{where}: num_experts_per_tok ({shape.experts_per_token}) must be at most the experts ({shape.experts})"
+        )
+    return found
 
 
 def _size(config: Mapping[str, object], name: str, where: str, faults: ErrorCollector) -> int:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < _MOST:
-        faults.add(f"{where}: {name} must be a whole number of at least 1, got {value!r}")
+        most = " and below 2^40" if isinstance(value, int) and value >= _MOST else ""
+        faults.add(f"{where}: {name} must be a whole number of at least 1{most}, got {value!r}")
         return 1
     return value
 

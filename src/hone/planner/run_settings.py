@@ -88,7 +88,8 @@ class PlannedSettings:
         """A whole number."""
         value = self._values.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MOST:
-            self._refuse(key, f"a whole number of at least {least}", value)
+            too_large = isinstance(value, int) and value >= _MOST
+            self._refuse(key, f"a whole number {'below 2^40' if too_large else f'of at least {least}'}", value)
             return max(least, default)
         return value
 
@@ -96,7 +97,8 @@ class PlannedSettings:
         """A number of at least 0."""
         value = self._values.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MOST:
-            self._refuse(key, "a number of at least 0", value)
+            too_large = isinstance(value, int | float) and value >= _MOST
+            self._refuse(key, "a number below 2^40" if too_large else "a number of at least 0", value)
             return default
         return float(value)
 
@@ -231,11 +233,17 @@ def _lengths(recipe: PlannedRecipe, settings: PlannedSettings, context: int, lon
         settings.faults.add(f"--longest-text {longest}: the model reads texts of 1 to {context:,} tokens")
     if not recipe.writes:
         return longest or context, 0
-    answers = recipe.answers * settings.count("rollout.max_tokens")
+    answer = settings.count("rollout.max_tokens")
+    if answer >= context:
+        settings.faults.add(
+            f"rollout.max_tokens = {answer}: the model reads {context:,} tokens, and none is left for a prompt; lower "
+            "it, or use a model with more positions"
+        )
+    answers = recipe.answers * answer
     if longest is not None and answers >= longest:
         settings.faults.add(
-            f"--longest-text {longest} with rollout.max_tokens = {settings.count('rollout.max_tokens')}: no token is "
-            "left for the prompt; a longest text is a prompt with its answer"
+            f"--longest-text {longest} with rollout.max_tokens = {answer}: no token is left for the prompt; "
+            "a longest text is a prompt with its answer"
         )
     whole = longest or min(context, settings.count("rollout.context", default=ASSUMED_PROMPT_TOKENS + answers))
     return whole, max(1, whole - answers)

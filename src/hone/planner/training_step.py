@@ -143,27 +143,12 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     """
     shape = shape.part(settings.tensor)
     h, tokens = shape.hidden, settings.tokens
-    b = NUMBER_BYTES[settings.compute]
     mixed = settings.compute != settings.weights
-    per_layer = saved_per_token(shape, settings) * tokens
-    rounded = 2 * _kept_weights(shape) if mixed and not settings.rounds_again else 0
     outside = (_STREAM * h + 4 + 4 * shape.head_dim + _table_bytes(shape, settings)) * tokens
     outside += _STREAM * h * _decisions(settings)
-    if settings.checkpointing:
-        deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
-        inputs = (shape.layers * _STREAM + deltas) * h * tokens
-        apart = settings.path == "compiled" and shape.layers > 1  # else a layer's input is what its norm keeps
-        kept, kept_weights, recomputed = (
-            inputs + outside,
-            0,
-            per_layer + rounded - (0 if apart else _STREAM * h * tokens),
-        )
-    else:
-        kept, kept_weights, recomputed = shape.layers * per_layer + outside, shape.layers * rounded, 0
-        if not settings.trained_vocabulary:  # no gradient passes the first norm
-            kept -= _STREAM * h * tokens
-    if settings.offload and not settings.checkpointing:
-        kept, recomputed = outside, per_layer
+    rounded = 2 * _kept_weights(shape) if mixed and not settings.rounds_again else 0
+    kept, recomputed = _kept_and_recomputed(shape, settings, outside=outside, rounded=rounded)
+    kept_weights = 0 if settings.checkpointing else shape.layers * rounded
     vocabulary = _STREAM * shape.vocabulary_weights if settings.trained_vocabulary else 0
     waiting = vocabulary if shape.tied and settings.predicts_tokens else 0
     everything = kept + kept_weights
@@ -194,6 +179,24 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         peak=moments[moment],
         moment=moment,
     )
+
+
+def _kept_and_recomputed(
+    shape: PlannedDecoder, settings: StepSettings, *, outside: int, rounded: int
+) -> tuple[int, int]:
+    """Bytes kept from the forward pass, with `outside` of the layers, and those of a layer that are made again, with
+    `rounded` weights."""
+    h, tokens, b = shape.hidden, settings.tokens, NUMBER_BYTES[settings.compute]
+    per_layer = saved_per_token(shape, settings) * tokens
+    if settings.checkpointing:
+        deltas = (shape.layers - 1) * b if settings.path == "compiled" else 0
+        inputs = (shape.layers * _STREAM + deltas) * h * tokens
+        apart = settings.path == "compiled" and shape.layers > 1  # else a layer's input is what its norm keeps
+        return inputs + outside, per_layer + rounded - (0 if apart else _STREAM * h * tokens)
+    if settings.offload:
+        return outside, per_layer
+    untrained = 0 if settings.trained_vocabulary else _STREAM * h * tokens  # no gradient passes the first norm
+    return shape.layers * per_layer + outside - untrained, 0
 
 
 def gathered_weights(shape: PlannedDecoder, settings: StepSettings) -> GatheredWeights:

@@ -49,7 +49,7 @@ def test_another_machine_is_named(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "too much" in out
     assert "rollout.sleep=true" in out
     assert main(["plan", "grpo.toml", "--device", "h1000"]) == 2
-    assert "no such device; did you mean h100?" in capsys.readouterr().err
+    assert "no such device, and no TOML file with its figures; did you mean h100?" in capsys.readouterr().err
 
 
 def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
