@@ -36,7 +36,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hone.core.clock import SystemClock
 from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks
@@ -97,7 +97,7 @@ Row = dict[str, Any]
 def here(settings: StepSettings) -> StepSettings:
     """The settings with this machine's kernels."""
     path = "torch" if available_kernels() is None else "compiled"
-    return replace(settings, path=path, tile_scratch=uses_amx_tiles())
+    return replace(settings, path=path, tile_scratch=uses_amx_tiles(), widens=widens_half_products())
 
 
 def allocator_peak(work: Callable[[], object]) -> int:

@@ -18,7 +18,7 @@ from hone.evaluate.text.open_policy import has_fast_bfloat16, open_tokenizer
 from hone.models.language.config import model_config_from_hf
 from hone.models.language.lora import LoraConfig
 from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.planner.known_models import KNOWN_MODELS, known_model
 from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
@@ -135,6 +135,7 @@ def test_the_processor_is_the_one_that_torch_sees() -> None:
     if found.compiled:
         assert available_kernels() is not None
     assert found.tiles == uses_amx_tiles()
+    assert found.widens == widens_half_products()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
 from hone.models.native.attention import MAX_POSITIONS
 from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
@@ -102,7 +102,9 @@ def test_the_closed_form_is_what_a_tracker_counts(
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
     shape, settings = CASES[name]
-    settings = replace(settings, path=path, compute=compute, tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    settings = replace(
+        settings, path=path, compute=compute, tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+    )  # type: ignore[arg-type]
     peak, resident, parameters = measured_peak(shape, settings, monkeypatch)
     assert parameters == shape.parameters
     assert resident == 16 * parameters
@@ -117,7 +119,9 @@ def mixed_step(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[P
     if path == "torch":
         monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
     shape, settings = CASES[name]
-    settings = replace(settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    settings = replace(
+        settings, path=path, compute="bfloat16", tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+    )  # type: ignore[arg-type]
     return shape, settings
 
 
@@ -235,7 +239,9 @@ def test_mixtures_of_experts_are_what_a_tracker_counts(
     if path == "torch":
         monkeypatch.setattr(Decoder, "_kernel_texts", lambda *_: None)
     shape, settings = MIXTURES[name]
-    settings = replace(settings, path=path, compute=compute, tile_scratch=uses_amx_tiles())  # type: ignore[arg-type]
+    settings = replace(
+        settings, path=path, compute=compute, tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+    )  # type: ignore[arg-type]
     found = tracked_step(shape, settings, clock=ManualClock(), fake=False)
     assert found.resident_bytes == 16 * shape.parameters
     assert step_memory(shape, settings).peak == pytest.approx(found.working_bytes, rel=0.02)

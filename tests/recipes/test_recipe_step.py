@@ -10,7 +10,7 @@ import pytest
 from manual_clock import ManualClock
 
 from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions
@@ -65,7 +65,9 @@ def config_of(recipe: str, **more: object) -> RunConfig:
 
 def run_of(shape: PlannedDecoder, recipe: str, *, rank: int = 0) -> RunDimensions:
     path = "torch" if available_kernels() is None else "compiled"
-    step = StepSettings(tokens=TOKENS, text_tokens=LONGEST, path=path, tile_scratch=uses_amx_tiles())
+    step = StepSettings(
+        tokens=TOKENS, text_tokens=LONGEST, path=path, tile_scratch=uses_amx_tiles(), widens=widens_half_products()
+    )
     found = facts(recipe)
     writes = found.get("writes", False)
     answers = GenerationSettings(concurrent=4, prompt_tokens=16, answer_tokens=48, weights_bytes=0)

@@ -9,6 +9,8 @@ from hone.native.build import find_compiler, instruction_set_limit, is_disabled
 from hone.planner.run_settings import ProcessorTraits
 
 CPUINFO: Final = Path("/proc/cpuinfo")
+_AVX512: Final = frozenset({"avx512f", "avx512vl", "avx512bw", "avx512dq"})
+"""Flags that torch asks for before it multiplies bfloat16 by kernels of its own."""
 
 
 def processor_name(cpuinfo: Path = CPUINFO) -> str:
@@ -24,6 +26,7 @@ def processor_traits(cpuinfo: Path = CPUINFO) -> ProcessorTraits:
         compiled=compiled,
         bfloat16=bool(flags & {"amx_bf16", "avx512_bf16", "bf16"}),
         tiles=compiled and "amx_bf16" in flags and instruction_set_limit() in (None, "amx"),
+        widens=platform.machine().lower() in {"x86_64", "amd64"} and not flags >= _AVX512,
     )
 
 

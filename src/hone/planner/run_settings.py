@@ -73,6 +73,8 @@ class ProcessorTraits:
     """It multiplies bfloat16 numbers."""
     tiles: bool
     """It multiplies by tiles (AMX)."""
+    widens: bool = False
+    """It multiplies bfloat16 by float32 matrices (x86 without AVX-512)."""
 
 
 class PlannedSettings:
@@ -206,6 +208,7 @@ def dimensions_from_settings(
             trained_vocabulary=trained is None,
             predicts_tokens=recipe.predicts_tokens,
             tile_scratch=device == "cpu" and processor.tiles,
+            widens=device == "cpu" and processor.widens,
         ),
         generation=_generation(settings, prompt, whole, weights, device) if recipe.writes else None,
         trained_parameters=trained,

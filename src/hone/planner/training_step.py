@@ -25,6 +25,8 @@ _LEAST_ROWS: Final = 16
 _TILE: Final = 32
 _TILE_ROWS: Final = 512
 """Rows that a product by tiles lays out at once (`hone.models.native.products`)."""
+_WIDENED_ROWS: Final = 1024
+"""Rows of bfloat16 numbers that are widened at once (the same)."""
 _STREAM: Final = 4
 """Bytes of a number of the residual stream, which keeps the weights' type."""
 
@@ -57,6 +59,8 @@ class StepSettings:
     projection."""
     tile_scratch: bool = True
     """The processor multiplies bfloat16 by tiles, whose layout takes some room."""
+    widens: bool = False
+    """The processor multiplies bfloat16 by float32 matrices (x86 without AVX-512)."""
     texts_together: int = 1
     """Texts that no micro-batch parts: 2 of a pair."""
     step_tokens: int = 0
@@ -248,13 +252,35 @@ def _layer_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: boo
     gate = (_STREAM * h + 3 * b * f) * tokens - gate_freed - freed
     if settings.path == "fused":
         return gate
-    return max(gate, _softmax_backward(shape, settings, mixed=mixed) - freed)
+    mlp = _mlp_backward(shape, settings, mixed=mixed) - freed
+    if settings.checkpointing and mixed and settings.widens:  # gates and ups, when the layer is computed again
+        mlp = max(mlp, (2 * _STREAM * h - b * f) * tokens + _weight_gradient(2 * f, h, settings, mixed=True) - freed)
+    return max(gate, mlp, _softmax_backward(shape, settings, mixed=mixed) - freed)
+
+
+def _mlp_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
+    """Most bytes of the backward pass of a layer's last product, and of its gates' and ups' in one, with the gradients
+    of their weights."""
+    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
+    b = NUMBER_BYTES[settings.compute]
+    rounded = 2 if mixed and not settings.rounds_again else 0
+    stays = _STREAM if settings.gathers else 0
+    stream = _STREAM * h + (2 * h if mixed else 0)  # its gradient, and that rounded
+    down = (stream + b * f) * tokens + _weight_gradient(h, f, settings, mixed=mixed)
+    both = (_STREAM * h + b * h - b * f) * tokens + (stays - rounded) * f * h
+    both += _weight_gradient(2 * f, h, settings, mixed=mixed)
+    # The layer's result, when it is computed again: torch leaves its own last product out then, but not hone's.
+    custom = mixed or settings.tile_scratch
+    again = (stream + b * h) * tokens + (2 * f * h if mixed and settings.rounds_again else 0)
+    if mixed and settings.widens:
+        again += _STREAM * h * f + _beside_gradient(h, f, settings)
+    return max(down, both, again if settings.checkpointing and custom else 0)
 
 
 def _compiled_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
-    """Most bytes of a layer's backward pass by compiled kernels: `gate`, `attention`, or one of four products with the
-    gradient of its weights, each less what those before it have freed. Cut weights' gradients stay until the layer is
-    finished."""
+    """Most bytes of a layer's backward pass by compiled kernels: `mlp`, `gate`, `attention`, or a product of attention
+    with the gradient of its weights, each less what those before it have freed. Cut weights' gradients stay until the
+    layer is finished."""
     h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
     b = NUMBER_BYTES[settings.compute]
     queries, joint = shape.query_width, shape.query_width + 2 * shape.key_width
@@ -262,10 +288,8 @@ def _compiled_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: 
     stays = _STREAM if settings.gathers else 0
     stream = _STREAM * h + (2 * h if mixed else 0)  # its gradient, and that rounded
     by_attention = 3 * b * f + b * h + _STREAM * h + 4  # freed for each token when attention's turn comes
-    down = (stream + b * f) * tokens + _weight_gradient(h, f, settings, mixed=mixed)
+    mlp = _mlp_backward(shape, settings, mixed=mixed)
     gate = (_STREAM * h + 2 * b * f) * tokens + (stays - rounded) * f * h
-    both = (_STREAM * h + b * h - b * f) * tokens + (stays - rounded) * f * h
-    both += _weight_gradient(2 * f, h, settings, mixed=mixed)
     output = (stream + b * queries - by_attention) * tokens + 3 * (stays - rounded) * f * h
     output += _weight_gradient(h, queries, settings, mixed=mixed)
     states = (_STREAM * h + b * h - b * queries - 8 * shape.heads - by_attention) * tokens
@@ -273,19 +297,25 @@ def _compiled_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: 
     attention = (_STREAM * h + b * joint - by_attention) * tokens + (stays - rounded) * (3 * f + queries) * h
     if shape.qk_norm:  # a sum for each text and key head
         attention += 2 * _STREAM * shape.key_width * -(-tokens // settings.text_tokens)
-    # The layer's result, when it is computed again: torch leaves its own last product out then, but not hone's.
-    custom = mixed or settings.tile_scratch
-    again = (stream + b * h) * tokens + (2 * f * h if mixed and settings.rounds_again else 0)
-    return max(down, gate, both, output, attention, states, again if settings.checkpointing and custom else 0)
+    return max(mlp, gate, output, attention, states)
 
 
 def _weight_gradient(outputs: int, inputs: int, settings: StepSettings, *, mixed: bool) -> int:
     """Bytes of the gradient of a weight `[outputs, inputs]` while it is made, apart from where it stays: the first step
-    of a run adds it to zeros, and only later ones write it there. Mixed precision takes room for tiles beside it, or,
-    without them, the same numbers in bfloat16, which are then widened."""
-    tiles = settings.tile_scratch and outputs % _TILE == 0 and inputs % _TILE == 0
-    beside = 2 * (_TILE_ROWS if tiles else outputs) * inputs if mixed else 0
-    return _STREAM * outputs * inputs + beside
+    of a run adds it to zeros, and only later ones write it there. Where bfloat16 is widened, the gradient of the inputs
+    takes as much before it, for the weight itself, and what the weight was rounded to again."""
+    again = 2 * outputs * inputs if mixed and settings.widens and settings.rounds_again else 0
+    return _STREAM * outputs * inputs + (_beside_gradient(outputs, inputs, settings) if mixed else 0) + again
+
+
+def _beside_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
+    """Bytes that mixed precision takes beside a weight's gradient: room for tiles, for rows that are widened, or for
+    the same numbers in bfloat16, which are then widened."""
+    if settings.tile_scratch and outputs % _TILE == 0 and inputs % _TILE == 0:
+        return 2 * _TILE_ROWS * inputs
+    if settings.widens:
+        return _STREAM * min(settings.tokens, _WIDENED_ROWS) * (outputs + inputs)
+    return 2 * outputs * inputs
 
 
 def _experts_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: bool) -> int:
@@ -302,13 +332,13 @@ def _experts_backward(shape: PlannedDecoder, settings: StepSettings, *, mixed: b
     results = (4 - b) * k * h
     # Of three results or more, the sum's gradient is still there when the second of them is made.
     combine = (4 * min(k, 2) * k * h + (4 * h if k > 2 else 0) - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
-    tiles = mixed and settings.tile_scratch and f % _TILE == 0 and h % _TILE == 0
     stack = _STREAM * shape.experts * f * h
     held = stack if settings.gathers else 0
     below = (4 * h - results - 8 * k) * tokens - freed
-    down = below + b * k * f * tokens + stack + (2 * _TILE_ROWS * f if tiles else b * f * h)
+    down = below + b * k * f * tokens + stack + (_beside_gradient(h, f, settings) if mixed else b * f * h)
     # The gate's inputs and its result are freed by then.
-    later = below - b * k * f * tokens + held + 2 * stack + (2 * _TILE_ROWS * h if tiles else 2 * b * f * h)
+    later = below - b * k * f * tokens + held + 2 * stack
+    later += _beside_gradient(2 * f, h, settings) if mixed else 2 * b * f * h
     if settings.path == "compiled":
         return max(combine, down, below + 2 * b * k * f * tokens + held, later)
     gate = (3 * b * k * f - 4 * h * (k - 1) - 8 * k) * tokens - freed

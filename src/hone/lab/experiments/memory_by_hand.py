@@ -22,7 +22,7 @@ from hone.lab.finding import (
 )
 from hone.models.language.decoder import Decoder
 from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.models.tensor_memory import TensorMemory
 from hone.models.without_numbers import without_numbers
 from hone.planner.known_models import known_model
@@ -148,6 +148,7 @@ def run_of(shape: PlannedDecoder, *, tokens: int, rank: int = 0) -> RunDimension
             path="torch" if available_kernels() is None else "compiled",
             trained_vocabulary=not rank,
             tile_scratch=uses_amx_tiles(),
+            widens=widens_half_products(),
         ),
         generation=GenerationSettings(
             concurrent=ANSWERS, prompt_tokens=PROMPT, answer_tokens=TEXT - PROMPT, weights_bytes=0, page_tokens=PAGE

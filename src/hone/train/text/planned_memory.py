@@ -11,7 +11,7 @@ from hone.engine.clients.config import ServerEngine
 from hone.evaluate.text.open_policy import ModelSource, resolved_compute
 from hone.models.language.config import ModelConfig
 from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.products import uses_amx_tiles, widens_half_products
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import GenerationSettings, RunDimensions
@@ -131,6 +131,7 @@ def planned_dimensions(
             trained_vocabulary=settings is None,
             predicts_tokens=batch.predicts_tokens,
             tile_scratch=device == "cpu" and uses_amx_tiles(),
+            widens=device == "cpu" and widens_half_products(),
         ),
         generation=_generation(batch, source, device, engine_bytes),
         trained_parameters=None if settings is None else settings.count(config),
