@@ -68,8 +68,12 @@ def table(rows: Sequence[Row], *, threads: int, quick: bool) -> str:
 
 
 def rewrite(title: str, script: str, rows: Sequence[Row], *, threads: int, quick: bool) -> None:
-    """Put the table between its markers in RESULTS.md; a quick run decides nothing, and is only printed."""
+    """Put the table between its markers in RESULTS.md; a quick run decides nothing, and is only printed.
+
+    `$BENCHMARK_MACHINE` names a second machine, whose tables stand beside those of the first.
+    """
     text = table(rows, threads=threads, quick=quick)
+    title = ", ".join(part for part in (title, os.environ.get("BENCHMARK_MACHINE")) if part)
     if quick:
         print(f"{title} (quick)\n{text}", flush=True)
         return
