@@ -34,9 +34,13 @@ HONE_INLINE CodedBlock block_in(const Past<uint8_t>& past, int page) {
   return {const_cast<uint8_t*>(past.keys(page)), past.engine->dims.head};
 }
 
+// Queries in 16 bits, in planes of bytes, or (AVX2) in pairs: words of features i and i + 2, and of i + 1 and i + 3.
 template <int HEADS>
 struct CodedQueries {
   alignas(64) uint8_t upper[HEADS][MOST_CODED_HEAD], lower[HEADS][MOST_CODED_HEAD];  // signed
+#if defined(HONE_WIDENS_CODES)
+  int16_t pairs[HEADS][MOST_CODED_HEAD];
+#endif
   uint32_t offset[HEADS];  // what the 128 of each key's feature adds to a sum
   float scale[HEADS];
 
@@ -47,11 +51,46 @@ struct CodedQueries {
       for (int i = 0; i < head; ++i) {
         upper[h][i] ^= 0x80;
         lower[h][i] ^= 0x80;
-        all += 256 * int8_t(upper[h][i]) + int8_t(lower[h][i]);
+        const int code = 256 * int8_t(upper[h][i]) + int8_t(lower[h][i]);
+#if defined(HONE_WIDENS_CODES)
+        pairs[h][i / 4 * 4 + i % 2 * 2 + i / 2 % 2] = int16_t(code);
+#endif
+        all += code;
       }
       offset[h] = 128u * uint32_t(all);
     }
   }
+};
+
+// Sums of queries' codes times keys' codes, modulo 2^32.
+template <int HEADS, int PAGES>
+struct CodeSums {
+#if defined(HONE_WIDENS_CODES)
+  vi sums[HEADS][PAGES][PAGE_VECTORS] = {};  // a query's 16 bits at once: half of the products
+
+  inline __attribute__((always_inline)) void add(const CodedQueries<HEADS>& q, int i, vu keys, int page, int u) {
+    const Halves wide = unsigned_halves(keys);
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; ++h) {
+      const Halves query = {spread_word(q.pairs[h] + i), spread_word(q.pairs[h] + i + 2)};
+      sums[h][page][u] = dot(sums[h][page][u], wide, query);
+    }
+  }
+  vu whole(int h, int page, int u) const { return reinterpret_cast<vu>(sums[h][page][u]); }
+#else
+  vi upper[HEADS][PAGES][PAGE_VECTORS] = {}, lower[HEADS][PAGES][PAGE_VECTORS] = {};
+
+  inline __attribute__((always_inline)) void add(const CodedQueries<HEADS>& q, int i, vu keys, int page, int u) {
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; ++h) {
+      upper[h][page][u] = dot(upper[h][page][u], keys, spread_word(q.upper[h] + i));
+      lower[h][page][u] = dot(lower[h][page][u], keys, spread_word(q.lower[h] + i));
+    }
+  }
+  vu whole(int h, int page, int u) const {
+    return (reinterpret_cast<vu>(upper[h][page][u]) << 8) + reinterpret_cast<vu>(lower[h][page][u]);
+  }
+#endif
 };
 
 // Scores of HEADS queries against PAGES pages from `first` on; lanes are positions.
@@ -68,27 +107,20 @@ HONE_INLINE void coded_page_scores(const Reading<uint8_t>& reading, int first, c
     fetch<1>(ahead[page] + past.engine->dims.head * PAGE_TOKENS, first_cache);  // scales
     fetch<1>(blocks[page].value_scales(), first_cache);
   }
-  vi upper[HEADS][PAGES][PAGE_VECTORS] = {}, lower[HEADS][PAGES][PAGE_VECTORS] = {};
+  CodeSums<HEADS, PAGES> sums;
   for (int i = 0; i < past.engine->dims.head; i += 4) {
 #pragma GCC unroll 4
     for (int page = 0; page < PAGES; ++page) {
       fetch<4 * PAGE_TOKENS>(ahead[page] + i * PAGE_TOKENS, first_cache);
 #pragma GCC unroll 4
-      for (int u = 0; u < PAGE_VECTORS; ++u) {
-        const vu keys = *reinterpret_cast<const vu*>(blocks[page].keys() + i * PAGE_TOKENS + 4 * u * LANES);
-#pragma GCC unroll 4
-        for (int h = 0; h < HEADS; ++h) {
-          upper[h][page][u] = dot(upper[h][page][u], keys, spread_word(q.upper[h] + i));
-          lower[h][page][u] = dot(lower[h][page][u], keys, spread_word(q.lower[h] + i));
-        }
-      }
+      for (int u = 0; u < PAGE_VECTORS; ++u)
+        sums.add(q, i, *reinterpret_cast<const vu*>(blocks[page].keys() + i * PAGE_TOKENS + 4 * u * LANES), page, u);
     }
   }
   for (int h = 0; h < HEADS; ++h)
     for (int page = 0; page < PAGES; ++page)
       for (int u = 0; u < PAGE_VECTORS; ++u) {
-        const vu both = (reinterpret_cast<vu>(upper[h][page][u]) << 8) + reinterpret_cast<vu>(lower[h][page][u]);
-        const vf sum = __builtin_convertvector(reinterpret_cast<vi>(both - q.offset[h]), vf);
+        const vf sum = __builtin_convertvector(reinterpret_cast<vi>(sums.whole(h, page, u) - q.offset[h]), vf);
         store(scores + h * stride + (first + page) * PAGE_TOKENS + u * LANES,
               sum * load(blocks[page].key_scales() + u * LANES) * spread(q.scale[h]));
       }
@@ -121,6 +153,31 @@ HONE_INLINE float encode_shares(const Past<uint8_t>& past, float* shares, int64_
   return coding.scale;
 }
 
+// Codes of the shares of one head, four positions at a time.
+struct ShareCodes {
+  const uint8_t* at;
+  int64_t stride;
+#if defined(HONE_WIDENS_CODES)
+  // Widened, as each word is read for every feature: words of positions 0 and 2 of four, then those of 1 and 3.
+  static void widen(uint8_t* at, int64_t stride) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(at);
+    uint32_t *even = reinterpret_cast<uint32_t*>(at + 2 * stride), *odd = even + stride / 2;
+    for (int64_t i = 0; i < stride / 2; ++i) {
+      even[i] = words[i] & 0x00ff00ff;
+      odd[i] = words[i] >> 8 & 0x00ff00ff;
+    }
+  }
+  Halves four(int64_t place) const { return {spread_word(at + 2 * stride + place), spread_word(at + 4 * stride + place)}; }
+  static constexpr int BYTES = 6;  // of a position
+#else
+  static void widen(uint8_t*, int64_t) {}
+  vu four(int64_t place) const { return spread_word(at + place); }
+  static constexpr int BYTES = 2;
+#endif
+  auto upper(int position) const { return four(position); }
+  auto lower(int position) const { return four(stride + position); }
+};
+
 // VECTORS registers of the values' features from `feature` on, for HEADS heads; `scale`: what a sum counts.
 template <int HEADS, int VECTORS>
 HONE_INLINE void mix_codes(const Reading<uint8_t>& reading, int feature, const uint8_t* codes, int64_t stride,
@@ -134,13 +191,14 @@ HONE_INLINE void mix_codes(const Reading<uint8_t>& reading, int feature, const u
     const uint8_t* ahead = reading.ahead_of_values(first / PAGE_TOKENS) + 4 * feature;
     for (int i = 0; i < PAGE_TOKENS && first + i < past.count; i += 4) {
       fetch<4 * VECTORS * LANES>(ahead + i * head, first_cache);
-      vu four[VECTORS];
+      SignedCodes four[VECTORS];
 #pragma GCC unroll 4
-      for (int u = 0; u < VECTORS; ++u) four[u] = *reinterpret_cast<const vu*>(values + i * head + 4 * u * LANES);
+      for (int u = 0; u < VECTORS; ++u)
+        four[u] = signed_codes(*reinterpret_cast<const vu*>(values + i * head + 4 * u * LANES));
 #pragma GCC unroll 4
       for (int h = 0; h < HEADS; ++h) {
-        const vu high = spread_word(codes + 2 * h * stride + first + i);
-        const vu low = spread_word(codes + (2 * h + 1) * stride + first + i);
+        const ShareCodes share = {codes + ShareCodes::BYTES * h * stride, stride};
+        const auto high = share.upper(first + i), low = share.lower(first + i);
 #pragma GCC unroll 4
         for (int u = 0; u < VECTORS; ++u) {
           upper[h][u] = dot(upper[h][u], high, four[u]);
@@ -159,7 +217,11 @@ HONE_INLINE void mix_codes(const Reading<uint8_t>& reading, int feature, const u
 template <int HEADS>
 static void attend_coded_heads(const Reading<uint8_t>& reading, const float* q, float factor, Scratch& scratch,
                                int64_t stride, float* out) {
+#if defined(HONE_WIDENS_CODES)
+  constexpr int PAGES = 4 / HEADS;
+#else
   constexpr int PAGES = LANES == 16 ? (HEADS == 4 ? 2 : 4) : (HEADS == 1 ? 2 : 1);
+#endif
   constexpr int WIDE = SUMS / (2 * HEADS), VECTORS = WIDE > 4 ? 4 : (WIDE < 1 ? 1 : WIDE);
   float* scores = scratch.scores.as<float>();
   uint8_t* codes = scratch.shares.as<uint8_t>();
@@ -169,7 +231,9 @@ static void attend_coded_heads(const Reading<uint8_t>& reading, const float* q, 
   float scale[HEADS];
   for (int h = 0; h < HEADS; ++h) {
     const float total = soften_scores(scores + h * stride, past.count);
-    scale[h] = encode_shares(past, scores + h * stride, stride, codes + 2 * h * stride) / total;
+    uint8_t* at = codes + ShareCodes::BYTES * h * stride;
+    scale[h] = encode_shares(past, scores + h * stride, stride, at) / total;
+    ShareCodes::widen(at, stride);
   }
   const int head = past.engine->dims.head;
   int feature = 0;
@@ -186,7 +250,7 @@ static void attend_codes(Engine& e, int layer, int token, int kv_head, int threa
   const int64_t place = int64_t(token) * d.mixed + kv_head * d.group * d.head;
   Scratch& scratch = e.scratch[thread];
   const int64_t stride = reading.now.held() * PAGE_TOKENS;
-  HONE_CHECK(scratch.shares.bytes >= size_t(8 * stride));
+  HONE_CHECK(scratch.shares.bytes >= size_t(4 * ShareCodes::BYTES * stride));
   const float factor = 1.0f / __builtin_sqrtf(float(d.shape.head_dim));
   const bool half = d.number == sizeof(bf16);
   alignas(64) float wide[4 * MOST_CODED_HEAD];

@@ -20,6 +20,12 @@ typedef uint8_t vb_there __attribute__((vector_size(LANES), may_alias, aligned(1
 HONE_INLINE void store_bytes(void* p, vu words) {
 #if defined(__AVX512F__)
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(words)));
+#elif defined(__AVX2__)  // compilers take the words apart one by one
+  const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                          0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(words), lowest);
+  _mm_storel_epi64(static_cast<__m128i*>(p),
+                   _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
 #else
   *static_cast<vb_there*>(p) = __builtin_convertvector(words, vb_there);
 #endif
@@ -91,11 +97,16 @@ HONE_INLINE Halves signed_halves(vu words) {
   return {reinterpret_cast<vu>(_mm256_srai_epi16(_mm256_slli_epi16(pairs, 8), 8)),
           reinterpret_cast<vu>(_mm256_srai_epi16(pairs, 8))};
 }
-HONE_INLINE vi dot_halves(vi sums, const Halves& left, const Halves& right) {
+HONE_INLINE vi dot(vi sums, const Halves& left, const Halves& right) {
   const __m256i even = _mm256_madd_epi16(reinterpret_cast<__m256i>(left.even), reinterpret_cast<__m256i>(right.even));
   const __m256i odd = _mm256_madd_epi16(reinterpret_cast<__m256i>(left.odd), reinterpret_cast<__m256i>(right.odd));
   return sums + reinterpret_cast<vi>(_mm256_add_epi32(even, odd));
 }
+typedef Halves SignedCodes;
+HONE_INLINE SignedCodes signed_codes(vu words) { return signed_halves(words); }
+#else
+typedef vu SignedCodes;  // as they lie in memory
+HONE_INLINE SignedCodes signed_codes(vu words) { return words; }
 #endif
 
 // `sums` and the products of four unsigned bytes in each word of `left` and four signed ones in `right`.
@@ -113,7 +124,7 @@ HONE_INLINE vi dot(vi sums, vu left, vu right) {
   const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
   return sums + reinterpret_cast<vi>(_mm512_add_epi32(even, odd));
 #elif defined(HONE_WIDENS_CODES)
-  return dot_halves(sums, unsigned_halves(left), signed_halves(right));
+  return dot(sums, unsigned_halves(left), signed_halves(right));
 #else
   for (int byte = 0; byte < 4; ++byte) {
     const vu a = (left >> (8 * byte)) & 0xff;
@@ -187,8 +198,8 @@ static void add_wide(const WideCodes& wide, int row, int steps, int32_t* c) {
 #pragma GCC unroll 4
       for (int r = 0; r < ROWS; ++r) {
         const Halves x = {wide.even[row + r][i] - vu{}, wide.odd[row + r][i] - vu{}};
-        sums[r][0] = dot_halves(sums[r][0], x, left);
-        sums[r][1] = dot_halves(sums[r][1], x, right);
+        sums[r][0] = dot(sums[r][0], x, left);
+        sums[r][1] = dot(sums[r][1], x, right);
       }
     }
 #pragma GCC unroll 4

@@ -192,7 +192,7 @@ bool make_room(Engine& e, const HonePass& pass) {
                 make_room_for_experts(e, pass.tokens_count);
   for (Scratch& scratch : e.scratch) {
     enough = enough && scratch.scores.ensure(size_t(4) * round_up(longest + 1, 256) * sizeof(float)) &&
-             scratch.shares.ensure(size_t(8) * round_up(longest + 1, 256)) &&
+             scratch.shares.ensure(size_t(24) * round_up(longest + 1, 256)) &&
              scratch.draw.scaled.ensure(size_t(d.logits) * 4) && scratch.draw.weight.ensure(size_t(d.logits + 64) * 4);
   }
   return enough;

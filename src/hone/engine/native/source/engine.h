@@ -94,7 +94,7 @@ struct DrawScratch {
 
 struct Scratch {
   Buffer scores;  // [group, positions] of the attention
-  Buffer shares;  // [group, 2, positions] codes of the attention's weights
+  Buffer shares;  // [4, positions] codes of the attention's weights: two bytes each, and four more where they are widened
   Buffer route;   // [2, experts] float32: probabilities, and what is left to choose from
   DrawScratch draw;
 };
