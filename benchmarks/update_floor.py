@@ -30,6 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.models.language.token_policy import TokenPolicy
+from hone.models.native.products import widens_half_products
 from hone.native.memory import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.train.learner.gradient import GradientLearner
@@ -69,6 +70,8 @@ class ProductShape:
 def product_shapes(policy: TokenPolicy, tokens: int, decisions: int) -> list[ProductShape]:
     """The products of an update over packed `tokens`, of which `decisions` are turned into log-probabilities."""
     c, kind = policy.decoder.config, policy.decoder.compute
+    if widens_half_products():
+        kind = torch.float32  # the library's own products of bfloat16 are slower
     width = c.heads * c.head_dim
     pairs = [
         (c.hidden_size, width + 2 * c.kv_heads * c.head_dim),
