@@ -6,6 +6,7 @@ together for every recipe.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -181,9 +182,7 @@ def dimensions_from_settings(
     weights: NumberType = "bfloat16" if settings.choice("model.weights", _TYPES) != "float32" else "float32"
     compute = _compute(settings, weights, device, processor)
     whole, prompt = _lengths(recipe, settings, context, longest)
-    texts = recipe.factor
-    for key in recipe.rows:
-        texts *= settings.count(key)
+    texts = recipe.factor * prod(settings.count(key) for key in recipe.rows)
     rows = max(1, texts // settings.count("learner.minibatches"))
     micro = settings.count("learner.micro_batch_tokens")
     trained, copies = _trained_and_copies(recipe, settings, shape, weights, device)
