@@ -34,7 +34,7 @@ class TensorMemory(TorchDispatchMode):
         """Operation that made the last tensor of the peak."""
         self._sizes: dict[int, int] = {}
         self._awaited: tuple[int, int, str] | None = None
-        """Of an addition of autograd's own: the storage that it would be in if that is freed, bytes, and operation."""
+        """Sum of two gradients by autograd, to be decided on: storage of the first, live bytes, and operation."""
         self._resize = torch.UntypedStorage.resize_
 
     def __enter__(self) -> "TensorMemory":
