@@ -48,6 +48,11 @@ TRAINED = ("grpo", "ppo_text", "reward_pairs", "dpo")
 """Runs with virtual ranks."""
 RESUMED = ("grpo", "ppo_text", "reward_pairs", "grpo_adapter", "ppo")
 ROOT = Path(__file__).resolve().parents[1]
+FIRST_STEPS = {
+    "algorithm.critic": "algorithm.critic.warmup_steps=0",
+    "algorithm.correction": "algorithm.correction.first_stage_steps=0",
+}
+"""Settings with which a recipe whose first steps are of another kind trains all of it in a single one, by what has them."""
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -109,8 +114,7 @@ def compare_recipe(name: str, ranks: int, tensor: int) -> Measured:
     row: Measured = {"part": "recipes", "run": name, "recipe": RUNS[name][0], "ranks": ranks, "tensor": tensor}
     row["bar"] = BAR if tensor == 1 else TENSOR_BAR
     fault: Exception | None = None
-    # A critic that warms the policy up leaves a single step to itself.
-    single = ["steps=1", *heads, *(["algorithm.critic.warmup_steps=0"] if "algorithm.critic" in RUNS[name][1] else [])]
+    single = ["steps=1", *heads, *(value for key, value in FIRST_STEPS.items() if key in RUNS[name][1])]
     for place, settings in enumerate((single, heads)):
         try:
             one = f"{name}_{place}_{ranks}_{tensor}"
