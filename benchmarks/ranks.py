@@ -52,7 +52,7 @@ FIRST_STEPS = {
     "algorithm.critic": "algorithm.critic.warmup_steps=0",
     "algorithm.correction": "algorithm.correction.first_stage_steps=0",
 }
-"""Settings with which a recipe whose first steps are of another kind trains all of it in a single one, by what has them."""
+"""By section: what makes the first iteration of a recipe with first iterations of another kind train everything."""
 Arrays = dict[str, NDArray[np.generic]]
 
 
