@@ -20,9 +20,10 @@ from hone.engine.sampler import sample_tokens
 from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
-from hone.models.language import decoder, half_products
+from hone.models.language import decoder
 from hone.models.language.fused_ops import mixed_linear
 from hone.models.language.init import new_model
+from hone.models.native import products
 
 ASKED = [request(number, samples=4, length=9 * number + 3, max_tokens=30 + 5 * number) for number in range(9)]
 
@@ -124,7 +125,7 @@ def test_generation_computes_what_a_mixed_precision_trainer_does(monkeypatch):
 
 
 def test_products_of_copies_are_the_trainer_s(monkeypatch):
-    monkeypatch.setattr(half_products, "widens_half_products", lambda: False)  # on a GPU torch has products of its own
+    monkeypatch.setattr(products, "widens_half_products", lambda: False)  # on a GPU torch has products of its own
     model = new_model(CONFIG, seed=1)
     half = HalfWeights(model)
     for _ in range(2):

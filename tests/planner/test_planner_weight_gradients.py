@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from manual_clock import ManualClock
 
-from hone.models.language import decoder, half_products
 from hone.models.native import products
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles
@@ -55,8 +54,7 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(kernels.functions, "hone_has_tiles", lambda: int(found))
     assert uses_amx_tiles() == found
     widens = request.param == "widened"
-    for module in (decoder, half_products, products):
-        monkeypatch.setattr(module, "widens_half_products", lambda: widens)
+    monkeypatch.setattr(products, "widens_half_products", lambda: widens)
     return {"tile_scratch": found, "widens": widens}
 
 

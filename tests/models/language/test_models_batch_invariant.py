@@ -10,6 +10,7 @@ from torch.nn import functional
 from hone.core.ragged import offsets_of
 from hone.models.language.batch_invariant import TILE, BatchInvariantAttention, BatchInvariantLinear, round_up_to_tile
 from hone.models.language.fused_ops import gated_silu
+from hone.models.native import products
 
 
 def test_padding():
@@ -33,6 +34,23 @@ def test_a_row_is_the_same_in_every_number_of_rows_and_place(width, out, dtype):
         found = linear(x[:rows][order].contiguous(), weight, bias)
         assert torch.equal(found[(order == 3).nonzero()[0, 0]], row), rows
     torch.testing.assert_close(row, functional.linear(x[3], weight, bias), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("width", "out"), [(64, 40), (96, 2100)])
+def test_rows_of_bfloat16_are_widened_and_rounded_once(width, out, monkeypatch):
+    monkeypatch.setattr(products, "widens_half_products", lambda: True)
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(*size, generator=generator).bfloat16() for size in ((512, width), (out, width), (out,))
+    )
+    linear = BatchInvariantLinear()
+    found = linear(x, weight, bias)
+    assert found.dtype == torch.bfloat16
+    exact = functional.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-4)
+    assert linear.exact
+    for rows in (16, 32, 208):
+        assert torch.equal(linear(x[:rows], weight, bias), found[:rows])
 
 
 def ragged(sizes, kv_heads: int, group: int, size: int, seed: int = 0):
@@ -60,6 +78,16 @@ def test_fixed_attention_is_attention(kv_heads, group):
         q, k, v = (x[here].transpose(0, 1).double() for x in (query, key, value))
         expected = functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
         torch.testing.assert_close(found[here].double(), expected[0].transpose(0, 1).flatten(1), rtol=1e-5, atol=1e-6)
+
+
+def test_fixed_attention_in_bfloat16_is_widened_and_rounded_once(monkeypatch):
+    monkeypatch.setattr(products, "widens_half_products", lambda: True)
+    query, key, value, sequence, positions, slots = ragged([1, 33, 150], 2, 2, 16)
+    query, key, value = (x.bfloat16() for x in (query, key, value))
+    fixed = BatchInvariantAttention(sequence, positions, slots, heads=4, kv_heads=2, device=query.device)
+    found, wide = fixed(query, key, value), fixed(*(x.double() for x in (query, key, value)))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), wide, rtol=2**-8, atol=1e-5)
 
 
 @given(sizes=st.lists(st.integers(1, 70), min_size=1, max_size=6), data=st.data())

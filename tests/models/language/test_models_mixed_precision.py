@@ -6,7 +6,6 @@ import torch
 from torch.nn import functional
 
 from hone.core.errors import DataError
-from hone.models.language import decoder, half_products
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.fused_ops import mixed_linear, rms_norm
@@ -29,8 +28,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 def test_a_product_rounds_its_inputs_and_sums_in_float32(
     rows: int, widened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (half_products, products):
-        monkeypatch.setattr(module, "widens_half_products", lambda: widened)
+    monkeypatch.setattr(products, "widens_half_products", lambda: widened)
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 64, generator=draws, requires_grad=True)
     weight = torch.randn(24, 64, generator=draws, requires_grad=True)
@@ -65,8 +63,7 @@ def test_products_are_widened_where_torch_multiplies_bfloat16_by_plain_loops(
 def test_weights_in_bfloat16_are_multiplied_in_float32_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = new_model(CONFIG, seed=0, dtype="bfloat16")
     logp, gradient = logp_and_gradient(model, rows_of(0))
-    for module in (half_products, products, decoder):
-        monkeypatch.setattr(module, "widens_half_products", lambda: not widens_half_products())
+    monkeypatch.setattr(products, "widens_half_products", lambda: not widens_half_products())
     other_logp, other_gradient = logp_and_gradient(model, rows_of(0))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     torch.testing.assert_close(logp, other_logp, rtol=0, atol=0.06)

@@ -36,6 +36,12 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def _widens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on x86 without AVX-512."""
+    monkeypatch.setattr(products, "widens_half_products", lambda: True)
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -241,3 +247,35 @@ def test_a_whole_model() -> None:
     if uses_amx_tiles():
         model.use_bitwise_arithmetic()  # shares its linear layers with the torch runner
         assert not torch.equal(model.token_logprobs(model.hidden(packed), chosen).logp, logp)
+
+
+@pytest.mark.usefixtures("_widens")
+@pytest.mark.parametrize("shape", [(3000, 40, 50), (40, 3000, 50), (40, 50, 3000), (5, 7, 9)])
+def test_products_of_bfloat16_are_widened_and_rounded_once(shape: tuple[int, int, int]) -> None:
+    """Whichever size is the largest: within half a unit of the last place, and a rounding of the sum in float32."""
+    rows, columns, depth = shape
+    left, right = normal(rows, depth).bfloat16(), normal(columns, depth, seed=1).bfloat16().t()
+    exact = left.double() @ right.double()
+    torch.testing.assert_close(tiled_matmul(left, right).double(), exact, rtol=2**-8, atol=1e-4)
+    place, before = torch.empty(columns, rows, dtype=torch.bfloat16).t(), normal(rows, columns, seed=2).bfloat16()
+    assert tiled_matmul(left, right, out=place) is place
+    assert torch.equal(place, tiled_matmul(left, right))
+    grown = before.clone()
+    tiled_matmul(left, right, out=grown, add=True)
+    torch.testing.assert_close(grown.double(), before.double() + exact, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.usefixtures("_widens")
+def test_log_probabilities_of_a_model_in_bfloat16_are_widened() -> None:
+    """The logits are rounded once, and so is each gradient."""
+    hidden, weight = normal(20, 64).bfloat16().requires_grad_(), normal(1500, 64, seed=1).bfloat16().requires_grad_()
+    chosen = torch.arange(20)
+    logp = token_logprobs(hidden, weight, chosen, 1.0).logp
+    logp.sum().backward()
+    logits = (hidden.double() @ weight.double().t()).bfloat16()
+    exact = torch.log_softmax(logits.double(), dim=-1)
+    torch.testing.assert_close(logp.double(), exact[torch.arange(20), chosen], rtol=1e-5, atol=1e-4)
+    g = (functional.one_hot(chosen, 1500) - exact.exp()).bfloat16().double()
+    assert hidden.grad is not None and weight.grad is not None
+    torch.testing.assert_close(hidden.grad.double(), g @ weight.double(), rtol=2**-7, atol=0.02)
+    torch.testing.assert_close(weight.grad.double(), g.t() @ hidden.double(), rtol=2**-7, atol=1e-3)

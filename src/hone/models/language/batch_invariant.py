@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hone.core.ragged import Ints
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
+from hone.models.native.products import WIDENED_ROWS, is_widened
 from hone.models.packing import PackedBatch, packed_text_slots
 
 TILE: Final = 16
@@ -61,6 +62,15 @@ class BatchInvariantLinear:
         return _BatchInvariantLinearFunction.apply(x, weight, bias, self)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not is_widened(x.dtype, x.device):
+            return self._product(x, weight, bias)
+        wide, out = x.float(), x.new_empty(len(x), len(weight))
+        for at in range(0, len(weight), WIDENED_ROWS):
+            part = slice(at, at + WIDENED_ROWS)
+            out[:, part] = self._product(wide, weight[part].float(), None if bias is None else bias[part].float())
+        return out
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # The split of a product over threads is part of the order of its sums.
         kind = (weight.shape, weight.dtype, bias is None, torch.get_num_threads())
         limit = self._limits.get(kind)
@@ -139,7 +149,7 @@ class BatchInvariantAttention:
         size = query.shape[-1]
         q = (query * size**-0.5).reshape(-1, size)
         k, v = keys.view(-1, size), values.view(-1, size)
-        mixed = torch.cat([self._attend(q, k, v, group) for group in self._groups])
+        mixed = torch.cat([self._attend(q, k, v, group).to(query.dtype) for group in self._groups])
         return mixed.index_select(0, self._give).view(len(query), -1)
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _QueryTiles) -> Tensor:
@@ -149,6 +159,8 @@ class BatchInvariantAttention:
         v = values.index_select(0, group.read).view(items, -1, size)
         if items == 1:  # a product over a batch of one takes another road than over several
             q, k, v = q.expand(2, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
+        if is_widened(query.dtype, query.device):  # all of it in float32; the caller rounds once
+            q, k, v = q.float(), k.float(), v.float()
         scores = torch.bmm(q, k.transpose(1, 2))[:items]
         scores.view(len(group.mask), self._heads, TILE, -1)[..., -STRIDE:].add_(group.mask)
         weights = torch.softmax(scores, dim=-1)  # bfloat16: summed in float32, rounded once

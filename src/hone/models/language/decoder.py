@@ -50,7 +50,7 @@ from hone.models.language.token_logprobs import (
 from hone.models.native.attention import KernelTexts, NativeAttention
 from hone.models.native.layers import DTYPE_CODES, native_add_norm, native_gated_silu
 from hone.models.native.library import available_kernels, why_unavailable
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native.products import is_widened, uses_amx_tiles
 from hone.models.packing import PackedBatch
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -310,7 +310,7 @@ class Decoder(nn.Module):
     def _linear(self) -> LinearFn:
         if self.is_mixed_precision:
             return rounding_linear if self.rounds_weights_again else mixed_linear
-        if self.device.type == "cpu" and self.dtype == torch.bfloat16 and widens_half_products():
+        if is_widened(self.dtype, self.device):
             return mixed_linear
         tiled = self.dtype == torch.float32 and self.device.type == "cpu" and uses_amx_tiles()
         return tiled_linear if tiled else functional.linear

@@ -15,7 +15,7 @@ from torch.nn import functional
 from hone.models.gradient_buffers import write_gradient
 from hone.models.language.half_products import half_matmul, rounded_linear, rounded_matmul
 from hone.models.language.token_logprobs import at_least_float32
-from hone.models.native.products import tiled_matmul, weight_gradient
+from hone.models.native.products import is_widened, tiled_matmul, weight_gradient
 
 
 class _FusedContext(Protocol):
@@ -120,8 +120,9 @@ class _TiledLinear(torch.autograd.Function):
 
 def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     """`g^T x` of dtype `kind`. The smaller factor is transposed, because libraries are slow at that."""
-    if kind == torch.float32 and (result := weight_gradient(g, x)) is not None:
-        return result
+    whole = kind == torch.float32 or is_widened(g.dtype, g.device)
+    if whole and (result := weight_gradient(g, x)) is not None:
+        return result.to(kind)
     if kind == torch.float32 and g.is_cuda:
         return half_matmul(g.t(), x)
     return (rounded_matmul(x.t(), g).t() if g.shape[1] > x.shape[1] else rounded_matmul(g.t(), x)).to(kind)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.native.products import WIDENED_ROWS, widens_half_products
+from hone.models.native.products import WIDENED_ROWS, is_widened
 
 
 def half_matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -16,18 +16,14 @@ def half_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 def rounded_matmul(left: Tensor, right: Tensor) -> Tensor:
     """`left [M, K] @ right [K, N]` of bfloat16 numbers -> `[M, N]` bfloat16. No gradients."""
-    return _widened_matmul(left, right) if _is_widened(left) else left @ right
+    return _widened_matmul(left, right) if is_widened(left.dtype, left.device) else left @ right
 
 
 def rounded_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x [N, in] @ weight [out, in]^T + bias [out]` of bfloat16 numbers -> `[N, out]` bfloat16. No gradients."""
-    if not _is_widened(x):
+    if not is_widened(x.dtype, x.device):
         return functional.linear(x, weight, bias)
     return _widened_matmul(x, weight.t(), None if bias is None else bias.float())
-
-
-def _is_widened(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and widens_half_products()
 
 
 def _widened_matmul(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -38,6 +38,11 @@ def widens_half_products() -> bool:
     return known and torch.backends.cpu.get_cpu_capability() in {"DEFAULT", "AVX2"}
 
 
+def is_widened(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if products of such numbers there take float32 matrices: bfloat16 on such a processor."""
+    return dtype == torch.bfloat16 and device.type == "cpu" and widens_half_products()
+
+
 def uses_amx_tiles() -> bool:
     """True if float32 products use tiles here. The first call may compile the kernels (seconds)."""
     result = available_kernels()
@@ -86,11 +91,32 @@ def _memory_order(x: Tensor) -> tuple[int, int] | None:
 
 
 def _by_torch(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None, *, add: bool) -> Tensor:
+    if is_widened(left.dtype, left.device) and bias is None:
+        out = left.new_empty(len(left), right.shape[1]) if out is None else out
+        return _widened_into(left, right, out, add=add)
     if add:
         assert out is not None and bias is None
         return out.addmm_(left, right)
     result = torch.mm(left, right, out=out) if out is not None else left @ right
     return result if bias is None else result.add_(bias)
+
+
+def _widened_into(left: Tensor, right: Tensor, out: Tensor, *, add: bool) -> Tensor:
+    """Write the product of bfloat16 matrices to `out`, or add it, rounded once. Of the largest size WIDENED_ROWS are
+    widened at a time: such a factor is often the whole vocabulary's."""
+    rows, depth, columns = *left.shape, right.shape[1]
+    if rows > columns:
+        _widened_into(right.t(), left.t(), out.t(), add=add)
+    elif depth > columns:
+        total = out.float() if add else torch.zeros(out.shape)
+        for some, others in zip(left.split(WIDENED_ROWS, 1), right.split(WIDENED_ROWS), strict=True):
+            total.addmm_(some.float(), others.float())
+        out.copy_(total)
+    else:
+        wide = left.float()
+        for some, to in zip(right.split(WIDENED_ROWS, 1), out.split(WIDENED_ROWS, 1), strict=True):
+            to.copy_((wide @ some.float()).add_(to) if add else wide @ some.float())
+    return out
 
 
 def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor | None:
