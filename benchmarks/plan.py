@@ -57,6 +57,10 @@ STEP: Final = StepSettings(tokens=2048, text_tokens=256)
 SHAPES: Final[dict[str, tuple[PlannedDecoder, StepSettings]]] = {
     "S, float32": (S, STEP),
     "S, bfloat16 products": (S, replace(STEP, compute="bfloat16")),
+    "S, bfloat16 weights": (S, replace(STEP, weights="bfloat16", compute="bfloat16")),
+    "S, bfloat16 weights, checkpointing": (
+        S, replace(STEP, weights="bfloat16", compute="bfloat16", checkpointing=True)
+    ),
     "S, rounded again": (S, replace(STEP, compute="bfloat16", rounds_again=True)),
     "S, checkpointing": (S, replace(STEP, checkpointing=True)),
     "S, untied, no head norms": (replace(S, family="llama", tied=False, qk_norm=False), STEP),
@@ -70,6 +74,10 @@ SHAPES: Final[dict[str, tuple[PlannedDecoder, StepSettings]]] = {
     "experts, bfloat16 products": (
         replace(S, family="qwen3_moe", experts=8, experts_per_token=2, intermediate=384),
         replace(STEP, compute="bfloat16"),
+    ),
+    "experts, bfloat16 weights": (
+        replace(S, family="qwen3_moe", experts=8, experts_per_token=2, intermediate=384),
+        replace(STEP, weights="bfloat16", compute="bfloat16"),
     ),
 }  # fmt: skip
 WRITERS: Final = ("grpo", "ppo_text")

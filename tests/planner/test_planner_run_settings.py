@@ -19,11 +19,13 @@ from hone.models.language.config import model_config_from_hf
 from hone.models.language.lora import LoraConfig
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.planner import run_settings
 from hone.planner.known_models import KNOWN_MODELS, known_model
 from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
 from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import load_recipe
+from hone.train.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
 from hone.train.text.memory import text_memory
 from hone.train.text.planned_memory import TextLengths, planned_decoder
 
@@ -85,6 +87,7 @@ def test_every_kind_of_recipe_is_planned_as_its_checked_config_is() -> None:
         {"model": {"new": NEW, "compute": "float32", "activation_checkpointing": True}},
         {"model": {"new": NEW, "exactness": "bitwise"}},
         {"model": {"new": NEW, "round_weights_again": True}},
+        {"model": {"new": NEW, "weights": "bfloat16"}},
         {"rollout": {**ROLLOUT, "runner": "native_bfloat16", "max_concurrent": 3}},
         {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": 1}},
         {"rollout": {**ROLLOUT, "runner": "torch", "max_staleness": {"steps": 2}}},
@@ -182,6 +185,9 @@ def test_memory_alone_imports_no_torch(config: Path) -> None:
         (["recipe=gpro"], 2, "did you mean grpo?"),
         (["recipe=ppo"], 2, "language model by gradient"),
         (["model.weights=int8"], 2, "model.weights in command line must be one of float32, bfloat16, got 'int8'"),
+        (["model.weights=bfloat16", "learner.lr=1e-4", "model.lora.rank=8"], 2, "would round the adapter away"),
+        (["model.weights=bfloat16", "learner.lr=1e-5"], 2, 'learner.lr = 1e-05 with model.weights = "bfloat16"'),
+        (["model.weights=bfloat16", "model.compute=float32"], 2, 'model.compute = "float32" with model.weights'),
         (["model.path=stage:first"], 2, "--memory needs a folder"),
         (["model.path=."], 3, "no config.json in this folder"),
     ],
@@ -191,6 +197,18 @@ def test_bad_input_is_named(
 ) -> None:
     assert main(["plan", str(config), "--memory", *words]) == code
     assert part in capsys.readouterr().err
+
+
+def test_weights_in_bfloat16_are_planned_from_the_rate_that_trains_them(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no adapter is proposed for them, which training refuses."""
+    assert run_settings.MIN_LR_WITHOUT_MASTER_WEIGHTS == MIN_LR_WITHOUT_MASTER_WEIGHTS
+    words = ["model.weights=bfloat16", "learner.lr=1e-4", "learner.micro_batch_tokens=4000000"]
+    assert main(["plan", str(config), "--memory", *words]) == 0
+    told = capsys.readouterr().out
+    assert "moments of 8 bits" in told
+    assert "model.lora" not in told
 
 
 def test_a_config_without_a_model_says_what_to_give(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

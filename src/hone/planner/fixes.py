@@ -314,7 +314,7 @@ def _others(run: RunDimensions, device: DeviceSpec) -> Iterator[_Change]:
         words = "moments of 8 bits (bitsandbytes; hone has no key for it)"
         changed = replace(run, moment_bytes=1)
         yield _Change(setting="", words=words, time="about the same", keeps="algorithm", run=changed)
-    if run.trained_parameters is None:
+    if run.trained_parameters is None and run.step.weights == "float32":  # bfloat16 would round the adapter away
         trained, adapted = adapter_sizes(run.shape, _ADAPTER_RANK, "all")
         changed = replace(
             run,

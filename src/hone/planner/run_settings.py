@@ -32,6 +32,8 @@ PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
 """Defaults of the planned keys and shape of the batches, of each recipe."""
 ASSUMED_PROMPT_TOKENS: Final = 512
 """Tokens of the longest prompt where nobody says."""
+MIN_LR_WITHOUT_MASTER_WEIGHTS: Final = 1e-4
+"""Smallest learning rate with weights in bfloat16 (`hone.train.learner.config`)."""
 _CPU_PAGE: Final = 16
 _GPU_PAGE: Final = 256
 _MOST: Final = 1 << 40
@@ -179,7 +181,7 @@ def dimensions_from_settings(
     Raises ConfigError with all faults of the settings, each with its key and value.
     """
     device = "cuda" if str(settings.words("run.device")).startswith("cuda") else "cpu"
-    weights: NumberType = "bfloat16" if settings.choice("model.weights", _TYPES) != "float32" else "float32"
+    weights = _weights(settings)
     compute = _compute(settings, weights, device, processor)
     whole, prompt = _lengths(recipe, settings, context, longest)
     texts = recipe.factor * prod(settings.count(key) for key in recipe.rows)
@@ -249,6 +251,24 @@ def _lengths(recipe: PlannedRecipe, settings: PlannedSettings, context: int, lon
         )
     whole = longest or min(context, settings.count("rollout.context", default=ASSUMED_PROMPT_TOKENS + answers))
     return whole, max(1, whole - answers)
+
+
+def _weights(settings: PlannedSettings) -> NumberType:
+    """Type of the weights; training refuses the same beside those in bfloat16."""
+    if settings.choice("model.weights", _TYPES) == "float32":
+        return "float32"
+    beside = 'with model.weights = "bfloat16"'
+    if settings.given("model.lora"):
+        settings.faults.add(f'model.lora {beside}: merging would round the adapter away; keep "float32"')
+    if settings.choice("model.compute", ("auto", *_TYPES)) == "float32":
+        settings.faults.add(f'model.compute = "float32" {beside}: products keep the type of the weights; remove it')
+    lr = settings.number("learner.lr", default=MIN_LR_WITHOUT_MASTER_WEIGHTS)
+    if lr < MIN_LR_WITHOUT_MASTER_WEIGHTS:
+        settings.faults.add(
+            f'learner.lr = {lr:g} {beside}: most weights would round such steps away; keep "float32", or take at least '
+            f"{MIN_LR_WITHOUT_MASTER_WEIGHTS:g}"
+        )
+    return "bfloat16"
 
 
 def _compute(settings: PlannedSettings, weights: NumberType, device: str, processor: ProcessorTraits) -> NumberType:

@@ -12,6 +12,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
+from hone.models.native import products
 from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(
@@ -183,6 +184,25 @@ def test_what_branches_send_back_to_their_trunk_adds_up_in_float32():
     attend(0, query, key, value).sum().backward()
     assert value.grad[0, 0].tolist() == [151.0, 151.0]  # all of its own, and half of each branch's
     assert value.grad[1:].unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("length", [40, attention.FUSED_MIN_KEYS + 30])
+def test_attention_in_bfloat16_is_widened_and_rounded_once(length, monkeypatch):
+    """By matrix products and by torch's fused attention: the result, and each gradient."""
+    monkeypatch.setattr(products, "widens_half_products", lambda: True)
+    packed = pack_rows([np.zeros(length, np.int32), np.zeros(7, np.int32)])
+    draws, found = torch.Generator().manual_seed(0), []
+    numbers = [torch.randn(length + 7, heads, 16, generator=draws).bfloat16() for heads in (4, 2, 2)]
+    g = torch.randn(length + 7, 64, generator=draws).bfloat16()
+    for dtype in (torch.bfloat16, torch.float64):
+        attend = PackedAttention(packed, heads=4, kv_heads=2, head_dim=16, dtype=dtype)
+        inputs = [x.to(dtype).clone().requires_grad_() for x in numbers]
+        out = attend(0, *inputs)
+        out.backward(g.to(dtype))
+        found.append([out, *(x.grad for x in inputs)])
+    for one, exact in zip(*found, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.double(), exact, rtol=2**-8, atol=1e-5)
 
 
 def test_scores_are_computed_for_what_is_seen_only():

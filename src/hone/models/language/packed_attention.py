@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
+from hone.models.native.products import is_widened
 from hone.models.packing import PackedBatch, index_numbers, packed_text_slots
 
 FUSED_MIN_KEYS: Final = 1024
@@ -84,7 +85,8 @@ class PackedAttention:
         blocks = [texts.take(index) for index in _group_by_length(texts.ends - texts.begins, texts.ends)]
         device, total = packed.tokens.device, len(packed.tokens)
         self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
-        self._blocks = [_block(block, dtype, device) for block in blocks]
+        self._wide = torch.float32 if is_widened(dtype, device) else dtype
+        self._blocks = [_block(block, self._wide, device) for block in blocks]
         owned = [_padded_positions(block.slots, block.begins, block.ends) for block in blocks]
         read = [_padded_positions(block.slots, np.zeros_like(block.ends), block.ends) for block in blocks]
         self._query = _table(owned, [block.begins * 0 for block in blocks], total, heads, device)
@@ -105,6 +107,10 @@ class PackedAttention:
         return torch.split(_PadFunction.apply(flat, table), table.sizes)
 
     def _attend(self, block: _PaddedBlock, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """In float32 where products of bfloat16 are widened: the result, and each gradient, is rounded once."""
+        if query.dtype != self._wide:
+            wide = (x.to(self._wide) for x in (query, key, value))
+            return self._attend(block, *wide).to(query.dtype)
         texts, queries, keys, group = block.texts, block.queries, block.keys, self._heads // self._kv_heads
         if self._fused or keys > FUSED_MIN_KEYS:
             out = functional.scaled_dot_product_attention(

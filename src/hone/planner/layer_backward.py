@@ -1,0 +1,212 @@
+"""Memory of the backward pass of a decoder's layer. Symbols are those of `training_step`; s bytes of a weight, its
+gradient and a number of the stream."""
+
+from typing import Final
+
+from hone.planner.planned_decoder import PlannedDecoder
+from hone.planner.step_settings import StepSettings
+
+_TILE: Final = 32
+_TILE_ROWS: Final = 512
+"""Rows that a product by tiles lays out at once (`hone.models.native.products`)."""
+WIDENED_ROWS: Final = 1024
+"""Rows of bfloat16 numbers that are widened at once (the same)."""
+_WIDE: Final = 4
+"""Bytes of a number in float32."""
+
+
+def layer_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of the last layer's backward pass, less those that it has freed by then."""
+    if shape.experts:
+        return _experts_backward(shape, settings)
+    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
+    b, s = settings.product_bytes, settings.stream_bytes
+    freed = freed_before(shape, settings)
+    kept = settings.mixed and not settings.rounds_again
+    gate_freed = 2 * f * h if kept else 0  # the rounded weights of the projection after the gate
+    if settings.path == "compiled":
+        return _compiled_backward(shape, settings) - freed
+    gate = (s * h + 3 * b * f) * tokens - gate_freed - freed
+    if settings.path == "fused":
+        return gate
+    mlp = _mlp_backward(shape, settings) - freed
+    if settings.checkpointing and settings.widens_products:  # gates and ups, when the layer is computed again
+        mlp = max(mlp, (2 * s * h - b * f) * tokens + _weight_gradient(2 * f, h, settings) - freed)
+    if settings.widens_products:
+        mlp = max(mlp, _widened_forward(shape, settings) - freed)
+    parts = _output_backward(shape, settings), _attention_backward(shape, settings), _norms_backward(shape, settings)
+    return max(gate, mlp, max(parts) - freed)
+
+
+def _mlp_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of the backward pass of a layer's last product, and of its gates' and ups' in one, with the gradients
+    of their weights."""
+    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
+    b, s = settings.product_bytes, settings.stream_bytes
+    rounded = 2 if settings.mixed and not settings.rounds_again else 0
+    stays = s if settings.gathers else 0
+    stream = s * h + (2 * h if settings.mixed else 0)  # its gradient, and that rounded
+    down = (stream + b * f) * tokens + _weight_gradient(h, f, settings)
+    both = (s * h + b * h - b * f) * tokens + (stays - rounded) * f * h + _weight_gradient(2 * f, h, settings)
+    # The layer's result, when it is computed again: torch leaves its own last product out then, but not hone's.
+    again = (stream + b * h) * tokens + (2 * f * h if settings.mixed and settings.rounds_again else 0)
+    if settings.widens_products:
+        again += _WIDE * h * f + _beside_gradient(h, f, settings)
+    return max(down, both, again if settings.checkpointing and settings.by_hone else 0)
+
+
+def _compiled_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of a layer's backward pass by compiled kernels: `mlp`, `gate`, `attention`, or a product of attention
+    with the gradient of its weights, each less what those before it have freed. Cut weights' gradients stay until the
+    layer is finished."""
+    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
+    b, s = settings.product_bytes, settings.stream_bytes
+    queries, joint = shape.query_width, shape.query_width + 2 * shape.key_width
+    rounded = 2 if settings.mixed and not settings.rounds_again else 0
+    stays = s if settings.gathers else 0
+    by_attention = 3 * b * f + b * h + s * h + 4  # freed for each token when attention's turn comes
+    mlp = _mlp_backward(shape, settings)
+    gate = (s * h + 2 * b * f) * tokens + (stays - rounded) * f * h
+    output = _output_backward(shape, settings)
+    states = (s * h + b * h - b * queries - 8 * shape.heads - by_attention) * tokens
+    states += (stays - rounded) * (3 * f + queries) * h + _weight_gradient(joint, h, settings)
+    attention = (s * h + b * joint - by_attention) * tokens + (stays - rounded) * (3 * f + queries) * h
+    if shape.qk_norm:  # a sum for each text and key head
+        attention += 2 * _WIDE * shape.key_width * -(-tokens // settings.text_tokens)
+    return max(mlp, gate, output, attention, states)
+
+
+def _output_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of the backward pass of the projection after attention, less those that the MLP's has freed."""
+    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
+    rounded = 2 if settings.mixed and not settings.rounds_again else 0
+    stays = s if settings.gathers else 0
+    stream = (
+        2 * h if settings.mixed else 0
+    )  # the rounded gradient; that of the stream takes the place of a norm's input
+    alive = stream + b * shape.query_width - (3 * b * f + b * h + 4)
+    made = _weight_gradient(h, shape.query_width, settings)
+    return alive * settings.tokens + 3 * (stays - rounded) * f * h + made
+
+
+def _weight_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
+    """Bytes of the gradient of a weight `[outputs, inputs]` while it is made, apart from where it stays: the first step
+    of a run adds it to zeros, and only later ones write it there. Where bfloat16 is widened, the gradient of the inputs
+    takes as much before it, for the weight itself, and what the weight was rounded to again; and a gradient that is
+    rounded stands beside itself in float32."""
+    numbers = outputs * inputs
+    if settings.widens_products:
+        again = 2 * numbers if settings.mixed and settings.rounds_again else 0
+        rounds = 0 if settings.mixed else 2 * numbers
+        return _WIDE * numbers + max(_beside_gradient(outputs, inputs, settings) + again, rounds)
+    return settings.stream_bytes * numbers + (_beside_gradient(outputs, inputs, settings) if settings.mixed else 0)
+
+
+def _beside_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
+    """Bytes that bfloat16 products take beside a weight's gradient: room for tiles, for rows that are widened, or for
+    the same numbers in bfloat16, which are then widened."""
+    if settings.tile_scratch and outputs % _TILE == 0 and inputs % _TILE == 0:
+        return 2 * _TILE_ROWS * inputs
+    if settings.widens:
+        return _WIDE * min(settings.tokens, WIDENED_ROWS) * (outputs + inputs)
+    return 2 * outputs * inputs
+
+
+def _experts_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """The same of a layer of experts, the largest of: `combine`, where the gradients of k results are added in float32,
+    each in place beside the next; `gate`, the gradient that the gate is given, in parts and joined; `down` and `later`,
+    the gradient of all experts' weights of a product beside one expert's; `scores` of attention.
+
+    The first step of a run makes the gradients of weights apart, and adds them to zeros; later ones write them to where
+    they stay.
+    """
+    h, f, k, tokens = shape.hidden, shape.intermediate, shape.experts_per_token, settings.tokens
+    b, s = settings.product_bytes, settings.stream_bytes
+    freed = freed_before(shape, settings)
+    results = (4 - b) * k * h
+    # Of three results or more, the sum's gradient is still there when the second of them is made.
+    combine = (4 * min(k, 2) * k * h + (4 * h if k > 2 else 0) - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
+    combine += (4 - s) * h * tokens  # the sum's gradient is in float32, whatever the stream's is
+    stack = s * shape.experts * f * h
+    held = stack if settings.gathers else 0
+    below = (s * h - results - 8 * k) * tokens - freed
+    down = below + b * k * f * tokens + stack + _one_expert(h, f, settings)
+    # The gate's inputs and its result are freed by then.
+    later = below - b * k * f * tokens + held + 2 * stack + _one_expert(2 * f, h, settings)
+    if settings.path == "compiled":
+        return max(combine, down, below + 2 * b * k * f * tokens + held, later)
+    gate = (3 * b * k * f - 4 * h * (k - 1) - 8 * k) * tokens - freed
+    scores = 0 if settings.path == "fused" else _attention_backward(shape, settings) - freed
+    return max(combine, down, gate, later, scores)
+
+
+def _one_expert(outputs: int, inputs: int, settings: StepSettings) -> int:
+    """Bytes of the gradient of one expert's weight, where it is not made in its place, and beside it."""
+    made = settings.product_bytes * outputs * inputs
+    if settings.mixed:
+        return _beside_gradient(outputs, inputs, settings)
+    return 3 * made + _beside_gradient(outputs, inputs, settings) if settings.widens_products else made
+
+
+def _attention_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes while the scores' gradients are alive twice, or of texts too long for scores, the gradients of queries,
+    keys and values; the MLP of the layer is freed by then."""
+    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
+    inner = expert_bytes(shape, b) if shape.experts else 3 * b * f
+    freed = (s + b) * h + 4 + inner + b * shape.query_width
+    weights = 2 * ((0 if shape.experts else 3 * h * f) + shape.query_width * h)
+    weights = weights if settings.mixed and not settings.rounds_again else 0
+    w = settings.attention_bytes
+    scores = 2 * w * shape.heads * settings.text_tokens
+    if settings.fused_attention:  # of the result, too, which was put into its place
+        scores = (w * 2 * (shape.heads + shape.kv_heads) + w * shape.heads) * shape.head_dim
+    return (s * h + scores - freed) * settings.tokens - weights
+
+
+def norm_temporaries(*, wide_input: bool, wide_gradient: bool) -> int:
+    """Bytes for each number in the backward pass of torch's norm beside its input and its gradient: four tensors of
+    float32 numbers, or a result in bfloat16; and what is widened."""
+    return (16 if wide_input else 18) + (0 if wide_gradient else 4)
+
+
+def _norms_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes in the backward passes of the MLP's norm and, after attention, of the norm of queries."""
+    h, a, g, d = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim
+    b, s, w = settings.product_bytes, settings.stream_bytes, settings.attention_bytes
+    by_mlp = 3 * b * shape.intermediate
+    kept = 2 if settings.mixed and not settings.rounds_again else 0
+    mlp = (s + norm_temporaries(wide_input=s == 4, wide_gradient=b == 4)) * h - by_mlp
+    mlp = mlp * settings.tokens - 3 * kept * shape.intermediate * h
+    if not shape.qk_norm:
+        return mlp
+    scores = 4 * a + w * a * d if settings.fused_attention else w * a * settings.text_tokens
+    freed = by_mlp + b * h + 4 + (w * (a + 2 * g) + b * a) * d + scores
+    queries = b * (a + 2 * g) * d + norm_temporaries(wide_input=b == 4, wide_gradient=b == 4) * a * d - freed
+    return max(mlp, queries * settings.tokens - kept * (3 * shape.intermediate + a * d) * h)
+
+
+def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of the last layer's forward pass, in the product of its gates and ups: beside its float32 copies,
+    attention's mask, and queries and keys, which the backward pass does not need."""
+    h, f, b = shape.hidden, shape.intermediate, settings.product_bytes
+    copies = (
+        2 * h * f if settings.mixed else 0
+    )  # of the product's weights, or of the next one's, which is not there yet
+    copies = 2 * copies if settings.rounds_again else -copies
+    counted = settings.fused_attention or settings.checkpointing  # kept from pass to pass
+    mask = 0 if counted else settings.attention_bytes * settings.text_tokens
+    seen = b * (shape.query_width + shape.key_width) + mask
+    return (seen - b * f) * settings.tokens + _WIDE * 2 * f * h + _beside_gradient(2 * f, h, settings) + copies
+
+
+def freed_before(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes of the last norm and of the states that were asked, which the last layer's backward pass finds freed."""
+    return settings.stream_bytes * shape.hidden * (settings.tokens + settings.decisions) + 4 * settings.tokens
+
+
+def expert_bytes(shape: PlannedDecoder, b: int) -> int:
+    """Bytes for each token in a layer of experts: the router's input in float32 in the place of the norm's result, k
+    copies of the experts' inputs and float32 copies of their results, both inputs of the gate and its result, and the
+    router's numbers."""
+    k, h = shape.experts_per_token, shape.hidden
+    return (b + 4) * k * h + (4 - b) * h + 3 * b * k * shape.intermediate + 12 * shape.experts + 24 * k + 4
