@@ -41,7 +41,7 @@ static void tile(const float* a, int64_t stride, const float* panel, int k, floa
   }
 }
 
-constexpr int WIDENED = 128;  // inputs of a tile's rows that are widened at once
+constexpr int WIDENED = HONE_LANES == 8 ? 64 : 128;  // inputs of a tile's rows that are widened at once
 
 // For processors without products of bfloat16: the same numbers, widened. The rows are, before, for all of a panel.
 template <int ROWS>
@@ -104,7 +104,8 @@ static void any_tile(const A* a, int64_t stride, int rows, const A* panel, int k
 
 #if HONE_LANES == 8
 #define HONE_WIDE_TILES 1
-constexpr int WIDE_TILE_ROWS = 30;
+constexpr int WIDE_TILE_ROWS = 64;  // with 64 inputs: 16 KiB of rows, 8 of a panel and 8 of sums fill the first cache
+constexpr int MOST_ROWS = WIDE_TILE_ROWS;
 
 template <int MOST>
 static void add_rows(const float* a, int rows, const float* panel, int k, float* c, const Ahead& ahead) {
@@ -140,6 +141,8 @@ static void wide_tile(const bf16* a, int64_t stride, int rows, const bf16* panel
     }
   }
 }
+#else
+constexpr int MOST_ROWS = MOST_TILE_ROWS;
 #endif
 
 HONE_INLINE void run_tile(const Engine&, const float* a, int64_t stride, int rows, const float* panel, int k, float* c,
@@ -283,7 +286,7 @@ template <class Left, class Finish>
 HONE_INLINE void multiply_task(Engine& e, const Linear& linear, const Left& left, int rows, int blocks, int task,
                                const Finish& finish) {
   const int most = left.tile_rows(e), threads = pool_threads(e.pool);
-  alignas(64) float c[MOST_TILE_ROWS * PANEL];
+  alignas(64) float c[MOST_ROWS * PANEL];
   const int panel = task / blocks, block = task % blocks;
   const int first = int64_t(rows) * block / blocks, last = int64_t(rows) * (block + 1) / blocks;
   const int64_t panel_bytes = int64_t(linear.k) * PANEL * Left::BYTES;
