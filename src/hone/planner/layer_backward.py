@@ -81,9 +81,8 @@ def _output_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
     rounded = 2 if settings.mixed and not settings.rounds_again else 0
     stays = s if settings.gathers else 0
-    stream = (
-        2 * h if settings.mixed else 0
-    )  # the rounded gradient; that of the stream takes the place of a norm's input
+    # The stream's gradient takes the place of a norm's input; beside it, in mixed precision, is the same rounded.
+    stream = 2 * h if settings.mixed else 0
     alive = stream + b * shape.query_width - (3 * b * f + b * h + 4)
     made = _weight_gradient(h, shape.query_width, settings)
     return alive * settings.tokens + 3 * (stays - rounded) * f * h + made
@@ -189,10 +188,10 @@ def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Most bytes of the last layer's forward pass, in the product of its gates and ups: beside its float32 copies,
     attention's mask, and queries and keys, which the backward pass does not need."""
     h, f, b = shape.hidden, shape.intermediate, settings.product_bytes
-    copies = (
-        2 * h * f if settings.mixed else 0
-    )  # of the product's weights, or of the next one's, which is not there yet
-    copies = 2 * copies if settings.rounds_again else -copies
+    # Weights rounded again stand beside their product; rounded weights that are kept are counted, but those of the next
+    # product are not there yet.
+    rounded = 2 * h * f if settings.mixed else 0
+    copies = 2 * rounded if settings.rounds_again else -rounded
     counted = settings.fused_attention or settings.checkpointing  # kept from pass to pass
     mask = 0 if counted else settings.attention_bytes * settings.text_tokens
     seen = b * (shape.query_width + shape.key_width) + mask
