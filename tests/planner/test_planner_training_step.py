@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fast_share import fast_share
 from manual_clock import ManualClock
 
 from hone.models.language import packed_attention
@@ -95,9 +96,10 @@ CASES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
 }
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-@pytest.mark.parametrize("path", ["compiled", "torch"])
-@pytest.mark.parametrize("name", CASES)
+PATHS = ("compiled", "torch")
+
+
+@pytest.mark.parametrize(("name", "path", "compute"), fast_share(CASES, PATHS, ("float32", "bfloat16"), one_of=3))
 def test_the_closed_form_is_what_a_tracker_counts(
     name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,9 +224,7 @@ def test_an_unused_end_of_the_vocabulary_takes_no_second_gradient() -> None:
     assert peaks[1] < peaks[0]
 
 
-@pytest.mark.parametrize("widens", [False, True])
-@pytest.mark.parametrize("path", ["compiled", "torch"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "path", "widens"), fast_share(CASES, PATHS, (False, True), one_of=3))
 def test_weights_in_bfloat16_are_what_a_tracker_counts(
     name: str, path: str, widens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,14 +256,14 @@ MIXTURES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("weights", "compute"), [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")]
-)
-@pytest.mark.parametrize("path", ["compiled", "torch"])
-@pytest.mark.parametrize("name", MIXTURES)
+NUMBERS = (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"))
+
+
+@pytest.mark.parametrize(("name", "path", "numbers"), fast_share(MIXTURES, PATHS, NUMBERS, one_of=4))
 def test_mixtures_of_experts_are_what_a_tracker_counts(
-    name: str, path: str, weights: str, compute: str, monkeypatch: pytest.MonkeyPatch
+    name: str, path: str, numbers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    weights, compute = numbers
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
     if path == "torch":

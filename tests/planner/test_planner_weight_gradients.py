@@ -6,6 +6,7 @@ Of steps without numbers, on a processor with tiles, on one without, and on one 
 from dataclasses import replace
 
 import pytest
+from fast_share import fast_share
 from manual_clock import ManualClock
 
 from hone.models.native import products
@@ -44,7 +45,11 @@ CASES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=["tiles", "no tiles", "widened"])
+PROCESSORS = ("tiles", "no tiles", "widened")
+NUMBERS = ("float32", "bfloat16", "bfloat16, rounded again", "bfloat16, weights too")
+
+
+@pytest.fixture(params=PROCESSORS)
 def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """What the processor says of itself; a step without numbers never asks it to use its tiles."""
     kernels = available_kernels()
@@ -58,8 +63,9 @@ def processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return {"tile_scratch": found, "widens": widens}
 
 
-@pytest.mark.parametrize("numbers", ["float32", "bfloat16", "bfloat16, rounded again", "bfloat16, weights too"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "numbers", "processor"), fast_share(CASES, NUMBERS, PROCESSORS, one_of=5), indirect=["processor"]
+)
 def test_the_closed_form_counts_the_gradients_of_weights(name: str, numbers: str, processor: dict[str, bool]) -> None:
     """Within 0.5% of what works beside weights, gradients and moments."""
     shape, settings = CASES[name]
