@@ -124,7 +124,7 @@ def test_a_control_example_is_valid_and_named_like_its_recipe(
     assert main(["plan", f"examples/control/{name}"]) == 0, capsys.readouterr().err
 
 
-SLOW = ("search/expert_iteration.toml", "search/pipeline.toml")
+SLOW = ("dialogues/calculator.toml", "search/collect.toml", "search/expert_iteration.toml", "search/pipeline.toml")
 """Eight seconds each; their parts run in `search/collect.toml` and on the page of search."""
 
 

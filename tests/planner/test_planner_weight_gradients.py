@@ -79,7 +79,7 @@ def test_the_closed_form_counts_the_gradients_of_weights(name: str, numbers: str
     assert step_memory(shape, settings).peak == pytest.approx(found.working_bytes, rel=far)
 
 
-@pytest.mark.parametrize(("layers", "tied"), [(28, True), (4, False)])
+@pytest.mark.parametrize(("layers", "tied"), [pytest.param(28, True, marks=pytest.mark.slow), (4, False)])
 def test_a_published_model_with_weights_in_bfloat16(layers: int, tied: bool, processor: dict[str, bool]) -> None:
     """Half the bytes of the stream, of the vocabulary's gradients and of a layer's: 12 to 50% less than with
     float32 weights beside."""

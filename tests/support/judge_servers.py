@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -78,14 +78,11 @@ class JudgeHandler(BaseHTTPRequestHandler):
             self.judge.running += 1
             self.judge.most_running = max(self.judge.most_running, self.judge.running)
             fault = self.judge.faults.popleft() if self.judge.faults else ""
-        try:
-            time.sleep(self.judge.delay_s)
+        time.sleep(self.judge.delay_s)
+        with self.judge.lock:  # before the answer, which lets a client ask the next
+            self.judge.running -= 1
+        with suppress(BrokenPipeError, ConnectionResetError):
             self.answer(body, fault)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        finally:
-            with self.judge.lock:
-                self.judge.running -= 1
 
     def answer(self, body: Body, fault: str) -> None:
         if "response_format" in body and not self.judge.knows_response_format:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from tiny_runs import ROOT, differences, files_of, hone, lay_out, lines_of, star
 from hone.train.runner.signals import stop_on_signals
 
 LONG = ("train", "grpo.toml", "steps=500", "run.checkpoint_every=1000", "run.samples_every=0", "run.certify=false")
+
+
+@pytest.fixture(autouse=True)
+def hangups_are_heard() -> Iterator[None]:
+    """Under nohup they are ignored, here and in every process that is started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
