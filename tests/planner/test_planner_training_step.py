@@ -84,6 +84,11 @@ CASES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
     "wide": (replace(BASE, hidden=128, intermediate=512), STEP),
     "many heads": (replace(BASE, heads=8, head_dim=32, intermediate=64), STEP),
     "grouped queries": (replace(BASE, heads=8, kv_heads=1, intermediate=384), STEP),
+    "attention wider than the MLP": (replace(BASE, heads=16, kv_heads=16, head_dim=64, intermediate=32), STEP),
+    "the same, no norm of heads": (
+        replace(BASE, family="llama", qk_norm=False, heads=16, kv_heads=4, head_dim=64, intermediate=32),
+        STEP,
+    ),
     "no norm of heads": (replace(BASE, family="llama", qk_norm=False), STEP),
     "wide MLP": (replace(BASE, intermediate=1024), STEP),
     "one layer": (replace(BASE, layers=1, intermediate=700), STEP),
@@ -251,6 +256,7 @@ MIXTURES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
     "wide": (replace(MIXTURE, hidden=128, intermediate=256), STEP),
     "four of sixteen": (replace(MIXTURE, experts=16, experts_per_token=4), STEP),
     "vocabulary": (replace(MIXTURE, vocab=512, tied=False), STEP),
+    "attention wider than the experts": (replace(MIXTURE, heads=16, head_dim=64, intermediate=32), STEP),
     "Mixtral": (replace(MIXTURE, family="mixtral", qk_norm=False, intermediate=320), STEP),
     "checkpointing": (replace(MIXTURE, layers=6, intermediate=320), replace(STEP, checkpointing=True)),
 }

@@ -43,11 +43,9 @@ def _mlp_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     of their weights."""
     h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
     b, s = settings.product_bytes, settings.stream_bytes
-    rounded = 2 if settings.mixed and not settings.rounds_again else 0
-    stays = s if settings.gathers else 0
     stream = s * h + (2 * h if settings.mixed else 0)  # its gradient, and that rounded
     down = (stream + b * f) * tokens + _weight_gradient(h, f, settings)
-    both = (s * h + b * h - b * f) * tokens + (stays - rounded) * f * h + _weight_gradient(2 * f, h, settings)
+    both = (s * h + b * h - b * f) * tokens + _of_weights(settings) * f * h + _weight_gradient(2 * f, h, settings)
     # The layer's result, when it is computed again: torch leaves its own last product out then, but not hone's.
     again = (stream + b * h) * tokens + (2 * f * h if settings.mixed and settings.rounds_again else 0)
     if settings.widens_products:
@@ -56,36 +54,49 @@ def _mlp_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
 
 
 def _compiled_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
-    """Most bytes of a layer's backward pass by compiled kernels: `mlp`, `gate`, `attention`, or a product of attention
-    with the gradient of its weights, each less what those before it have freed. Cut weights' gradients stay until the
-    layer is finished."""
-    h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
-    b, s = settings.product_bytes, settings.stream_bytes
+    """Most bytes of a layer's backward pass by compiled kernels: `mlp`, `gate`, or attention's."""
+    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
+    gate = (s * h + 2 * b * f) * settings.tokens + _of_weights(settings) * f * h
+    return max(_mlp_backward(shape, settings), gate, _compiled_attention_backward(shape, settings))
+
+
+def _compiled_attention_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of attention's backward pass by compiled kernels: of itself, or of a product with the gradient of its
+    weights, each less what those before it have freed. Cut weights' gradients stay until the layer is finished."""
+    h, tokens, b, s = shape.hidden, settings.tokens, settings.product_bytes, settings.stream_bytes
     queries, joint = shape.query_width, shape.query_width + 2 * shape.key_width
-    rounded = 2 if settings.mixed and not settings.rounds_again else 0
-    stays = s if settings.gathers else 0
-    by_attention = 3 * b * f + b * h + s * h + 4  # freed for each token when attention's turn comes
-    mlp = _mlp_backward(shape, settings)
-    gate = (s * h + 2 * b * f) * tokens + (stays - rounded) * f * h
-    output = _output_backward(shape, settings)
-    states = (s * h + b * h - b * queries - 8 * shape.heads - by_attention) * tokens
-    states += (stays - rounded) * (3 * f + queries) * h + _weight_gradient(joint, h, settings)
-    attention = (s * h + b * joint - by_attention) * tokens + (stays - rounded) * (3 * f + queries) * h
+    freed = inner_bytes(shape, b) + b * h + s * h + 4  # for each token
+    done = _inner_gradients(shape, settings) + _of_weights(settings) * queries * h
+    states = (s * h + b * h - b * queries - 8 * shape.heads - freed) * tokens + done
+    states += _weight_gradient(joint, h, settings)
+    attention = (s * h + b * joint - freed) * tokens + done
     if shape.qk_norm:  # a sum for each text and key head
         attention += 2 * _WIDE * shape.key_width * -(-tokens // settings.text_tokens)
-    return max(mlp, gate, output, attention, states)
+    return max(_output_backward(shape, settings), attention, states)
 
 
 def _output_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Most bytes of the backward pass of the projection after attention, less those that the MLP's has freed."""
-    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
-    rounded = 2 if settings.mixed and not settings.rounds_again else 0
-    stays = s if settings.gathers else 0
+    h, b = shape.hidden, settings.product_bytes
     # The stream's gradient takes the place of a norm's input; beside it, in mixed precision, is the same rounded.
     stream = 2 * h if settings.mixed else 0
-    alive = stream + b * shape.query_width - (3 * b * f + b * h + 4)
+    alive = stream + b * shape.query_width - (inner_bytes(shape, b) + b * h + 4)
     made = _weight_gradient(h, shape.query_width, settings)
-    return alive * settings.tokens + 3 * (stays - rounded) * f * h + made
+    return alive * settings.tokens + _inner_gradients(shape, settings) + made
+
+
+def _of_weights(settings: StepSettings) -> int:
+    """Bytes for each weight whose gradient is done: it stays if weights are cut, and their rounded copy is freed."""
+    rounded = 2 if settings.mixed and not settings.rounds_again else 0
+    return (settings.stream_bytes if settings.gathers else 0) - rounded
+
+
+def _inner_gradients(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """The same of all weights of an MLP or of experts, which keep no rounded copies."""
+    weights = 3 * shape.intermediate * shape.hidden
+    if not shape.experts:
+        return _of_weights(settings) * weights
+    return (settings.stream_bytes if settings.gathers else 0) * shape.experts * weights
 
 
 def _weight_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
@@ -114,7 +125,7 @@ def _beside_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
 def _experts_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """The same of a layer of experts, the largest of: `combine`, where the gradients of k results are added in float32,
     each in place beside the next; `gate`, the gradient that the gate is given, in parts and joined; `down` and `later`,
-    the gradient of all experts' weights of a product beside one expert's; `scores` of attention.
+    the gradient of all experts' weights of a product beside one expert's; `attention`.
 
     The first step of a run makes the gradients of weights apart, and adds them to zeros; later ones write them to where
     they stay.
@@ -133,10 +144,13 @@ def _experts_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     # The gate's inputs and its result are freed by then.
     later = below - b * k * f * tokens + held + 2 * stack + _one_expert(2 * f, h, settings)
     if settings.path == "compiled":
-        return max(combine, down, below + 2 * b * k * f * tokens + held, later)
+        attention = _compiled_attention_backward(shape, settings) - freed
+        return max(combine, down, below + 2 * b * k * f * tokens + held, later, attention)
     gate = (3 * b * k * f - 4 * h * (k - 1) - 8 * k) * tokens - freed
-    scores = 0 if settings.path == "fused" else _attention_backward(shape, settings) - freed
-    return max(combine, down, gate, later, scores)
+    if settings.path == "fused":
+        return max(combine, down, gate, later)
+    attention = max(_attention_backward(shape, settings), _norms_backward(shape, settings)) - freed
+    return max(combine, down, gate, later, attention)
 
 
 def _one_expert(outputs: int, inputs: int, settings: StepSettings) -> int:
@@ -151,8 +165,7 @@ def _attention_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes while the scores' gradients are alive twice, or of texts too long for scores, the gradients of queries,
     keys and values; the MLP of the layer is freed by then."""
     h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
-    inner = expert_bytes(shape, b) if shape.experts else 3 * b * f
-    freed = (s + b) * h + 4 + inner + b * shape.query_width
+    freed = (s + b) * h + 4 + inner_bytes(shape, b) + b * shape.query_width
     weights = 2 * ((0 if shape.experts else 3 * h * f) + shape.query_width * h)
     weights = weights if settings.mixed and not settings.rounds_again else 0
     w = settings.attention_bytes
@@ -160,6 +173,23 @@ def _attention_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     if settings.fused_attention:  # of the result, too, which was put into its place
         scores = (w * 2 * (shape.heads + shape.kv_heads) + w * shape.heads) * shape.head_dim
     return (s * h + scores - freed) * settings.tokens - weights
+
+
+def attention_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Most bytes of torch's attention in the last layer's forward pass, which outweighs the backward pass where
+    attention is wider than the MLP: queries, keys and values are padded, or the scores' softmax is made. Less what
+    comes after it, and is counted."""
+    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
+    w = settings.attention_bytes
+    later = (s + b) * h + 4 + inner_bytes(shape, b)
+    joint = 0 if shape.qk_norm else b * shape.key_width  # else what the norms keep
+    padding = 4 * b * shape.query_width + 2 * b * shape.key_width
+    softmax = w * (shape.heads * settings.text_tokens + 3 * shape.query_width + 2 * shape.key_width)
+    mask = w * settings.text_tokens
+    rounded = 2 * ((0 if shape.experts else 3 * h * f) + shape.query_width * h)
+    rounded = rounded if settings.mixed and not settings.rounds_again else 0
+    alive = max(padding, softmax) + mask + joint - later
+    return alive * settings.tokens - rounded - freed_before(shape, settings)
 
 
 def norm_temporaries(*, wide_input: bool, wide_gradient: bool) -> int:
@@ -172,16 +202,17 @@ def _norms_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Most bytes in the backward passes of the MLP's norm and, after attention, of the norm of queries."""
     h, a, g, d = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim
     b, s, w = settings.product_bytes, settings.stream_bytes, settings.attention_bytes
-    by_mlp = 3 * b * shape.intermediate
+    by_mlp = inner_bytes(shape, b)
     kept = 2 if settings.mixed and not settings.rounds_again else 0
+    inner = 0 if shape.experts else 3 * shape.intermediate  # experts keep no rounded weights
     mlp = (s + norm_temporaries(wide_input=s == 4, wide_gradient=b == 4)) * h - by_mlp
-    mlp = mlp * settings.tokens - 3 * kept * shape.intermediate * h
+    mlp = mlp * settings.tokens - kept * inner * h
     if not shape.qk_norm:
         return mlp
     scores = 4 * a + w * a * d if settings.fused_attention else w * a * settings.text_tokens
     freed = by_mlp + b * h + 4 + (w * (a + 2 * g) + b * a) * d + scores
     queries = b * (a + 2 * g) * d + norm_temporaries(wide_input=b == 4, wide_gradient=b == 4) * a * d - freed
-    return max(mlp, queries * settings.tokens - kept * (3 * shape.intermediate + a * d) * h)
+    return max(mlp, queries * settings.tokens - kept * (inner + a * d) * h)
 
 
 def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
@@ -201,6 +232,11 @@ def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
 def freed_before(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes of the last norm and of the states that were asked, which the last layer's backward pass finds freed."""
     return settings.stream_bytes * shape.hidden * (settings.tokens + settings.decisions) + 4 * settings.tokens
+
+
+def inner_bytes(shape: PlannedDecoder, b: int) -> int:
+    """Bytes for each token in the MLP of a layer, or in its experts."""
+    return expert_bytes(shape, b) if shape.experts else 3 * b * shape.intermediate
 
 
 def expert_bytes(shape: PlannedDecoder, b: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hone.planner.gathered_weights import GatheredWeights, gathered_moments
-from hone.planner.layer_backward import WIDENED_ROWS, expert_bytes, layer_backward, norm_temporaries
+from hone.planner.layer_backward import WIDENED_ROWS, attention_forward, inner_bytes, layer_backward, norm_temporaries
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.step_settings import NUMBER_BYTES as NUMBER_BYTES
 from hone.planner.step_settings import KernelPath as KernelPath
@@ -50,7 +50,7 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
     compiled: 2sh + 2bh + b(a + 2g)d + bad + 3bf + 8a + 8: the stream twice, two norms' results, the joint projection of
     queries, keys and values, attention's result, both inputs of the gate and its result, and statistics.
     """
-    h, a, g, d, f = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate
+    h, a, g, d = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim
     b, s, w = settings.product_bytes, settings.stream_bytes, settings.attention_bytes
     common = 2 * s * h + 2 * b * h + 8
     if settings.path == "compiled":
@@ -60,7 +60,7 @@ def saved_per_token(shape: PlannedDecoder, settings: StepSettings) -> int:
         scores += w * a * d if settings.fused_attention and settings.path == "torch" else 0  # its result
         normed = b * (a + 2 * g) * d + 4 * (a + g) if shape.qk_norm else 0
         attention = (w * (a + 2 * g) + b * a) * d + normed + scores
-    return common + attention + (expert_bytes(shape, b) if shape.experts else 3 * b * f)
+    return common + attention + inner_bytes(shape, b)
 
 
 def _table_bytes(shape: PlannedDecoder, settings: StepSettings) -> int:
@@ -93,9 +93,12 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
     logits = 0
     if settings.predicts_tokens:
         logits = _logit_bytes(shape, settings) + s * h * settings.decisions + vocabulary
+    layer = layer_backward(shape, settings) + waiting
+    if settings.path == "torch" and not settings.fused_attention:
+        layer = max(layer, attention_forward(shape, settings) + (waiting if settings.checkpointing else 0))
     moments = {
         "logits": everything + 4 * tokens + logits,
-        "layer": everything + recomputed + layer_backward(shape, settings) + waiting,
+        "layer": everything + recomputed + layer,
         "norm": everything + _norm_backward(shape, settings) + waiting,
         "embedding": (s * h + 4 * shape.head_dim) * tokens + waiting + vocabulary,
     }
