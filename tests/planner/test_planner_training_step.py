@@ -102,13 +102,14 @@ CASES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
 
 
 PATHS = ("compiled", "torch")
+FAR = {"compiled": 1e-3, "torch": 0.02}
+"""Largest difference, as a share: the compiled kernels are ours."""
 
 
 @pytest.mark.parametrize(("name", "path", "compute"), fast_share(CASES, PATHS, ("float32", "bfloat16"), one_of=3))
 def test_the_closed_form_is_what_a_tracker_counts(
     name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within 2% where the peak is in a layer; the bars of the compiled path are closer, since its kernels are ours."""
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
     shape, settings = CASES[name]
@@ -119,7 +120,7 @@ def test_the_closed_form_is_what_a_tracker_counts(
     assert parameters == shape.parameters
     assert resident == 16 * parameters
     planned = step_memory(shape, settings).peak
-    assert planned == pytest.approx(peak, rel=0.02)
+    assert planned == pytest.approx(peak, rel=FAR[path])
 
 
 def mixed_step(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[PlannedDecoder, StepSettings]:
@@ -233,8 +234,7 @@ def test_an_unused_end_of_the_vocabulary_takes_no_second_gradient() -> None:
 def test_weights_in_bfloat16_are_what_a_tracker_counts(
     name: str, path: str, widens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stream, gradients and moments of 2 bytes a number; on a processor that multiplies them, and on one that widens.
-    Within 0.1% by kernels of hone's, and 2% by torch's attention."""
+    """Stream, gradients and moments have 2 bytes a number. On a processor that multiplies them, and one that widens."""
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
     monkeypatch.setattr(products, "widens_half_products", lambda: widens)
@@ -246,8 +246,7 @@ def test_weights_in_bfloat16_are_what_a_tracker_counts(
     )  # type: ignore[arg-type]
     found = tracked_step(shape, settings, clock=ManualClock())
     assert found.resident_bytes == 8 * shape.parameters
-    far = 1e-3 if path == "compiled" else 0.02
-    assert step_memory(shape, settings).peak == pytest.approx(found.working_bytes, rel=far)
+    assert step_memory(shape, settings).peak == pytest.approx(found.working_bytes, rel=FAR[path])
 
 
 MIXTURE = replace(BASE, family="qwen3_moe", experts=8, experts_per_token=2, intermediate=96)
@@ -262,14 +261,15 @@ MIXTURES: dict[str, tuple[PlannedDecoder, StepSettings]] = {
 }
 
 
-NUMBERS = (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16"))
+NUMBERS = ("float32 float32", "float32 bfloat16", "bfloat16 bfloat16")
+"""Of weights, and of products."""
 
 
 @pytest.mark.parametrize(("name", "path", "numbers"), fast_share(MIXTURES, PATHS, NUMBERS, one_of=4))
 def test_mixtures_of_experts_are_what_a_tracker_counts(
-    name: str, path: str, numbers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    name: str, path: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights, compute = numbers
+    weights, compute = numbers.split()
     if path == "compiled" and available_kernels() is None:
         pytest.skip("no compiler here")
     if path == "torch":

@@ -1,5 +1,7 @@
-"""Memory of the backward pass of a decoder's layer. Symbols are those of `training_step`; s bytes of a weight, its
-gradient and a number of the stream."""
+"""Memory of the backward pass of a decoder's last layer, and of its forward pass where that takes more.
+
+Symbols are those of `training_step`; s bytes of a weight, its gradient and a number of the stream.
+"""
 
 from typing import Final
 
@@ -22,11 +24,10 @@ def layer_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
     b, s = settings.product_bytes, settings.stream_bytes
     freed = freed_before(shape, settings)
-    kept = settings.mixed and not settings.rounds_again
-    gate_freed = 2 * f * h if kept else 0  # the rounded weights of the projection after the gate
     if settings.path == "compiled":
         return _compiled_backward(shape, settings) - freed
-    gate = (s * h + 3 * b * f) * tokens - gate_freed - freed
+    # The rounded weights of the projection after the gate are freed.
+    gate = (s * h + 3 * b * f) * tokens - settings.rounded_bytes * f * h - freed
     if settings.path == "fused":
         return gate
     mlp = _mlp_backward(shape, settings) - freed
@@ -87,8 +88,7 @@ def _output_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
 
 def _of_weights(settings: StepSettings) -> int:
     """Bytes for each weight whose gradient is done: it stays if weights are cut, and their rounded copy is freed."""
-    rounded = 2 if settings.mixed and not settings.rounds_again else 0
-    return (settings.stream_bytes if settings.gathers else 0) - rounded
+    return (settings.stream_bytes if settings.gathers else 0) - settings.rounded_bytes
 
 
 def _inner_gradients(shape: PlannedDecoder, settings: StepSettings) -> int:
@@ -97,6 +97,12 @@ def _inner_gradients(shape: PlannedDecoder, settings: StepSettings) -> int:
     if not shape.experts:
         return _of_weights(settings) * weights
     return (settings.stream_bytes if settings.gathers else 0) * shape.experts * weights
+
+
+def _rounded_after_attention(shape: PlannedDecoder, settings: StepSettings) -> int:
+    """Bytes of the rounded weights of the projection after attention and of the MLP; experts keep none."""
+    inner = 0 if shape.experts else 3 * shape.intermediate
+    return settings.rounded_bytes * (inner + shape.query_width) * shape.hidden
 
 
 def _weight_gradient(outputs: int, inputs: int, settings: StepSettings) -> int:
@@ -164,32 +170,26 @@ def _one_expert(outputs: int, inputs: int, settings: StepSettings) -> int:
 def _attention_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes while the scores' gradients are alive twice, or of texts too long for scores, the gradients of queries,
     keys and values; the MLP of the layer is freed by then."""
-    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
+    h, b, s, w = shape.hidden, settings.product_bytes, settings.stream_bytes, settings.attention_bytes
     freed = (s + b) * h + 4 + inner_bytes(shape, b) + b * shape.query_width
-    weights = 2 * ((0 if shape.experts else 3 * h * f) + shape.query_width * h)
-    weights = weights if settings.mixed and not settings.rounds_again else 0
-    w = settings.attention_bytes
     scores = 2 * w * shape.heads * settings.text_tokens
     if settings.fused_attention:  # of the result, too, which was put into its place
         scores = (w * 2 * (shape.heads + shape.kv_heads) + w * shape.heads) * shape.head_dim
-    return (s * h + scores - freed) * settings.tokens - weights
+    return (s * h + scores - freed) * settings.tokens - _rounded_after_attention(shape, settings)
 
 
 def attention_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Most bytes of torch's attention in the last layer's forward pass, which outweighs the backward pass where
     attention is wider than the MLP: queries, keys and values are padded, or the scores' softmax is made. Less what
     comes after it, and is counted."""
-    h, f, b, s = shape.hidden, shape.intermediate, settings.product_bytes, settings.stream_bytes
-    w = settings.attention_bytes
+    h, b, s, w = shape.hidden, settings.product_bytes, settings.stream_bytes, settings.attention_bytes
     later = (s + b) * h + 4 + inner_bytes(shape, b)
     joint = 0 if shape.qk_norm else b * shape.key_width  # else what the norms keep
     padding = 4 * b * shape.query_width + 2 * b * shape.key_width
     softmax = w * (shape.heads * settings.text_tokens + 3 * shape.query_width + 2 * shape.key_width)
     mask = w * settings.text_tokens
-    rounded = 2 * ((0 if shape.experts else 3 * h * f) + shape.query_width * h)
-    rounded = rounded if settings.mixed and not settings.rounds_again else 0
-    alive = max(padding, softmax) + mask + joint - later
-    return alive * settings.tokens - rounded - freed_before(shape, settings)
+    alive = (max(padding, softmax) + mask + joint - later) * settings.tokens
+    return alive - _rounded_after_attention(shape, settings) - freed_before(shape, settings)
 
 
 def norm_temporaries(*, wide_input: bool, wide_gradient: bool) -> int:
@@ -203,16 +203,15 @@ def _norms_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     h, a, g, d = shape.hidden, shape.heads, shape.kv_heads, shape.head_dim
     b, s, w = settings.product_bytes, settings.stream_bytes, settings.attention_bytes
     by_mlp = inner_bytes(shape, b)
-    kept = 2 if settings.mixed and not settings.rounds_again else 0
-    inner = 0 if shape.experts else 3 * shape.intermediate  # experts keep no rounded weights
+    rounded = _rounded_after_attention(shape, settings)
     mlp = (s + norm_temporaries(wide_input=s == 4, wide_gradient=b == 4)) * h - by_mlp
-    mlp = mlp * settings.tokens - kept * inner * h
+    mlp = mlp * settings.tokens - rounded + settings.rounded_bytes * a * d * h  # before attention's projection
     if not shape.qk_norm:
         return mlp
     scores = 4 * a + w * a * d if settings.fused_attention else w * a * settings.text_tokens
     freed = by_mlp + b * h + 4 + (w * (a + 2 * g) + b * a) * d + scores
     queries = b * (a + 2 * g) * d + norm_temporaries(wide_input=b == 4, wide_gradient=b == 4) * a * d - freed
-    return max(mlp, queries * settings.tokens - kept * (inner + a * d) * h)
+    return max(mlp, queries * settings.tokens - rounded)
 
 
 def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:

@@ -87,6 +87,12 @@ class StepSettings:
         return self.compute != self.weights
 
     @property
+    def rounded_bytes(self) -> int:
+        """Bytes of the copy that products keep of each weight, rounded: in mixed precision, unless it is rounded
+        again."""
+        return 2 if self.mixed and not self.rounds_again else 0
+
+    @property
     def by_hone(self) -> bool:
         """Products have backward passes of hone's: in mixed precision, where bfloat16 is widened, and by tiles."""
         return self.mixed or (self.widens if self.compute == "bfloat16" else self.tile_scratch)

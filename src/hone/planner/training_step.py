@@ -164,7 +164,7 @@ def _kept_weights(shape: PlannedDecoder, settings: StepSettings) -> int:
     if not settings.mixed:
         return 4 * shape.experts * shape.hidden if settings.weights == "bfloat16" else 0
     weights = shape.attention_weights if shape.experts else shape.layer_weights
-    return 0 if settings.rounds_again else 2 * weights
+    return settings.rounded_bytes * weights
 
 
 def _norm_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
