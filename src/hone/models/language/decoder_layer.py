@@ -100,6 +100,7 @@ class DecoderLayer(nn.Module):
         )
         query, key, value = enter(self, x, by)
         mixed = attend(self.number, apply_rotary(query, turns), apply_rotary(key, turns), value)
+        del query, key, value  # the backward pass needs none of them, and the MLP is the layer's largest part
         if self.router is None:
             return leave(self, x, mixed, by), None
         x = x + by.out_of_part(mixed, self.out)

@@ -134,10 +134,9 @@ def mix_experts(
     counts = torch.bincount(flat, minlength=config.count).tolist()
     rows = x.index_select(0, order // config.per_token)
     inner = by.gate(expert_linear(rows, stacks[0], counts, by))
-    out = expert_linear(inner, stacks[1], counts, by)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    parts = out.index_select(0, back).view(len(x), config.per_token, -1).to(wide)
+    parts = expert_linear(inner, stacks[1], counts, by).index_select(0, back).view(len(x), config.per_token, -1).to(wide)
     total = parts[:, 0] * gates[:, 0, None]
     for slot in range(1, config.per_token):
         total = total + parts[:, slot] * gates[:, slot, None]
