@@ -55,6 +55,7 @@ _ENTRY = "ENTRY"
 _KIND = "recipe"
 
 
+@cache
 def recipe_families() -> Mapping[str, str]:
     """The family of each of hone's recipes by the recipe's name, sorted by name; imports no recipe."""
     folders = [module.name for module in pkgutil.iter_modules(recipes.__path__) if module.ispkg]

@@ -5,14 +5,15 @@ the trainer knows which piece a hang or a crash belongs to. It decides nothing: 
 it imports a function it gives up the right to signal the trainer, and before the first job that to write into the run.
 """
 
-import asyncio
 import inspect
 import json
 import os
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any, TypeAlias, cast
 
 from hone.core.errors import UserCodeError
 from hone.process.confine import Confinement, confine
@@ -29,18 +30,28 @@ from hone.rewards.functions import (
     sample_score,
 )
 
+Awaiting: TypeAlias = Callable[[Coroutine[Any, Any, object]], object]
+"""Runs a coroutine to its end."""
+
 
 def main() -> None:
     """Entry point of the worker process: scores requests from standard input until it closes."""
     channel = connect_to_parent()
     requests = channel.lines()
-    with asyncio.Runner() as runner:
+    with ExitStack() as stack:
+
+        @cache
+        def event_loop() -> Awaiting:
+            import asyncio  # noqa: PLC0415 - two thirds of the process's start, and few functions are coroutines
+
+            return stack.enter_context(asyncio.Runner()).run
+
         hello = cast("dict[str, object]", decode(next(requests)))
         confinement = confine(os.getppid()) if hello["confined"] else None
         _limit_memory(cast("int | None", hello["memory_bytes"]))
         functions = _load_functions(cast("list[dict[str, object]]", hello["functions"]), channel, confinement)
         if functions is not None:
-            _serve(requests, channel, functions, runner, confinement)
+            _serve(requests, channel, functions, lambda coroutine: event_loop()(coroutine), confinement)
 
 
 def _limit_memory(memory_bytes: int | None) -> None:
@@ -79,7 +90,7 @@ def _serve(
     requests: Iterator[bytes],
     channel: ParentChannel,
     functions: Sequence[LoadedFunction],
-    runner: asyncio.Runner,
+    run: Awaiting,
     confinement: Confinement | None,
 ) -> None:
     for line in requests:
@@ -95,7 +106,7 @@ def _serve(
         for size in cast("list[int]", job["sizes"]):
             piece = slice(start, start + size)
             part = {name: values[piece] for name, values in columns.items()}
-            _reply(channel, _score_piece(loaded, prompts[piece], completions[piece], part, runner))
+            _reply(channel, _score_piece(loaded, prompts[piece], completions[piece], part, run))
             start += size
 
 
@@ -104,14 +115,14 @@ def _score_piece(
     prompts: Sequence[object],
     completions: Sequence[object],
     columns: Mapping[str, Sequence[object]],
-    runner: asyncio.Runner,
+    run: Awaiting,
 ) -> dict[str, object]:
     """The reply for one piece: scores, or the function's exception, or how it broke its contract."""
     began = time.perf_counter()
     try:
         result = loaded.call(**call_arguments(loaded, prompts, completions, columns))
         if inspect.iscoroutine(result):
-            result = runner.run(result)
+            result = run(result)
         scores: list[tuple[OptionalScore, str]] = (
             batch_scores(result, len(completions)) if loaded.form == "batch" else [sample_score(result)]
         )

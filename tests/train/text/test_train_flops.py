@@ -124,6 +124,7 @@ def test_the_machines_rate(policy):
     found = matmul_rate(policy, SystemClock(), seconds_s=0.0)
     assert (found.dtype, found.device, found.threads) == ("float32", "cpu", torch.get_num_threads())
     assert 1e8 < found.matmul_flops_per_s < 1e14
+    assert matmul_rate(policy, SystemClock(), seconds_s=0.0) is found, "measured again in one process"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The processor's rate of matrix products, measured once, for the share of it that a run uses."""
 
+from functools import cache
 from typing import Final
 
 import torch
@@ -16,8 +17,12 @@ _MATMUL_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 
 def matmul_rate(policy: LanguageNetwork, clock: Clock, *, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
     """Rate of large square matrix products on the policy's device and in its dtype: the best of the repetitions that
-    fit in `seconds_s`, at least three."""
-    device, dtype = policy.decoder.device, policy.decoder.compute
+    fit in `seconds_s`, at least three. Later runs of a process on as many threads have the rate of the first."""
+    return _measured(policy.decoder.device, policy.decoder.compute, torch.get_num_threads(), clock, seconds_s)
+
+
+@cache
+def _measured(device: torch.device, dtype: torch.dtype, threads: int, clock: Clock, seconds_s: float) -> MatmulRate:
     size = _MATMUL_SIZE.get(device.type, _MATMUL_SIZE["cpu"])
     left, right = torch.randn(2, size, size, device=device, dtype=torch.float32).to(dtype)
     best_s, spent_s, count = float("inf"), 0.0, 0
@@ -33,7 +38,7 @@ def matmul_rate(policy: LanguageNetwork, clock: Clock, *, seconds_s: float = MAT
     return MatmulRate(
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        threads=torch.get_num_threads(),
+        threads=threads,
         matmul_flops_per_s=2 * size**3 / max(best_s, 1e-9),
     )
 
