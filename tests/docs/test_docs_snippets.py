@@ -21,10 +21,13 @@ NOT_RUN = {
     "pip install -c constraints.txt -e .": "installs",
 }
 LONGEST = {
-    "docs/control/offline.md", "docs/howto/sandbox.md", "docs/language/critics.md", "docs/language/dialogues.md",
-    "docs/language/early_experience.md", "docs/language/search.md", "docs/language/tools.md",
+    "docs/control/offline.md", "docs/howto/memory.md", "docs/howto/ranks.md", "docs/howto/sandbox.md",
+    "docs/language/critics.md", "docs/language/dialogues.md", "docs/language/distillation.md",
+    "docs/language/early_experience.md", "docs/language/preferences.md", "docs/language/search.md",
+    "docs/language/tools.md", "docs/production/rollout.md",
 }  # fmt: skip
-"""Long pages that nobody reads first; `make test-all` runs them, and `test_docs_examples.py` pipelines like theirs."""
+"""Long pages that nobody reads first; `make test-all` runs them. The tests of what they show, of its examples and of
+its system are not slow."""
 WITHOUT_CODE = (
     "docs/control/index.md",
     "docs/production/index.md",

@@ -136,7 +136,8 @@ def mix_experts(
     inner = by.gate(expert_linear(rows, stacks[0], counts, by))
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    parts = expert_linear(inner, stacks[1], counts, by).index_select(0, back).view(len(x), config.per_token, -1).to(wide)
+    shape = len(x), config.per_token, -1
+    parts = expert_linear(inner, stacks[1], counts, by).index_select(0, back).view(shape).to(wide)  # no copy is held
     total = parts[:, 0] * gates[:, 0, None]
     for slot in range(1, config.per_token):
         total = total + parts[:, slot] * gates[:, slot, None]
