@@ -31,8 +31,6 @@ def layer_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     if settings.path == "fused":
         return gate
     mlp = _mlp_backward(shape, settings) - freed
-    if settings.checkpointing and settings.widens_products:  # gates and ups, when the layer is computed again
-        mlp = max(mlp, (2 * s * h - b * f) * tokens + _weight_gradient(2 * f, h, settings) - freed)
     if settings.widens_products:
         mlp = max(mlp, _widened_forward(shape, settings) - freed)
     parts = _output_backward(shape, settings), _attention_backward(shape, settings), _norms_backward(shape, settings)
@@ -216,7 +214,7 @@ def _norms_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
 
 def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Most bytes of the last layer's forward pass, in the product of its gates and ups: beside its float32 copies,
-    attention's mask, and queries and keys, which the backward pass does not need."""
+    attention's mask, which the backward pass does not need."""
     h, f, b = shape.hidden, shape.intermediate, settings.product_bytes
     # Weights rounded again stand beside their product; rounded weights that are kept are counted, but those of the next
     # product are not there yet.
@@ -224,8 +222,7 @@ def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
     copies = 2 * rounded if settings.rounds_again else -rounded
     counted = settings.fused_attention or settings.checkpointing  # kept from pass to pass
     mask = 0 if counted else settings.attention_bytes * settings.text_tokens
-    seen = b * (shape.query_width + shape.key_width) + mask
-    return (seen - b * f) * settings.tokens + _WIDE * 2 * f * h + _beside_gradient(2 * f, h, settings) + copies
+    return (mask - b * f) * settings.tokens + _WIDE * 2 * f * h + _beside_gradient(2 * f, h, settings) + copies
 
 
 def freed_before(shape: PlannedDecoder, settings: StepSettings) -> int:
