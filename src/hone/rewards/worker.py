@@ -10,10 +10,10 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hone.core.errors import UserCodeError
 from hone.process.confine import Confinement, confine
@@ -30,8 +30,11 @@ from hone.rewards.functions import (
     sample_score,
 )
 
-Awaiting: TypeAlias = Callable[[Coroutine[Any, Any, object]], object]
-"""Runs a coroutine to its end."""
+if TYPE_CHECKING:
+    import asyncio
+
+EventLoop: TypeAlias = "Callable[[], asyncio.Runner]"
+"""The one event loop of all coroutines, made when the first of them asks for it."""
 
 
 def main() -> None:
@@ -41,17 +44,17 @@ def main() -> None:
     with ExitStack() as stack:
 
         @cache
-        def event_loop() -> Awaiting:
-            import asyncio  # noqa: PLC0415 - two thirds of the process's start, and few functions are coroutines
+        def event_loop() -> "asyncio.Runner":
+            import asyncio  # noqa: PLC0415 - half of the process's start, and few functions are coroutines
 
-            return stack.enter_context(asyncio.Runner()).run
+            return stack.enter_context(asyncio.Runner())
 
         hello = cast("dict[str, object]", decode(next(requests)))
         confinement = confine(os.getppid()) if hello["confined"] else None
         _limit_memory(cast("int | None", hello["memory_bytes"]))
         functions = _load_functions(cast("list[dict[str, object]]", hello["functions"]), channel, confinement)
         if functions is not None:
-            _serve(requests, channel, functions, lambda coroutine: event_loop()(coroutine), confinement)
+            _serve(requests, channel, functions, event_loop, confinement)
 
 
 def _limit_memory(memory_bytes: int | None) -> None:
@@ -90,7 +93,7 @@ def _serve(
     requests: Iterator[bytes],
     channel: ParentChannel,
     functions: Sequence[LoadedFunction],
-    run: Awaiting,
+    event_loop: EventLoop,
     confinement: Confinement | None,
 ) -> None:
     for line in requests:
@@ -106,7 +109,7 @@ def _serve(
         for size in cast("list[int]", job["sizes"]):
             piece = slice(start, start + size)
             part = {name: values[piece] for name, values in columns.items()}
-            _reply(channel, _score_piece(loaded, prompts[piece], completions[piece], part, run))
+            _reply(channel, _score_piece(loaded, prompts[piece], completions[piece], part, event_loop))
             start += size
 
 
@@ -115,14 +118,14 @@ def _score_piece(
     prompts: Sequence[object],
     completions: Sequence[object],
     columns: Mapping[str, Sequence[object]],
-    run: Awaiting,
+    event_loop: EventLoop,
 ) -> dict[str, object]:
     """The reply for one piece: scores, or the function's exception, or how it broke its contract."""
     began = time.perf_counter()
     try:
         result = loaded.call(**call_arguments(loaded, prompts, completions, columns))
         if inspect.iscoroutine(result):
-            result = run(result)
+            result = event_loop().run(result)
         scores: list[tuple[OptionalScore, str]] = (
             batch_scores(result, len(completions)) if loaded.form == "batch" else [sample_score(result)]
         )
