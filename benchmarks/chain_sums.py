@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from hone.core.generation import Request, SamplingParams, generate
-from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.open_policy import ModelSource, open_policy
-from hone.evaluate.text.reward_members import reward_scorer
-from hone.evaluate.text.reward_models import load_reward_scorer
-from hone.evaluate.text.search_run import OpenedSearch
-from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
 from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, right_chain, split_steps, step_labels
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.reward_models import reward_outcome, reward_steps
 from hone.recipes.text import sft
-from hone.store.search import SearchRecord
-from hone.train.job import RecipeSpec
-from hone.train.loop import train
+from hone.run.job import RecipeSpec
+from hone.run.loop import train
+from hone.run.store.search import SearchRecord
+from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.reward_members import reward_scorer
+from hone.text.evaluate.reward_models import load_reward_scorer
+from hone.text.evaluate.search_run import OpenedSearch
+from hone.text.evaluate.text_eval import EvaluationConfig, prepare_evaluation
 
 MODEL = {"hidden_size": 64, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 192}
 POSITIONS = 96

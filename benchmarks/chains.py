@@ -17,7 +17,7 @@ from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 from hone.models.language.tokenizers import character_tokenizer
 from hone.recipes.text import sft
-from hone.train.loop import train
+from hone.run.loop import train
 
 WORK = Path(__file__).resolve().parent / ".work"
 ALPHABET = "0123456789+=;\n" + "".join(chr(code) for code in range(97, 97 + 26))

@@ -10,14 +10,14 @@ import numpy as np
 from cluster_harm import replicas
 from tables import Row
 
-from hone.cluster.config import ClusterConfig
-from hone.cluster.open_fleet import open_fleet
 from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.fleet.flat_weights import layout_of
 from hone.engine.fleet.fleet_engine import FleetEngine
 from hone.engine.fleet.replica import ReplicaSettings
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
+from hone.parallel.config import ClusterConfig
+from hone.parallel.open_fleet import open_fleet
 
 PROMPTS, SAMPLES, TOKENS, SLOTS = 64, 8, 48, 32
 PATIENCE_S = 5.0

@@ -27,22 +27,22 @@ import torch
 from peers import require_peer
 from tables import Row, rewrite, tell
 
+from hone.control.acting import NetworkActor
+from hone.control.environments.world import GymConfig, open_world
+from hone.control.job import evaluate_returns
+from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.networks.actor_critic import ActorCritic, ControlPolicy
+from hone.control.off_policy import ReplayConfig
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
-from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
-from hone.models.control.actor_critic import ActorCritic, ControlPolicy
+from hone.learner.config import LearnerConfig
 from hone.native.memory import keep_freed_memory
 from hone.recipes.bandits import thompson
 from hone.recipes.off_policy import sac
 from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
-from hone.train.control.acting import NetworkActor
-from hone.train.control.job import evaluate_returns
-from hone.train.control.off_policy import ReplayConfig
-from hone.train.job import TrainingJob
-from hone.train.learner.config import LearnerConfig
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 HERE = Path(__file__).resolve().parent
 PEER = "sb3"

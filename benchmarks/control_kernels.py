@@ -31,7 +31,7 @@ from tables import Row, grow, tell
 
 from hone.models.native import perceptron
 from hone.native.build import SWITCH
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 PPO_RUNS = {
     "PPO, CartPole-v1, 8 x 32, 20 epochs (rl-zoo)": (ZOO, 4),

@@ -27,7 +27,7 @@ from tables import Row, grow, tell
 
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 PEER_NAME = "Stable-Baselines3 2.9"
 ZOO: dict[str, Any] = {

@@ -29,14 +29,14 @@ import torch
 from control import FIRST_SEED, interval, run
 from tables import Row, grow, tell
 
-from hone.envs.finite.build import mdp_from_gymnasium
-from hone.envs.finite.solve import policy_iteration, start_value
-from hone.envs.gym.play import open_evaluation_envs
-from hone.envs.gym.world import GymConfig
-from hone.evaluate.control.returns import evaluate_returns
-from hone.models.control.numpy_policies import HasNumpyPolicy
+from hone.control.environments.play import open_evaluation_envs
+from hone.control.environments.world import GymConfig
+from hone.control.evaluate.returns import evaluate_returns
+from hone.control.finite.build import mdp_from_gymnasium
+from hone.control.finite.solve import policy_iteration, start_value
+from hone.control.networks.numpy_policies import HasNumpyPolicy
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "control"
 SOLVED, NOTHING = 0.9, 0.1

@@ -41,7 +41,7 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import load_model, read_config
 from hone.models.language.init import new_model
 from hone.recipes.text import grpo
-from hone.train.loop import train
+from hone.run.loop import train
 
 HERE = Path(__file__).resolve().parent
 THREADS = 2

@@ -28,10 +28,10 @@ import torch
 from control import run
 from tables import Row, grow, tell
 
+from hone.control.environments.world import GymConfig
+from hone.control.evaluate.returns import evaluate_returns
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.envs.gym.world import GymConfig
-from hone.evaluate.control.returns import evaluate_returns
 from hone.recipes.registry import load_recipe
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "control"

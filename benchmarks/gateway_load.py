@@ -15,7 +15,7 @@ from types import TracebackType
 
 from gateway_client import CLIENT, read_answer, request
 
-from hone.serve.gateway.access import token_digest
+from hone.decide.gateway.access import token_digest
 
 SHOP = """
 [service]

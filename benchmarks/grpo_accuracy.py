@@ -34,8 +34,8 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.native.memory import keep_freed_memory
 from hone.recipes.text import grpo
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 HERE = Path(__file__).resolve().parent
 TASK, IMITATED = "short", 700

@@ -29,7 +29,7 @@ from hone.core.episodes import Episodes
 from hone.models.native.products import widens_half_products
 from hone.native.memory import keep_freed_memory
 from hone.recipes.text import grpo
-from hone.train.loop import train
+from hone.run.loop import train
 
 HERE = Path(__file__).resolve().parent
 PEER = "trl"

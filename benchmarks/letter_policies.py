@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
 from hone.core.generation import Request, SamplingParams, generate
-from hone.evaluate.text.engine_actor import make_engine
 from hone.lab.tasks.letter_pairs import LETTERS, first_is_preferred, strings_to_imitate, true_reward
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
+from hone.run.loop import train
+from hone.text.evaluate.engine_actor import make_engine
 
 MAX_TOKENS = 24
 SHAPE = {"hidden_size": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 12, "intermediate_size": 128}

@@ -20,8 +20,8 @@ from log_servers import LogServer
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
 from hone.core.errors import ResourceError
-from hone.store.decisions.opening import open_decision_log
-from hone.store.decisions.protocol import DecisionLog
+from hone.decide.log.opening import open_decision_log
+from hone.decide.log.protocol import DecisionLog
 
 ARMS = ActionSet(names=tuple(f"arm {number}" for number in range(10)))
 BATCH = 20
@@ -81,7 +81,7 @@ def writer_sweep(
 ) -> SweepResult:
     """Kill a writer `kills` times at random moments within `spread_s`, then once at each failpoint."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["log_kills", "hone.store.decisions.opening"])
+    context.set_forkserver_preload(["log_kills", "hone.decide.log.opening"])
     random, acked = np.random.default_rng(seed), 0
     for place in [""] * kills + list(failpoints):
         receiver, sender = context.Pipe(duplex=False)

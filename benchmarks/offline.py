@@ -34,16 +34,16 @@ from gymnasium import spaces
 from peers import require_peer
 from tables import Row, grow, tell
 
+from hone.control.behaviour_logs import PolicySnapshots, Quality, log_shares, record_log, train_snapshots
+from hone.control.environments.make import GymConfig
+from hone.control.finite.stitching import stitching_log
+from hone.control.job import evaluate_returns
+from hone.control.logs.parquet import DecisionLog, write_log
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
-from hone.envs.finite.stitching import stitching_log
-from hone.envs.gym.make import GymConfig
-from hone.envs.logs.parquet import DecisionLog, write_log
 from hone.recipes.registry import load_recipe
-from hone.train.control.behaviour_logs import PolicySnapshots, Quality, log_shares, record_log, train_snapshots
-from hone.train.control.job import evaluate_returns
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 HERE = Path(__file__).resolve().parent
 PEER = "d3rlpy"

@@ -37,6 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 from hone.core.clock import SystemClock
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.parallel.group import RankMeeting, joined, open_meeting
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks
@@ -45,9 +46,8 @@ from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.process.machine_memory import resident_bytes
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.registry import load_recipe
-from hone.train.config import RunConfig
-from hone.train.parallel.group import RankMeeting, joined, open_meeting
-from hone.train.text.tracked_step import tracked_step, why_not_tracked
+from hone.run.config import RunConfig
+from hone.text.tracked_step import tracked_step, why_not_tracked
 
 S: Final = PlannedDecoder(
     family="qwen3", layers=4, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=768, vocab=2048, tied=True,

@@ -28,7 +28,7 @@ from tables import Row, grow, tell
 from hone.core.random import generator
 from hone.native.memory import keep_freed_memory
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
+from hone.run.loop import train
 
 HERE = Path(__file__).resolve().parent
 PEER = "trl"

@@ -33,15 +33,15 @@ from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.native.library import CacheKind, NumberKind, load_library
 from hone.engine.native.runner import NativeRunner
 from hone.engine.open_engine import EngineGuarantees
-from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.open_policy import ModelSource, open_policy
 from hone.lab.tasks.chain_of_sums import hurried_solution, make_problems, right_chain
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.packing import pack_rows
 from hone.recipes.text import grpo
-from hone.train.loop import train
+from hone.run.loop import train
+from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.open_policy import ModelSource, open_policy
 
 ROWS, MAX_TOKENS, HELD_OUT = 64, 40, 500
 WAYS: tuple[tuple[NumberKind, CacheKind], ...] = (("int8", "bfloat16"), ("int8", "int8"))

@@ -20,14 +20,14 @@ import numpy as np
 from peers import require_peer
 from tables import HERE, Row, rewrite, tell
 
+from hone.control.replay import kernels as loops
+from hone.control.replay.kernels import SumTreeKernels, kernels
+from hone.control.replay.priority import PrioritizedSampler, PriorityParams
+from hone.control.replay.ring import RingBuffer
+from hone.control.replay.steps import StepBuffer
+from hone.control.replay.tree import SumTree
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.replay import kernels as loops
-from hone.replay.kernels import SumTreeKernels, kernels
-from hone.replay.priority import PrioritizedSampler, PriorityParams
-from hone.replay.ring import RingBuffer
-from hone.replay.steps import StepBuffer
-from hone.replay.tree import SumTree
 
 CAPACITY, BATCH, ADDED = 1_000_000, 256, 64
 NUMPY = SumTreeKernels(set_leaves=loops.set_leaves, find_leaves=loops.find_leaves, compiled=False)

@@ -9,18 +9,18 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from hone.control.finite.build import grid_mdp
+from hone.control.finite.config import with_step_limit
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.logs.parquet import DecisionLog
+from hone.control.networks.mlp import MlpConfig
+from hone.control.offline import offline_job
 from hone.core.decisions import Floats, Ints
-from hone.envs.finite.build import grid_mdp
-from hone.envs.finite.config import with_step_limit
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.finite.world import FiniteWorld
-from hone.envs.logs.parquet import DecisionLog
 from hone.lab.control import train_recipe
-from hone.models.control.mlp import MlpConfig
+from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
-from hone.train.control.offline import offline_job
-from hone.train.learner.config import ReplayLearnerConfig
 
 SIZE, DISCOUNT, LIMIT = 10, 0.95, 100
 GOOD, DRIFTING = 0.9, 0.25

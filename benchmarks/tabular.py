@@ -20,11 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from tables import Row, grow, tell
 
+from hone.control.environments.world import GymConfig
+from hone.control.evaluate.returns import evaluate_returns
 from hone.core.random import generator
-from hone.envs.gym.world import GymConfig
-from hone.evaluate.control.returns import evaluate_returns
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
+from hone.run.loop import train
 
 FIRST_SEED = 10
 """Settings were chosen while looking at seeds 0, 1 and 100 to 105; these were not looked at."""

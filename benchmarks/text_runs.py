@@ -8,11 +8,11 @@ from typing import Any
 
 from hone.core.credit import Metrics
 from hone.core.generation import Request, SamplingParams, generate
-from hone.evaluate.text.engine_actor import make_engine
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
-from hone.store.answers import AnswerRow
-from hone.train.loop import train
+from hone.run.loop import train
+from hone.run.store.answers import AnswerRow
+from hone.text.evaluate.engine_actor import make_engine
 
 MODEL = {
     "hidden_size": 64, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 192,

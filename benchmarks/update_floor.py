@@ -29,13 +29,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.native.products import widens_half_products
 from hone.native.memory import keep_freed_memory
 from hone.recipes.text import grpo
-from hone.train.learner.gradient import GradientLearner
-from hone.train.text.rows import TokenRows
-from hone.train.text.token_batch import TokenBatch
+from hone.text.rows import TokenRows
+from hone.text.token_batch import TokenBatch
 
 BARS = {"S": 0.55, "M": 0.75}
 CASE = {"S": "chains", "M": "even"}

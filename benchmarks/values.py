@@ -27,10 +27,10 @@ from control import CARTPOLE, PEER, interval, run, score
 from peers import require_peer
 from tables import Row, grow, tell
 
+from hone.control.off_policy import ReplayRunConfig
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
-from hone.train.control.off_policy import ReplayRunConfig
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 BUDGET = 50_000
 SOLVED = 475.0

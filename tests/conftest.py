@@ -13,8 +13,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import settings
 
-from hone.store import metrics
-from hone.store.metrics import OpenedMetrics
+from hone.run.store import metrics
+from hone.run.store.metrics import OpenedMetrics
 
 sys.path.append(str(Path(__file__).parent / "docs"))
 from metric_names import listed
@@ -35,7 +35,7 @@ def threads_of_torch() -> Iterator[None]:
 
 
 METRICS = listed()
-DRIVER = "hone.train.runner.run"
+DRIVER = "hone.run.run"
 """The module that opens the metrics file of a run."""
 
 

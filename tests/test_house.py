@@ -21,7 +21,7 @@ import pytest
 
 import hone
 from hone.core.config import Config
-from hone.train.config import RunConfig
+from hone.run.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
@@ -62,12 +62,12 @@ FORBIDDEN_CALLS: dict[str, str] = {
 OPEN_DOORS: dict[str, str] = {}
 # Config class -> (fields allowed, reason)
 WIDE_CONFIGS: dict[str, tuple[int, str]] = {
-    "hone.envs.dialogue.config.DialogueTaskConfig": (
+    "hone.text.dialogues.config.DialogueTaskConfig": (
         14,
         "prompts and dialogues are one table",
     ),
-    "hone.train.config.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
-    "hone.train.text.rollout_config.RolloutConfig": (
+    "hone.run.config.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
+    "hone.text.rollout_config.RolloutConfig": (
         16,
         "limits of a dialogue stand beside those of an answer, and the engine's sleep",
     ),

@@ -19,27 +19,23 @@ from peers import require_peer
 from tables import Row
 
 from decision_systems import AcceptanceLine, cpu_seconds
+from hone.control.finite.build import garnet_mdp
+from hone.control.finite.config import with_step_limit
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy, finite_horizon_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.tables import FixedPolicyActor
 from hone.core.decisions import Floats
-from hone.envs.finite.build import garnet_mdp
-from hone.envs.finite.config import with_step_limit
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy, finite_horizon_value
-from hone.envs.finite.world import FiniteWorld
-from hone.envs.services.logged_choices import LinearChoicePolicy, LoggedChoiceWorld, logged_choice_world
+from hone.decide.estimators import terms as forms
+from hone.decide.estimators.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
+from hone.decide.estimators.feedback import LoggedFeedback
+from hone.decide.estimators.fitted_q import TabularTransitions, tabular_fitted_q
+from hone.decide.estimators.intervals import normal_interval
+from hone.decide.estimators.trajectories import LoggedTrajectories, doubly_robust_trajectories, per_decision
+from hone.decide.evaluate.off_policy import estimate_policies, logged_feedback
+from hone.decide.evaluate.off_policy_stream import estimate_parquet
+from hone.decide.simulators.logged_choices import LinearChoicePolicy, LoggedChoiceWorld, logged_choice_world
 from hone.estimators.calibration import rank_correlation
-from hone.estimators.off_policy import terms as forms
-from hone.estimators.off_policy.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
-from hone.estimators.off_policy.feedback import LoggedFeedback
-from hone.estimators.off_policy.fitted_q import TabularTransitions, tabular_fitted_q
-from hone.estimators.off_policy.intervals import normal_interval
-from hone.estimators.off_policy.trajectories import (
-    LoggedTrajectories,
-    doubly_robust_trajectories,
-    per_decision,
-)
-from hone.evaluate.off_policy import estimate_policies, logged_feedback
-from hone.evaluate.off_policy_stream import estimate_parquet
-from hone.tabular.tables import FixedPolicyActor
 
 TITLE = "Offline estimates"
 WORLD_SEED, FIRST = 1, 100

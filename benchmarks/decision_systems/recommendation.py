@@ -17,21 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from decision_systems import AcceptanceLine, cpu_seconds
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.policy import BanditPolicy
-from hone.bandits.saving import copy_policy
-from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import EpsilonFloor
 from hone.core.decisions import ActionSet, DecisionTable, Floats, decision_key
-from hone.envs.services.recommendation import DeliveryConfig, RecommendationWorld, SimulatedClock
-from hone.estimators.off_policy.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
-from hone.evaluate.off_policy import logged_feedback
-from hone.serve.gateway.opening import OpenedService, open_service
-from hone.store.joins.columns import DECISIONS, OUTCOMES, RecordColumns
-from hone.store.joins.config import JoinConfig
-from hone.store.joins.join import build_view
-from hone.store.joins.large import LargeJoin
-from hone.store.joins.view import DecisionView, take_decisions
+from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.policy import BanditPolicy
+from hone.decide.bandits.saving import copy_policy
+from hone.decide.bandits.ucb import LinUcbPolicy
+from hone.decide.bandits.wrappers import EpsilonFloor
+from hone.decide.estimators.estimate import EstimateSettings, OffPolicyEstimate, estimate_values
+from hone.decide.evaluate.off_policy import logged_feedback
+from hone.decide.gateway.opening import OpenedService, open_service
+from hone.decide.joins.columns import DECISIONS, OUTCOMES, RecordColumns
+from hone.decide.joins.config import JoinConfig
+from hone.decide.joins.join import build_view
+from hone.decide.joins.large import LargeJoin
+from hone.decide.joins.view import DecisionView, take_decisions
+from hone.decide.simulators.recommendation import DeliveryConfig, RecommendationWorld, SimulatedClock
 
 TITLE = "Recommendation"
 FIRST, ROUNDS, FLOOR, ALPHA = 100, 10_000, 0.02, 0.5

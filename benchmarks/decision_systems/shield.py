@@ -20,14 +20,24 @@ import numpy as np
 from peers import require_peer
 
 from decision_systems import AcceptanceLine, cpu_seconds, slack
-from hone.bandits.wrappers import Shielded
+from hone.control.finite.build import mdp_from_table
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.core.decisions import ActionSet, ActionShield, Bools, Choice, DecisionPolicy, Floats, draw_action, logp_each
 from hone.core.errors import DataError
 from hone.core.random import generator, key
-from hone.envs.finite.build import mdp_from_table
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.services.car_following import (
+from hone.decide.bandits.wrappers import Shielded
+from hone.decide.shield.certificate import (
+    ShieldCertificate,
+    UnprovedShieldError,
+    certificate_text,
+    certify,
+    check_certificate,
+    open_certificate,
+)
+from hone.decide.shield.guard import GuardedShield, project_action
+from hone.decide.shield.spec import ShieldSpec, shield_spec
+from hone.decide.simulators.car_following import (
     LATTICE_ROAD,
     OPEN_ROAD,
     SENSORS,
@@ -36,17 +46,7 @@ from hone.envs.services.car_following import (
     shield_tables,
 )
 from hone.recipes.tabular.q_learning import ENTRY
-from hone.shield.certificate import (
-    ShieldCertificate,
-    UnprovedShieldError,
-    certificate_text,
-    certify,
-    check_certificate,
-    open_certificate,
-)
-from hone.shield.guard import GuardedShield, project_action
-from hone.shield.spec import ShieldSpec, shield_spec
-from hone.train.loop import train
+from hone.run.loop import train
 
 TITLE = "Safe control"
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -216,7 +216,7 @@ def learned_table(certificate: ShieldCertificate, *, steps: int, seed: int) -> F
         config = ENTRY.config.model_validate({
             "recipe": "q_learning", "name": "car", "steps": steps, "seed": seed, "rollout_steps": 16,
             "env": {
-                "id": "hone.train.control.shielded:make_shielded_env", "num_envs": 16, "isolation": "none",
+                "id": "hone.recipes.shielded:make_shielded_env", "num_envs": 16, "isolation": "none",
                 "check": False, "max_episode_steps": 100,
                 "kwargs": {"env": "hone/CarFollowing-v0", "shield": str(path), "env_kwargs": inner},
             },

@@ -22,17 +22,17 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.routing import routing_coverage
 from hone.engine.native.runner import NativeRunner
-from hone.evaluate.text.engine_actor import EngineActor
 from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, hurried_solution, make_problems
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
-from hone.train.loop import train
-from hone.train.sources.live import LiveSource
-from hone.train.text.loss import own_logp
-from hone.train.text.rows import TokenLayout
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.sources.live import LiveSource
+from hone.text.evaluate.engine_actor import EngineActor
+from hone.text.loss import own_logp
+from hone.text.rows import TokenLayout
 
 TITLE = "routing replay, int8 engine"
 SEEDS = (100, 101, 102)

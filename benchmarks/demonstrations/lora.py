@@ -15,8 +15,8 @@ from demonstrations import Bar
 from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, hurried_solution, make_problems
 from hone.models.language.lora import suggested_rate_factor
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 TITLE = "LoRA of rank 1 against all weights, GRPO"
 SEEDS = tuple(range(100, 105))

@@ -18,7 +18,7 @@ from demonstrations import Bar
 from hone.lab.tasks.chain_of_sums import ALPHABET, hurried_solution, make_problems
 from hone.models.language.lora import suggested_rate_factor
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
+from hone.run.loop import train
 
 TITLE = "LoRA's learning rate by width, imitation"
 SEEDS = tuple(range(100, 103))

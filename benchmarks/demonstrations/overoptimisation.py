@@ -20,14 +20,14 @@ from demonstrations import Bar
 from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
-from hone.evaluate.text.open_scorer import load_scorer
 from hone.lab.tasks.letter_pairs import LETTERS, true_reward
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
-from hone.train.text.loss import chosen_logp
-from hone.train.text.rows import TokenLayout
+from hone.run.loop import train
+from hone.text.evaluate.open_scorer import load_scorer
+from hone.text.loss import chosen_logp
+from hone.text.rows import TokenLayout
 
 TITLE = "Over-optimisation of reward models"
 SEEDS = (100, 101, 102)

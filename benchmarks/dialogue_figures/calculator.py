@@ -12,7 +12,7 @@ from demonstrations import Bar
 from dialogue_runs import imitate, pass_at, reinforce, repeated
 from text_runs import write_rows
 
-from hone.games.calculator import ALPHABET, STOPS, imitation_rows, sum_rows
+from hone.text.games.calculator import ALPHABET, STOPS, imitation_rows, sum_rows
 
 TITLE = "Calculator, sums of two-digit numbers"
 SEEDS = (100, 101, 102, 103, 104)

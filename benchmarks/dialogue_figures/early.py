@@ -17,12 +17,12 @@ from demonstrations import Bar
 
 from hone import api
 from hone.core.generation import Request, SamplingParams
-from hone.envs.text.collection import read_collection
-from hone.envs.text.world import Prompt
-from hone.evaluate.text.open_policy import ModelSource, open_policy
-from hone.evaluate.text.search_world_model import WorldModelCandidateScorer
-from hone.games.doors import ALPHABET, END, LETTERS, DoorQuestion, coverage, split_questions, walk_rows
-from hone.search.candidates import Candidate
+from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.evaluate.search_world_model import WorldModelCandidateScorer
+from hone.text.games.doors import ALPHABET, END, LETTERS, DoorQuestion, coverage, split_questions, walk_rows
+from hone.text.search.candidates import Candidate
+from hone.text.tasks.collection import read_collection
+from hone.text.tasks.world import Prompt
 
 TITLE = "Early experience, a maze of doors"
 SEEDS = (200, 201, 202, 203, 204)
@@ -57,7 +57,7 @@ def _figures(place: Path, seed: int, *, quick: bool) -> dict[str, float]:
     trained.walks()
     moves = {"source": str(place / "walks")}
     hindsight = trained.sft(
-        "hindsight", "base", moves, steps=HINDSIGHT_STEPS, changes={"relabel": "hone.games.doors:goal_of"}
+        "hindsight", "base", moves, steps=HINDSIGHT_STEPS, changes={"relabel": "hone.text.games.doors:goal_of"}
     )
     trained.sft("world", "base", moves, steps=WORLD_STEPS, changes={"learn": {"said": 0.0, "world": 1.0}})
     after_world = trained.sft("after_world", "world", {"source": files["shown"]}, steps=IMITATION_STEPS)
@@ -105,7 +105,7 @@ class _Stages:
         config = {
             "recipe": "collect", "name": "walks", "seed": self.seed, "steps": 1 if self.quick else 10, "run": RUN,
             "model": {"path": str(self.place / "base")},
-            "task": {"source": "dialogue:hone.games.doors:DoorMaze", **rows},
+            "task": {"source": "dialogue:hone.text.games.doors:DoorMaze", **rows},
             "rollout": {
                 "prompts_per_step": 40, "samples_per_prompt": 4 if self.quick else 24, "max_tokens": 2, "stop": [END],
                 "temperature": 2.0,

@@ -24,11 +24,11 @@ from hone.engine.choose import choose_runner
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import default_limits
 from hone.engine.stops import TokenizerRules
-from hone.envs.text import conversation
-from hone.envs.text.conversation import Conversation, ConversationLimits, ConversationLoop, EnvironmentReply
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
+from hone.text.tasks import conversation
+from hone.text.tasks.conversation import Conversation, ConversationLimits, ConversationLoop, EnvironmentReply
 
 TITLE = "Turns on the engine, tools of 0 to 500 ms"
 SEEDS = (100, 101, 102, 103, 104)

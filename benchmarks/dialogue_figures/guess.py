@@ -11,7 +11,7 @@ from demonstrations import Bar
 from dialogue_runs import imitate, pass_at, reinforce, repeated
 from text_runs import write_rows
 
-from hone.games.guess import ALPHABET, END, imitation_rows, secret_rows
+from hone.text.games.guess import ALPHABET, END, imitation_rows, secret_rows
 
 TITLE = "Guess, 15 numbers in 4 turns"
 SEEDS = (100, 101, 102, 103, 104)
@@ -58,7 +58,7 @@ def played(seed: int, *, numbers: int, turns: int, steps: int, imitated: int, qu
 
 
 def _tables(world: str, files: dict[str, str], *, prompts: int, turns: int, steps: int, seed: int) -> dict[str, object]:
-    task = {"source": f"dialogue:hone.games.guess:{world}", "turns": turns, "world": {"isolate": "thread"}}
+    task = {"source": f"dialogue:hone.text.games.guess:{world}", "turns": turns, "world": {"isolate": "thread"}}
     return {
         "steps": steps,
         "seed": seed,

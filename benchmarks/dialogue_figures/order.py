@@ -18,12 +18,12 @@ from text_runs import write_rows
 
 from hone.core.episodes import Episodes
 from hone.core.random import key
-from hone.envs.text.conversation import Conversation
-from hone.envs.text.world import TextWorld
-from hone.games.delayed import delay_s
-from hone.games.guess import secret_rows
 from hone.recipes.registry import load_recipe
-from hone.train.sources.live import LiveSource
+from hone.sources.live import LiveSource
+from hone.text.games.delayed import delay_s
+from hone.text.games.guess import secret_rows
+from hone.text.tasks.conversation import Conversation
+from hone.text.tasks.world import TextWorld
 
 TITLE = "Order, 64 dialogues of 8 turns, delays of 0 to 200 ms"
 SEEDS = (100, 101, 102)
@@ -62,9 +62,9 @@ def played(
     folder: Path, *, model: Mapping[str, int], ends: list[str], slots: int, turns: int, seed: int, delays: bool
 ) -> tuple[Episodes, TextWorld, float, float]:
     """Episodes of 64 dialogues, the world with its conversations, seconds, and the share of slots idle for worlds."""
-    game = "hone.games.guess:GuessingGame"
+    game = "hone.text.games.guess:GuessingGame"
     task: dict[str, Any] = {
-        "source": f"dialogue:{'hone.games.delayed:DelayedWorld' if delays else game}",
+        "source": f"dialogue:{'hone.text.games.delayed:DelayedWorld' if delays else game}",
         "rows": write_rows(folder / "rows.jsonl", secret_rows(15, turns)), "turns": turns,
         "world": {"isolate": "thread", **({"options": {"world": game, "longest_s": LONGEST_S}} if delays else {})},
     }  # fmt: skip

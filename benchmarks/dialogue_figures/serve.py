@@ -28,14 +28,14 @@ from text_runs import MODEL, run_recipe, write_rows
 from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.engine import EmbeddedEngine
 from hone.evaluate.checkpoint import evaluate_checkpoint
-from hone.evaluate.saved_config import EvaluationTask
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import byte_tokenizer
-from hone.serve.completions.open_served import OpenedModel, ServedSource, open_served
-from hone.serve.completions.run_server import ServerPlace, make_routes
-from hone.serve.completions.service import EngineService
+from hone.text.evaluate.evaluation_request import EvaluationTask
+from hone.text.serving.completions.open_served import OpenedModel, ServedSource, open_served
+from hone.text.serving.completions.run_server import ServerPlace, make_routes
+from hone.text.serving.completions.service import EngineService
 
 TITLE = "hone serve"
 SEEDS = (100, 101, 102)

@@ -53,7 +53,7 @@ def figures(seed: int, *, quick: bool) -> dict[str, float]:
 
 def careless_turns(games: int, seed: int) -> list[dict[str, object]]:
     """Turns of a careless player against the random one: the dialogue so far, and the move."""
-    from hone.envs.adapters.textarena import TextArenaWorld  # noqa: PLC0415 - imports TextArena, which is there by now
+    from hone.text.adapters.textarena import TextArenaWorld  # noqa: PLC0415 - imports TextArena, which is there by now
 
     rows: list[dict[str, object]] = []
     draws = random.Random(seed)
@@ -84,7 +84,7 @@ def _careless_move(piles: list[int], draws: random.Random) -> str:
 
 def _tables(seed: int, *, steps: int, games: int) -> dict[str, object]:
     task = {
-        "source": "dialogue:hone.envs.adapters.textarena:TextArenaWorld",
+        "source": "dialogue:hone.text.adapters.textarena:TextArenaWorld",
         "turns": 8,
         "world": {"isolate": "thread", "options": GAME, "deadline_s": 120.0},  # of a busy machine
     }

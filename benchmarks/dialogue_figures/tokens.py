@@ -21,14 +21,14 @@ from text_runs import write_rows
 from hone.core.episodes import Episodes
 from hone.core.generation import Completion, Request
 from hone.core.random import key
-from hone.envs.text.conversation import Conversation
-from hone.envs.text.world import TextWorld
-from hone.evaluate.text.reward_members import reward_scorer
-from hone.evaluate.text.reward_models import TokenScorer
-from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
-from hone.games.guess import secret_rows
 from hone.lab.experiments.retokenised_turns import PairModel, pair_model
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
+from hone.text.evaluate.reward_members import reward_scorer
+from hone.text.evaluate.reward_models import TokenScorer
+from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
+from hone.text.games.guess import secret_rows
+from hone.text.tasks.conversation import Conversation
+from hone.text.tasks.world import TextWorld
 
 TITLE = "Tokens of dialogues, 4 turns of 32 byte pairs, three templates"
 SEEDS = (100, 101, 102)
@@ -134,7 +134,7 @@ def evaluation(folder: Path, tokenizer: Tokenizer, *, history: str) -> TextEvalu
     """Dialogues about a number, which no turn ever names: the world answers `?` to all of them."""
     rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in secret_rows(NUMBERS, TURNS)]
     task = {
-        "source": "dialogue:hone.games.guess:GuessingGame", "turns": TURNS, "world": {"isolate": "thread"},
+        "source": "dialogue:hone.text.games.guess:GuessingGame", "turns": TURNS, "world": {"isolate": "thread"},
         "rows": write_rows(folder / "rows.jsonl", repeated(rows, 1)),
     }  # fmt: skip
     config = EvaluationConfig.model_validate({"task": task, "rewards": {}, "max_tokens": 64, "history": history})

@@ -15,8 +15,8 @@ import highway_env  # noqa: F401 - registers its environments
 import numpy as np
 
 from hone.core.decisions import ActionSet
-from hone.shield.certificate import checked_model, open_certificate, read_certificate
-from hone.shield.guard import project_action
+from hone.decide.shield.certificate import checked_model, open_certificate, read_certificate
+from hone.decide.shield.guard import project_action
 
 LOW, HIGH = -6.0, 3.0
 MARGIN_M = 2.0

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.envs.gym.make import GymConfig
-from hone.envs.gym.world import open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
+from hone.control.environments.make import GymConfig
+from hone.control.environments.world import open_world
+from hone.control.logs.parquet import DecisionLog, write_log
 
 Controller = Callable[[np.ndarray], np.ndarray]
 EPISODES, STEPS = 5, 500  # neither world lets an episode last longer

@@ -6,7 +6,7 @@ python examples/dialogues/lake.py
 import json
 from pathlib import Path
 
-from hone.games.grid import imitation_rows, lake_maps
+from hone.text.games.grid import imitation_rows, lake_maps
 
 if __name__ == "__main__":
     rows = imitation_rows(lake_maps(100, seed=0))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hone.games import calculator, guess
+from hone.text.games import calculator, guess
 
 
 def write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

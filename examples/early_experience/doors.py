@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hone.games.doors import split_questions, walk_rows
+from hone.text.games.doors import split_questions, walk_rows
 
 MAZE = 0
 

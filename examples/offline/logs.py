@@ -11,11 +11,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hone.envs.gym.make import GymConfig
-from hone.envs.logs.parquet import write_log
+from hone.control.behaviour_logs import QUALITIES, PolicySnapshots, log_shares, record_log, train_snapshots
+from hone.control.environments.make import GymConfig
+from hone.control.logs.parquet import write_log
 from hone.recipes.registry import load_recipe
-from hone.train.control.behaviour_logs import QUALITIES, PolicySnapshots, log_shares, record_log, train_snapshots
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 TEACHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cartpole": (

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.control.environments.make import GymConfig
+from hone.control.environments.world import open_world
+from hone.control.logs.parquet import DecisionLog, write_log
 from hone.core.episodes import Episodes, concatenate
-from hone.envs.gym.make import GymConfig
-from hone.envs.gym.world import open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
 
 ENVIRONMENTS = 8
 STEPS = 625  # of each environment: 5,000 decisions a policy

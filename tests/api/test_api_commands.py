@@ -9,7 +9,7 @@ from short_runs import SHORT
 from hone.api import compare, train, train_seeds
 from hone.cli.main import main
 from hone.core.errors import ConfigError, DataError
-from hone.store.metrics import without_clock_metrics
+from hone.run.store.metrics import without_clock_metrics
 
 
 @pytest.fixture(autouse=True)

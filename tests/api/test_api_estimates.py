@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from hone.api import estimate_decisions
-from hone.bandits.greedy import BoltzmannPolicy
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.saving import save_policy
 from hone.core.errors import DataError
-from hone.envs.services.logged_choices import logged_choice_world, logged_records
-from hone.store.decisions.opening import open_decision_log
+from hone.decide.bandits.greedy import BoltzmannPolicy
+from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.saving import save_policy
+from hone.decide.log.opening import open_decision_log
+from hone.decide.simulators.logged_choices import logged_choice_world, logged_records
 
 
 def test_a_log_and_its_table_give_one_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

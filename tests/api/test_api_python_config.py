@@ -18,7 +18,7 @@ from hone.api.python_config import document_of
 from hone.cli.main import main
 from hone.core.errors import ConfigError, HoneError
 from hone.recipes.registry import load_recipe
-from hone.store.metrics import without_clock_metrics
+from hone.run.store.metrics import without_clock_metrics
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]
 GRPO = {

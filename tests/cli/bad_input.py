@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-import hone.store.durable
-import hone.store.folder
-import hone.train.runner.reporter
+import hone.run.reporter
+import hone.run.store.durable
+import hone.run.store.folder
 from hone.cli.terminal.progress import RunProgress
-from hone.store.lock import RunLock
+from hone.run.store.lock import RunLock
 
 HERE = Path(__file__).parent
 REWARDS = HERE / "bad_rewards.py"
@@ -151,22 +151,22 @@ def locked(stage: Stage) -> None:
 
 
 def no_space(stage: Stage) -> None:
-    stage.patch(hone.store.folder, "require_space", partial(_require_space, free=10))
+    stage.patch(hone.run.store.folder, "require_space", partial(_require_space, free=10))
 
 
 def _require_space(folder: Path, need_bytes: int, *, free: int) -> None:
-    before = hone.store.durable.shutil.disk_usage
+    before = hone.run.store.durable.shutil.disk_usage
     usage = before(".")
-    hone.store.durable.shutil.disk_usage = lambda path: usage._replace(free=free)
+    hone.run.store.durable.shutil.disk_usage = lambda path: usage._replace(free=free)
     try:
-        hone.store.durable.require_space(folder, need_bytes)
+        hone.run.store.durable.require_space(folder, need_bytes)
     finally:
-        hone.store.durable.shutil.disk_usage = before
+        hone.run.store.durable.shutil.disk_usage = before
 
 
 def full_disk(stage: Stage, *, times: int) -> None:
     """The second step's checkpoint finds the disk full, so many times."""
-    write, left = hone.store.durable.write_all, [times]
+    write, left = hone.run.store.durable.write_all, [times]
 
     def refuse(descriptor: int, data: bytes) -> None:
         if "step_00000002" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and left[0]:
@@ -174,8 +174,8 @@ def full_disk(stage: Stage, *, times: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(descriptor, data)
 
-    stage.patch(hone.store.durable, "write_all", refuse)
-    stage.patch(hone.train.runner.reporter, "DISK_RETRY_S", 0.01)
+    stage.patch(hone.run.store.durable, "write_all", refuse)
+    stage.patch(hone.run.reporter, "DISK_RETRY_S", 0.01)
 
 
 def signalled(stage: Stage, *, number: signal.Signals) -> None:

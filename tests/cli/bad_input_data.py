@@ -117,8 +117,8 @@ def end_of_text_is_learned() -> None:
     import numpy as np
 
     from hone.core.generation import Request, SamplingParams, generate
-    from hone.evaluate.text.engine_actor import make_engine
-    from hone.evaluate.text.open_policy import ModelSource, open_policy
+    from hone.text.evaluate.engine_actor import make_engine
+    from hone.text.evaluate.open_policy import ModelSource, open_policy
 
     policy = open_policy(ModelSource(path=str(RUN)), seed=0, device="cpu", temperature=1.0)
     assert policy.tokenizer.pad_id == policy.tokenizer.eos_id

@@ -4,7 +4,7 @@ from functools import partial
 
 from bad_input import Case, Stage, checkpoints, logged, metrics, no_run, ppo
 
-import hone.evaluate.control.returns
+import hone.control.evaluate.returns
 
 
 def lost(how: str, *, times: int = 1) -> None:
@@ -16,7 +16,7 @@ def lost(how: str, *, times: int = 1) -> None:
 
 
 def short_judgements(stage: Stage) -> None:
-    stage.patch(hone.evaluate.control.returns, "evaluation_limit", lambda _: 500)
+    stage.patch(hone.control.evaluate.returns, "evaluation_limit", lambda _: 500)
 
 
 def saved_where_it_stopped() -> None:

@@ -15,14 +15,14 @@ import pytest
 from hone.cli.commands import doctor
 from hone.cli.commands import doctor_engine as engine
 from hone.cli.commands.evaluate import generation_rows
+from hone.cli.commands.streaming import AnswerStream
 from hone.cli.main import main
 from hone.cli.terminal.screen import make_console
-from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ResourceError
 from hone.core.generation import GenerationStats
 from hone.evaluate.engine_check import KernelReport, RunnerCheck, kernel_report
-from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.models.native import library as training
+from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 

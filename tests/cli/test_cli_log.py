@@ -9,9 +9,9 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.decisions import Decision, DecisionRecord, schema_hash
-from hone.store.decisions.opening import open_decision_log
-from hone.store.decisions.retention import export_log, read_exports
-from hone.store.joins.parquet import read_view
+from hone.decide.joins.parquet import read_view
+from hone.decide.log.opening import open_decision_log
+from hone.decide.log.retention import export_log, read_exports
 from support.decision_records import decision, outcome
 
 NOON = ("--as-of", "1970-01-01T00:02:00Z", "--window", "30")

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from pydantic import Field, model_validator
 
-import hone.train.runner.pipeline
-import hone.train.runner.run
+import hone.run.pipeline
+import hone.run.run
 from hone.cli.commands import train as training
 from hone.cli.main import main
 from hone.cli.options import COMMANDS
 from hone.core.errors import DataError, InterruptedRun
 from hone.recipes.registry import RecipeSpec
-from hone.store.folder import RunFolder
-from hone.train.config import RunConfig
-from hone.train.job import OpenedRun
-from hone.train.memory_plan import MemoryPlan
-from hone.train.runner.run import RunRequest
+from hone.run.config import RunConfig
+from hone.run.job import OpenedRun
+from hone.run.memory_plan import MemoryPlan
+from hone.run.run import RunRequest
+from hone.run.store.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,8 +81,8 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
         name = order.config.name
         return SimpleNamespace(name=name, path=order.root / name, report_path=Path("report.html"))
 
-    monkeypatch.setattr(hone.train.runner.run, "run", run)
-    monkeypatch.setattr(hone.train.runner.pipeline, "run", run)
+    monkeypatch.setattr(hone.run.run, "run", run)
+    monkeypatch.setattr(hone.run.pipeline, "run", run)
     return asked
 
 
@@ -224,7 +224,7 @@ def test_failures_have_their_exit_codes(
     def run(order: RunRequest, *, progress: object) -> RunFolder:
         raise raised
 
-    monkeypatch.setattr(hone.train.runner.run, "run", run)
+    monkeypatch.setattr(hone.run.run, "run", run)
     (somewhere / "run.toml").write_text(GOOD)
     assert main(["train", "run.toml"]) == code
     err = capsys.readouterr().err

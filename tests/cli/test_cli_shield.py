@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from shield_cars import CAR, INVARIANT, car_certificate
 
-from hone.bandits.greedy import EpsilonGreedyPolicy
-from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.saving import save_policy
 from hone.cli.main import main
-from hone.report.shield_page import safe_counts
-from hone.shield.certificate import checked_model, open_certificate
-from hone.shield.grid import state_grid
-from hone.store.animation import frame_count
-from hone.store.registry.registry import open_registry
-from hone.store.registry.versions import VersionOrigin
+from hone.decide.bandits.greedy import EpsilonGreedyPolicy
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.saving import save_policy
+from hone.decide.pages.shield_page import safe_counts
+from hone.decide.registry.registry import open_registry
+from hone.decide.registry.versions import VersionOrigin
+from hone.decide.shield.certificate import checked_model, open_certificate
+from hone.decide.shield.grid import state_grid
+from hone.run.store.animation import frame_count
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_weaker_brakes_are_refused_and_the_page_shows_the_crash(car: Path, capsy
 
 
 def _text() -> str:
-    from hone.shield.certificate import certificate_text
+    from hone.decide.shield.certificate import certificate_text
 
     return certificate_text(car_certificate())
 
@@ -119,8 +119,8 @@ def test_the_map_counts_the_safe_actions_of_each_cell() -> None:
 
 
 def test_the_animation_has_a_frame_for_each_state() -> None:
-    from hone.report.shield_page import counterexample_png
-    from hone.shield.counterexample import Counterexample
+    from hone.decide.pages.shield_page import counterexample_png
+    from hone.decide.shield.counterexample import Counterexample
 
     model = checked_model(car_certificate().spec)
     found = Counterexample(

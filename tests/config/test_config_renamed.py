@@ -7,9 +7,9 @@ import pytest
 from pydantic import Field, ValidationError
 
 from hone.config.resolve import load, read_document, resolve
-from hone.core.config import RENAMED_KEYS, Config, current_key, readable_keys
+from hone.core.config import RENAMED_KEYS, Config, ConfigSetting, current_key, readable_keys
 from hone.core.errors import ConfigError
-from hone.store.manifest import ConfigSetting, config_diff
+from hone.run.store.manifest import config_diff
 
 
 class Learner(Config):

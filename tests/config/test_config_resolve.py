@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 
 from hone.config.overrides import parse_overrides, parse_value, split_overrides
 from hone.config.resolve import ResolvedConfig, load, read_document, require_consent, resolve
-from hone.core.config import Config
+from hone.core.config import Config, ConfigSetting
 from hone.core.errors import ConfigError
-from hone.store.manifest import ConfigSetting
 
 
 class Clipped(Config):

@@ -145,7 +145,7 @@ def test_environments_without_memory_are_a_fault_of_resources(
 
 LIMITED = """
 import resource, sys
-import torch, hone.train.runner.run
+import torch, hone.run.run
 from hone.cli.main import main
 pages = int(open("/proc/self/statm").read().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), -1))

@@ -21,7 +21,7 @@ from hone.objectives.weights import (
     sequence_mean,
     token_mean,
 )
-from hone.train.text.rows import TokenLayout
+from hone.text.rows import TokenLayout
 
 
 def episodes_of(dialogues: list[list[int]], groups: list[int], scores: list[float]) -> Episodes:

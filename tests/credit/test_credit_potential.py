@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hone.control.finite.build import chain_mdp, garnet_mdp
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import policy_iteration
 from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
@@ -21,9 +24,6 @@ from hone.credit.potential import (
     with_shaped_rewards,
 )
 from hone.credit.returns import discounted_returns, gae
-from hone.envs.finite.build import chain_mdp, garnet_mdp
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import policy_iteration
 
 
 def lived(seen: list[int], final: list[int], lengths: list[int], *, terminated: list[bool]) -> Episodes:

@@ -12,10 +12,10 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from hone.cli.commands.train import planned_runs
-from hone.cluster.config import ClusterConfig
-from hone.cluster.placement import NodeRoom, placement_faults
 from hone.config.overrides import ConfigDocument
 from hone.config.toml import parse_toml
+from hone.parallel.config import ClusterConfig
+from hone.parallel.placement import NodeRoom, placement_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kuberay").glob("*.yaml"))

@@ -13,7 +13,7 @@ from loss_presets import PRESETS, LossPreset
 from pages import anchor, fenced, made_by, slug, table, write
 
 from hone.recipes.registry import recipe_families, recipes_by_family
-from hone.train.job import RecipeSpec, algorithm_defaults
+from hone.run.job import RecipeSpec, algorithm_defaults
 
 FOLDER = "reference/algorithms"
 CREDIT, LOSSES = "credit_functions", "loss_functions"

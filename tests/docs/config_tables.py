@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
 from hone.recipes.registry import recipes_by_family
-from hone.train.config import RunConfig
-from hone.train.job import RecipeSpec
+from hone.run.config import RunConfig
+from hone.run.job import RecipeSpec
 
 FOLDER = "reference/configuration"
 SHARED = "shared"

@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from hone.config.schema import all_keys
-from hone.evaluate.text.open_policy import NewExpertsConfig, NewModelConfig
 from hone.planner.run_settings import PLANNED_KEYS, PlannedRecipe
 from hone.recipes.preference.online_dpo import OnlineDpoConfig
 from hone.recipes.registry import load_recipe, recipe_families
@@ -16,11 +15,12 @@ from hone.recipes.text.curious_grpo import CuriousGrpoConfig
 from hone.recipes.text.ppo_text import PpoTextConfig
 from hone.recipes.text.self_correction import SelfCorrectionConfig
 from hone.recipes.text.sft import SftConfig
-from hone.train.text.collecting.round_job import RoundRunConfig
-from hone.train.text.preference.preference_job import PreferenceRunConfig
-from hone.train.text.presets import PRESETS
-from hone.train.text.rl_config import TextGradientRunConfig
-from hone.train.text.scorers.scorer_config import ScorerRunConfig
+from hone.text.collecting.round_job import RoundRunConfig
+from hone.text.evaluate.open_policy import NewExpertsConfig, NewModelConfig
+from hone.text.preference.preference_job import PreferenceRunConfig
+from hone.text.presets import PRESETS
+from hone.text.rl_config import TextGradientRunConfig
+from hone.text.scorers.scorer_config import ScorerRunConfig
 
 ROLLOUT = ("rollout.prompts_per_step", "rollout.samples_per_prompt")
 

@@ -8,7 +8,7 @@ from hone.config.explain import format_value
 from hone.config.overrides import dotted
 from hone.config.resolve import leaves
 from hone.recipes.registry import load_recipe
-from hone.train.text.presets import PRESETS, VERSIONS
+from hone.text.presets import PRESETS, VERSIONS
 
 TEXT = """# Presets of other libraries
 

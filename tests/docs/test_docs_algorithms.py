@@ -5,8 +5,8 @@ from algorithm_page import parts_of, presets_of
 from loss_presets import PRESETS
 
 from hone.recipes.registry import load_recipe, recipe_names
-from hone.train.job import RecipeParts, RecipeSpec, algorithm_defaults
-from hone.train.text.rl_config import TextRunConfig
+from hone.run.job import RecipeParts, RecipeSpec, algorithm_defaults
+from hone.text.rl_config import TextRunConfig
 
 RECIPES = recipe_names()
 WITHOUT_LOSS = {"collect"}

@@ -153,7 +153,7 @@ def test_the_main_job_is_valid_as_it_is_written(workplace: Path, capsys: pytest.
 
 
 def test_the_recorded_log_has_two_halves(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hone.envs.logs.parquet import read_log
+    from hone.control.logs.parquet import read_log
 
     record(monkeypatch)
     episodes = read_log(Path("cartpole.parquet")).episodes

@@ -61,7 +61,7 @@ def test_the_catalogue_knows_names_that_vary(name: str, known: bool) -> None:
 
 
 def test_a_run_cannot_write_a_metric_that_is_not_listed(tmp_path: Path) -> None:
-    from hone.train.runner import run as driver
+    from hone.run import run as driver
 
     writer, _ = eval("open_metrics(path)", vars(driver), {"path": tmp_path / "metrics.jsonl"})  # as the driver calls it
     writer.append(1, {"reward/mean": 1.0})

@@ -6,7 +6,7 @@ import pytest
 from loss_presets import PRESETS as LOSSES
 from loss_presets import LossPreset
 
-from hone.train.text.presets import PRESETS
+from hone.text.presets import PRESETS
 
 KEYS = {"low": "clip_low", "high": "clip_high"}
 """Argument of a loss -> key of `algorithm`, where they differ."""

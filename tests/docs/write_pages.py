@@ -17,7 +17,7 @@ from planned_recipes import planned_recipes
 
 from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import DESCRIPTIONS, load_recipe, recipe_families
-from hone.train.job import RecipeDescription
+from hone.run.job import RecipeDescription
 
 GENERATORS = {
     "commands_page.py": commands_page.pages,

@@ -8,8 +8,8 @@ import pytest
 from hone.cli.main import main
 from hone.core.errors import ConfigError
 from hone.engine.clients.config import ServerEngine
-from hone.evaluate.text.engine_actor import make_client
-from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
+from hone.text.evaluate.engine_actor import make_client
+from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 
 RUN = """
 recipe = "grpo"

@@ -8,7 +8,7 @@ import pytest
 from engine_servers import FakeServer
 
 from hone.cli.main import main
-from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
+from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 
 NEW = {"hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate_size": 24}
 RUN = """

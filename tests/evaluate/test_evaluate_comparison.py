@@ -9,15 +9,16 @@ import pytest
 from manual_clock import ManualClock
 
 from hone.cli.main import main
+from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
 from hone.evaluate.comparison import compare, registered_threshold
 from hone.evaluate.run_curves import read_runs, score_curves
-from hone.report.comparison_page import render_comparison, write_comparison
-from hone.store.answers import AnswerRow, write_answers
-from hone.store.evaluations import EvaluationScore, write_evaluations
-from hone.store.folder import create_run
-from hone.store.manifest import ConfigSetting, RunMetadata
-from hone.store.metrics import open_metrics
+from hone.run.report.comparison_page import render_comparison, write_comparison
+from hone.run.store.answers import AnswerRow, write_answers
+from hone.run.store.evaluations import EvaluationScore, write_evaluations
+from hone.run.store.folder import create_run
+from hone.run.store.manifest import RunMetadata
+from hone.run.store.metrics import open_metrics
 
 
 def make_run(root, name, *, score=None, rewards=(), decisions=10.0, answers=(), recipe="toy", **settings):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from recipe_runs import MODEL, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
-from hone.train.job import TrainingJob
+from hone.run.job import TrainingJob
 
 pytestmark = pytest.mark.gpu
 RECIPES = text_recipes()

@@ -5,20 +5,20 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hone.control.finite.build import chain_mdp, garnet_mdp
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.suite.grid_worlds import FourRoomsEnv
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.learn import QLearningRule
+from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.credit.returns import reward_as_advantage
-from hone.envs.finite.build import chain_mdp, garnet_mdp
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.finite.world import FiniteWorld
-from hone.envs.suite.grid_worlds import FourRoomsEnv
 from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, train_recipe, with_rewards
 from hone.lab.experiments import eligibility_traces, exploration, overestimation, shaping
 from hone.lab.experiments.offline_shift import ACTIONS, DISCOUNT, STATES, TRIED, behaviour_policy
 from hone.lab.experiments.options import KINDS, ONLY, plan_with_options
 from hone.lab.registry import load_experiment
 from hone.lab.results import result_json
-from hone.tabular.batch import RateConfig
-from hone.tabular.learn import QLearningRule
-from hone.tabular.tables import ActionTable, StateFeatures
 
 
 def test_worlds_side_by_side_are_the_world_and_nothing_joins_them() -> None:

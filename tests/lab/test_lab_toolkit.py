@@ -40,9 +40,9 @@ from hone.lab.training import (
     train_policy,
     train_seeds,
 )
+from hone.learner.share import BatchShare
 from hone.objectives.policy import reinforce_loss
 from hone.planner.planned_decoder import PlannedDecoder
-from hone.train.learner.share import BatchShare
 
 
 def test_puzzles_by_hand():

@@ -17,7 +17,7 @@ from hone.planner.calibration import (
     write_calibration,
 )
 from hone.planner.devices import GIB, cpu_device
-from hone.train.text.calibrate import line_through
+from hone.text.calibrate import line_through
 
 FOUND = MachineCalibration(
     device="cpu", processor="some chip", day="2026-01-31", context_bytes=GIB // 4, allocator_ratio=1.25,

@@ -9,7 +9,7 @@ from hone.models.native.products import uses_amx_tiles
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.step_settings import NumberType, StepSettings
 from hone.planner.training_step import step_memory
-from hone.train.text.tracked_step import tracked_step
+from hone.text.tracked_step import tracked_step
 
 BASE = PlannedDecoder(
     family="qwen3", layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=160, vocab=64, tied=True,

@@ -14,6 +14,7 @@ from hone.cli.main import main
 from hone.core.errors import ResourceError
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.parallel.fake_group import fake_ranks
 from hone.planner.devices import DEVICES
 from hone.planner.fixes import search_fit
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
@@ -30,7 +31,6 @@ from hone.planner.run_memory import (
 from hone.planner.training_step import StepSettings, gathered_weights, step_memory
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.registry import load_recipe
-from hone.train.parallel.fake_group import fake_ranks
 
 SMALL = PlannedDecoder(
     family="qwen3", layers=3, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=192, vocab=128, tied=True,

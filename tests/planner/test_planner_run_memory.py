@@ -28,8 +28,8 @@ from hone.planner.run_memory import (
 )
 from hone.planner.run_time import flops_per_token, generation_time, learning_time
 from hone.planner.training_step import StepSettings, step_memory
-from hone.train.memory_plan import MemoryPlan, planned_words, readable_bytes
-from hone.train.text.tracked_step import decoder_config
+from hone.run.memory_plan import MemoryPlan, planned_words, readable_bytes
+from hone.text.tracked_step import decoder_config
 
 QWEN3_17B = shape_from_hf(
     {

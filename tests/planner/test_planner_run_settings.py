@@ -14,7 +14,7 @@ from hone.cli.main import main
 from hone.cli.processor import processor_traits
 from hone.config.overrides import ConfigDocument
 from hone.core.errors import DataError, HoneError
-from hone.evaluate.text.open_policy import has_fast_bfloat16, open_tokenizer
+from hone.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
 from hone.models.language.config import model_config_from_hf
 from hone.models.language.lora import LoraConfig
 from hone.models.native.library import available_kernels
@@ -25,9 +25,9 @@ from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import shape_from_hf
 from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import load_recipe
-from hone.train.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
-from hone.train.text.memory import text_memory
-from hone.train.text.planned_memory import TextLengths, planned_decoder
+from hone.text.evaluate.open_policy import has_fast_bfloat16, open_tokenizer
+from hone.text.memory import text_memory
+from hone.text.planned_memory import TextLengths, planned_decoder
 
 NEW = {
     "hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64,

@@ -8,6 +8,8 @@ import torch
 from fast_share import fast_share
 from manual_clock import ManualClock
 
+from hone.learner.adam import Adam
+from hone.learner.flat_parameters import FlatParameters
 from hone.models.language import packed_attention
 from hone.models.language.activation_offload import offloading_activations
 from hone.models.language.decoder import Decoder
@@ -22,9 +24,7 @@ from hone.planner import step_settings
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.run_memory import RunDimensions
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, LOGITS_AT_ONCE, StepSettings, saved_per_token, step_memory
-from hone.train.learner.adam import Adam
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.text.tracked_step import decoder_config, tracked_step, why_not_tracked
+from hone.text.tracked_step import decoder_config, tracked_step, why_not_tracked
 
 TEXTS = 4
 BASE = PlannedDecoder(

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hone.control.expert_process import ExpertProcess
 from hone.core.errors import UserCodeError
-from hone.envs.expert_process import ExpertProcess
 from hone.rewards.solutions import run_solutions
 
 DAEMON = """

@@ -9,16 +9,16 @@ import pytest
 import tiny_runs
 from certificate_worlds import built, checked, figures, lay_out, text_config
 
+from hone.certify import check
+from hone.certify.check import GradientProbe, build_certificate
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
-from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.recipes.certify import certify, config_of_run, scaled_down_config, with_stage_models
 from hone.recipes.data_parallel_check import gradients_over_ranks
-from hone.store.certificate import GradientCertificate, read_certificate
-from hone.store.folder import open_run
-from hone.train.config import RunConfig
-from hone.train.invariance import check
-from hone.train.invariance.check import GradientProbe, build_certificate
+from hone.run.config import RunConfig
+from hone.run.store.certificate import GradientCertificate, read_certificate
+from hone.run.store.folder import open_run
+from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 
 
 @pytest.fixture

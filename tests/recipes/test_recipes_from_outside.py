@@ -113,7 +113,7 @@ def test_a_package_that_cannot_be_imported_leaves_the_others_usable(
     ("recipe", "code", "said"),
     [
         ("absent.py", 2, "short.toml:1: recipe 'absent.py:ENTRY': no such file absent.py"),
-        ("own.py:NUMBER", 4, "own.py:NUMBER' is a int, not a hone.train.job.RecipeSpec"),
+        ("own.py:NUMBER", 4, "own.py:NUMBER' is a int, not a hone.run.job.RecipeSpec"),
         ("own.py:ENTRIES", 4, "has no 'ENTRIES'"),
         ("fails.py", 4, "importing fails.py failed with ValueError: not today"),
         ("empty.py", 4, "empty.py has no 'ENTRY'"),

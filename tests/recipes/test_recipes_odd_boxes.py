@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import DecisionLog, read_log, write_log
-from hone.models.control.checkpoint import load_policy, save_policy
+from hone.control.environments.world import GymConfig, open_world
+from hone.control.logs.parquet import DecisionLog, read_log, write_log
+from hone.control.networks.checkpoint import load_policy, save_policy
+from hone.control.spaces import network_spaces
 from hone.recipes.registry import load_recipe
-from hone.train.control.spaces import network_spaces
-from hone.train.loop import train
+from hone.run.loop import train
 
 FILE = Path(__file__).parents[1] / "support" / "odd_boxes.py"
 SMALL = {"network": {"hidden": [8]}}

@@ -10,14 +10,14 @@ import torch
 from tests.support import tiny_runs
 
 from hone.core.errors import LostRankError, ResourceError
+from hone.parallel import group as rank_group
+from hone.parallel.group import RankMeeting, open_meeting
+from hone.parallel.launcher import LocalLauncher, RankTask, rank_tasks
+from hone.parallel.ranked_job import driver_meeting
 from hone.recipes.ranked_run import over_ranks
-from hone.train.config import RunConfig, RunSettings
-from hone.train.parallel import group as rank_group
-from hone.train.parallel.group import RankMeeting, open_meeting
-from hone.train.parallel.launcher import LocalLauncher, RankTask, rank_tasks
-from hone.train.parallel.ranked_job import driver_meeting
-from hone.train.runner import run as runner
-from hone.train.runner.resume import ranks_note
+from hone.run import run as runner
+from hone.run.config import RunConfig, RunSettings
+from hone.run.resume import ranks_note
 
 MEETING = RankMeeting(rank=0, ranks=3, virtual=0, patience_s=5.0, device="cpu")
 

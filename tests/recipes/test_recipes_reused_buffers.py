@@ -11,13 +11,13 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.envs.gym.make import sync_vector_env
-from hone.envs.gym.play import play_episodes
-from hone.envs.gym.world import GymConfig, open_world, world_from_envs
-from hone.envs.logs.parquet import DecisionLog, write_log
-from hone.models.control.checkpoint import save_policy
+from hone.control.environments.make import sync_vector_env
+from hone.control.environments.play import play_episodes
+from hone.control.environments.world import GymConfig, open_world, world_from_envs
+from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.networks.checkpoint import save_policy
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
+from hone.run.loop import train
 
 FILE = Path(__file__).parents[1] / "support" / "buffer_envs.py"
 SMALL = {"network": {"hidden": [8]}}

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from hone.control.environments.world import GymConfig, open_world
+from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.networks.mlp import BoxActions, ObservationInputs, PolicySpaces
+from hone.control.spaces import gaussian_spaces
 from hone.core.errors import ConfigError
-from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
-from hone.models.control.mlp import BoxActions, ObservationInputs, PolicySpaces
 from hone.recipes.registry import load_recipe
-from hone.train.control.spaces import gaussian_spaces
-from hone.train.loop import train
+from hone.run.loop import train
 
 FILE = Path(__file__).parents[1] / "support" / "target_box.py"
 OFF_CENTRE = {"middle": 5000.0, "reach": 10.0}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tiny_runs import hone, lay_out
 
+from hone.control.finite.build import chain_mdp
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
-from hone.envs.finite.build import chain_mdp
 from hone.rewards.config import RewardsConfig
 from hone.rewards.jobs import RewardBatch
 from hone.rewards.scores import combine_results, result_from_value, within_range

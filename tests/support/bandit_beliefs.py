@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
+from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 
 
 def bernoulli_beliefs(*, arms: int, pulls: int) -> FiniteMdp:

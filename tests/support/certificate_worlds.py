@@ -11,12 +11,12 @@ from small_collection import write_collection
 from hone.cli.commands.train import planned_runs
 from hone.config.resolve import read_document
 from hone.core.errors import ConfigError
-from hone.envs.text.task import TaskConfig
-from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.recipes.registry import load_recipe
 from hone.rewards.config import RewardsConfig
-from hone.train.config import RunConfig
-from hone.train.job import TrainingJob
+from hone.run.config import RunConfig
+from hone.run.job import TrainingJob
+from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
+from hone.text.tasks.task import TaskConfig
 
 VALUES = (
     'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n[learner]\nminibatches = 2\n'

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+from hone.control.acting import NetworkActor
+from hone.control.environments.world import GymConfig, open_world
+from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.networks.mlp import MlpConfig
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, concatenate
-from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
-from hone.models.control.mlp import MlpConfig
 from hone.recipes.off_policy import sac
 from hone.recipes.on_policy import ppo
-from hone.train.control.acting import NetworkActor
 
 SMALL = MlpConfig(hidden=[16])
 

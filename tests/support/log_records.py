@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
-from hone.store.decisions.protocol import DecisionLog
+from hone.decide.log.protocol import DecisionLog
 
 ARMS = ActionSet(names=("red", "green", "blue"))
 Key = tuple[str, str, int]

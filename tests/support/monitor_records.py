@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hone.core.decisions import ActionSet, Choice, Decision, Outcome
-from hone.serve.monitor.alarms import MonitorAlarm
+from hone.decide.monitor.alarms import MonitorAlarm
 
 ACTIONS = ActionSet(names=("low", "high"))
 

@@ -14,6 +14,13 @@ from tests.support import rank_session as session
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.learner.config import LearnerConfig, policy_phase
+from hone.learner.flat_parameters import FlatParameters
+from hone.learner.gradient import GradientLearner
+from hone.learner.natural_gradient import TrustRegionLearner, k3_distance
+from hone.learner.ranked_build import building_for, sharded_store, shared_network, trained_policy
+from hone.learner.share import sharing
+from hone.learner.stored_weights import restore_weights, stored_weights
 from hone.models.language.lora import LoraAdapter, LoraConfig
 from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
@@ -22,22 +29,15 @@ from hone.models.language.value_network import ValueNetwork
 from hone.objectives.natural import TrustRegion
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
+from hone.parallel.group import GroupReduction, RankGroup
+from hone.parallel.ranked_learner import RankWork
+from hone.parallel.sharded_build import ShardedBuild
 from hone.recipes.registry import load_recipe
-from hone.train.learner.config import LearnerConfig, policy_phase
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import GradientLearner
-from hone.train.learner.natural_gradient import TrustRegionLearner, k3_distance
-from hone.train.learner.ranked_build import building_for, sharded_store, shared_network, trained_policy
-from hone.train.learner.share import sharing
-from hone.train.learner.stored_weights import restore_weights, stored_weights
-from hone.train.parallel.group import GroupReduction, RankGroup
-from hone.train.parallel.ranked_learner import RankWork
-from hone.train.parallel.sharded_build import ShardedBuild
-from hone.train.text.critic import CriticView
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rows import TokenBatch, TokenLayout
-from hone.train.text.scorers.scorer_job import scorer_learner
-from hone.train.text.value_losses import SquaredErrorLoss
+from hone.text.critic import CriticView
+from hone.text.reference_policies import TextPolicies
+from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.scorers.scorer_job import scorer_learner
+from hone.text.value_losses import SquaredErrorLoss
 
 Results = dict[str, NDArray[np.generic]]
 

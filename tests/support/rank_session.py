@@ -12,11 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
+from hone.certify.probe import AnswerShape, synthetic_credits, synthetic_token_episodes
 from hone.core.clock import SystemClock
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.state import State
+from hone.learner.config import LearnerConfig
+from hone.learner.gradient import GradientLearner
+from hone.learner.ranked_build import building_for
 from hone.models.language.config import ModelConfig
 from hone.models.language.expert_config import ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.init import new_model
@@ -24,18 +28,14 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
+from hone.parallel.group import RankGroup, RankMeeting, joined, open_meeting
+from hone.parallel.ranked_learner import RankWork
+from hone.parallel.sharded_build import ShardedBuild
 from hone.process.child import ChildProcess, LineParser
 from hone.process.parent import connect_to_parent
 from hone.recipes.text.sft import token_nll
-from hone.train.invariance.probe import AnswerShape, synthetic_credits, synthetic_token_episodes
-from hone.train.learner.config import LearnerConfig
-from hone.train.learner.gradient import GradientLearner
-from hone.train.learner.ranked_build import building_for
-from hone.train.parallel.group import RankGroup, RankMeeting, joined, open_meeting
-from hone.train.parallel.ranked_learner import RankWork
-from hone.train.parallel.sharded_build import ShardedBuild
-from hone.train.text.learners import token_learner
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.text.learners import token_learner
+from hone.text.rows import TokenBatch, TokenLayout
 
 Results = dict[str, NDArray[np.generic]]
 PATIENCE_S = 60.0

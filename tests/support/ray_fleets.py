@@ -11,13 +11,13 @@ sys.path.append(str(Path(__file__).parents[1] / "engine"))
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 from inline_fleet import spec_of
 
-from hone.cluster.config import ClusterConfig
-from hone.cluster.ray_transport import RayTransport
-from hone.cluster.replica_actor import ReplicaSpec, start_ticks
 from hone.core.generation import generate
 from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
 from hone.engine.fleet.fleet_records import FleetLimits, ReplicaPhase
 from hone.models.language.init import new_model
+from hone.parallel.config import ClusterConfig
+from hone.parallel.ray_transport import RayTransport
+from hone.parallel.replica_actor import ReplicaSpec, start_ticks
 
 REQUESTS = [request(number, samples=3) for number in range(12)]
 

@@ -9,9 +9,9 @@ import textarena
 import textarena_standin
 
 from hone.core.dialogue import PolicyTurn
-from hone.envs.adapters import textarena as adapter
-from hone.envs.adapters.gymnasium_text import GymnasiumTextWorld
-from hone.envs.adapters.textarena import TextArenaWorld
+from hone.text.adapters import textarena as adapter
+from hone.text.adapters.gymnasium_text import GymnasiumTextWorld
+from hone.text.adapters.textarena import TextArenaWorld
 
 MOVES = [f"[{pile} {count}]" for pile in range(3) for count in range(1, 6)]
 GAMES = 200
@@ -73,7 +73,7 @@ def minigrid() -> float:
         "MiniGrid-Empty-5x5-v0",
         actions=["left", "right", "forward", "pickup", "drop", "toggle", "done"],
         module="minigrid",
-        describe="hone.envs.adapters.gymnasium_text:minigrid_text",
+        describe="hone.text.adapters.gymnasium_text:minigrid_text",
     )
     text = world.begin({}, 0).messages[0]["content"]
     assert text.startswith("Mission: get to the green goal square\nDirection: right\n"), text

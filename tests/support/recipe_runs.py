@@ -16,11 +16,11 @@ from hone.core.state import State, substate
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scores import RewardScores, combine_results, result_from_value
-from hone.store.codec import read_state, write_state
-from hone.train.job import TrainingJob
-from hone.train.loop import train
-from hone.train.text import open_text
-from hone.train.text import rl_config as text_rl
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
+from hone.text import open_text
+from hone.text import rl_config as text_rl
 
 MODEL = {
     "compute": "float32",

@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.envs.text.collection import FOLDER, CollectedAnswer, collection_bytes
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.language.vocabulary import vocabulary_hash
+from hone.text.tasks.collection import FOLDER, CollectedAnswer, collection_bytes
 
 
 def write_collection(folder: Path, alphabet: str, solved: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hone.cli.main import main
-from hone.store.metrics import without_clock_metrics
+from hone.run.store.metrics import without_clock_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,17 +10,17 @@ from scripted_session import END, WORDS, ScriptedSession
 from hone.core.conversation import Message
 from hone.core.episodes import Episodes
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
-from hone.envs.dialogue.config import DialogueTaskConfig
-from hone.envs.dialogue.environment import Bridge, DialogueEnvironment, DialogueRules
-from hone.envs.dialogue.hosted import WorldDescription
-from hone.envs.dialogue.process_host import ProcessHost
-from hone.envs.dialogue.rows import dialogue_examples
-from hone.envs.dialogue.thread_host import ThreadHost
-from hone.envs.text.conversation import ConversationLimits
-from hone.envs.text.world import Prompt, TextWorld
-from hone.envs.tools.formats import TOOL_FORMATS
-from hone.evaluate.text.reward_members import reward_scorer
 from hone.rewards.config import RewardsConfig
+from hone.text.dialogues.config import DialogueTaskConfig
+from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
+from hone.text.dialogues.hosted import WorldDescription
+from hone.text.dialogues.process_host import ProcessHost
+from hone.text.dialogues.rows import dialogue_examples
+from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.evaluate.reward_members import reward_scorer
+from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.world import Prompt, TextWorld
+from hone.text.tools.formats import TOOL_FORMATS
 
 TABLE = np.array(
     [[0.4, 0.3, 0.1, 0.2], [0.3, 0.3, 0.1, 0.3], [0.4, 0.4, 0.1, 0.1], [0.3, 0.3, 0.1, 0.3], [0.5, 0.3, 0.1, 0.1]]

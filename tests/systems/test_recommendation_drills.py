@@ -14,12 +14,12 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.decisions import Decision, schema_hash
-from hone.envs.services.recommendation import SimulatedClock
-from hone.serve.gateway.opening import OpenedService, open_service
-from hone.serve.gateway.requests import RequestError
-from hone.store.decisions.opening import open_decision_log
-from hone.store.joins.audit import LogAudit, audit_log
-from hone.store.joins.reading import log_columns, log_pages
+from hone.decide.gateway.opening import OpenedService, open_service
+from hone.decide.gateway.requests import RequestError
+from hone.decide.joins.audit import LogAudit, audit_log
+from hone.decide.joins.reading import log_columns, log_pages
+from hone.decide.log.opening import open_decision_log
+from hone.decide.simulators.recommendation import SimulatedClock
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOP = """
@@ -33,7 +33,7 @@ window_s = 100
 KILLED = """
 import os, signal
 from hone.api import serve_decisions
-from hone.envs.services.recommendation import SimulatedClock
+from hone.decide.simulators.recommendation import SimulatedClock
 with serve_decisions("shop.toml", clock=SimulatedClock()) as shop:
     for number in range(5):
         print(shop.decide("u", {"age": 1.0, "price": 2.0}, id=f"d{number}").id, flush=True)

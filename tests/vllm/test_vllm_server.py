@@ -29,9 +29,10 @@ from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.untied import untie
 from hone.engine.stops import TokenizerRules
-from hone.evaluate.text.engine_actor import make_client
-from hone.evaluate.text.open_policy import ModelSource, open_policy, policy_folder
 from hone.models.language.token_policy import TokenPolicy
+from hone.run.policy_folder import policy_folder
+from hone.text.evaluate.engine_actor import make_client
+from hone.text.evaluate.open_policy import ModelSource, open_policy
 
 PYTHON = os.environ.get("HONE_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="run by make test-vllm")]

@@ -5,15 +5,15 @@ python examples/decisions/drift/seasons.py            a few seconds; writes seas
 
 from pathlib import Path
 
-from hone.bandits.learning import BanditLearner
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import EpsilonFloor
 from hone.core.decisions import Decision, Outcome, decision_key
-from hone.envs.services.drifting import DriftingArms, abrupt_changes
-from hone.serve.monitor.config import MonitorConfig
-from hone.serve.monitor.continual import ContinualLearner
-from hone.serve.monitor.page import write_monitor_page
+from hone.decide.bandits.learning import BanditLearner
+from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.ucb import LinUcbPolicy
+from hone.decide.bandits.wrappers import EpsilonFloor
+from hone.decide.monitor.config import MonitorConfig
+from hone.decide.monitor.continual import ContinualLearner
+from hone.decide.monitor.page import write_monitor_page
+from hone.decide.simulators.drifting import DriftingArms, abrupt_changes
 
 shop = DriftingArms(rounds=4800, phases=abrupt_changes(4800, [0, 1, 0]), seed=7, arms=8, features=8, spread=3.0)
 

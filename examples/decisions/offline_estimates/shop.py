@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hone.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.saving import save_policy
-from hone.envs.services.logged_choices import logged_choice_world, logged_records
-from hone.store.decisions.opening import open_decision_log
-from hone.store.joins.view import take_decisions
+from hone.decide.bandits.greedy import BoltzmannPolicy, EpsilonGreedyPolicy
+from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.saving import save_policy
+from hone.decide.joins.view import take_decisions
+from hone.decide.log.opening import open_decision_log
+from hone.decide.simulators.logged_choices import logged_choice_world, logged_records
 
 world = logged_choice_world(1)
 table = world.log(8_000, seed=100)

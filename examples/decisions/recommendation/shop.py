@@ -4,7 +4,7 @@ Writes shop/decisions.db and prints the command that judges it. Run beside shop.
 """
 
 from hone.api import serve_decisions
-from hone.envs.services.recommendation import DeliveryConfig, RecommendationWorld, SimulatedClock
+from hone.decide.simulators.recommendation import DeliveryConfig, RecommendationWorld, SimulatedClock
 
 DELIVERY = DeliveryConfig(mean_delay_s=200.0, lost=0.1, twice=0.05)
 world = RecommendationWorld(rounds=3_000, seed=1, items=5, features=4, delivery=DELIVERY)

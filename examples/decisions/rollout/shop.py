@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from hone.api import serve_decisions, ship
-from hone.bandits.greedy import EpsilonGreedyPolicy
-from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.saving import save_policy
 from hone.core.decisions import ActionSet
+from hone.decide.bandits.greedy import EpsilonGreedyPolicy
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.saving import save_policy
 
 FILE = Path(__file__).with_name("shop.toml")
 RATES = {"list": 0.2, "banner": 0.6}  # of purchases; the policies below have learnt it, or not

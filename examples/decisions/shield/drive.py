@@ -11,11 +11,11 @@ import gymnasium
 import numpy as np
 
 from hone.api import serve_decisions
-from hone.bandits.greedy import EpsilonGreedyPolicy
-from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.saving import save_policy
+from hone.control.environments.registration import register_builtin_envs
 from hone.core.decisions import ActionSet
-from hone.envs.gym.registration import register_builtin_envs
+from hone.decide.bandits.greedy import EpsilonGreedyPolicy
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.saving import save_policy
 
 FOLDER = Path(__file__).parent
 names = ("full_brake", "brake_hard", "ease", "keep", "accelerate")

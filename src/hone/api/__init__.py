@@ -12,7 +12,7 @@ from hone.api.estimates import estimate_decisions
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
 from hone.api.services import serve_decisions, ship
-from hone.train.runner.callbacks import CheckpointEvent, EvaluationEvent, StepEvent
+from hone.run.callbacks import CheckpointEvent, EvaluationEvent, StepEvent
 
 __all__ = [
     "AnswerTable",

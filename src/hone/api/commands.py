@@ -25,11 +25,11 @@ from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, HoneError
 from hone.evaluate import checkpoint, comparison
 from hone.process.descendants import TOKEN_VARIABLE
-from hone.store.comparison import Comparison
-from hone.store.folder import check_name
-from hone.train.runner.callbacks import CheckpointHook, EvaluationHook, RunCallbacks, StepHook
-from hone.train.runner.display import ProgressDisplay
-from hone.train.runner.resume import ResumeConsent
+from hone.run.callbacks import CheckpointHook, EvaluationHook, RunCallbacks, StepHook
+from hone.run.display import ProgressDisplay
+from hone.run.resume import ResumeConsent
+from hone.run.store.comparison import Comparison
+from hone.run.store.folder import check_name
 
 RunInput: TypeAlias = str | Path | TrainingResult
 """A run or checkpoint: its name under the runs, its folder, or the result of `train`."""

@@ -21,10 +21,10 @@ from hone.config.resolve import read_document
 from hone.config.toml import KeyPath, TomlFile
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
-from hone.evaluate.saved_config import EvaluationTask
 from hone.process.source_capture import importable_name, module_text
 from hone.recipes.registry import short_name
-from hone.store.durable import replace_file
+from hone.run.store.durable import replace_file
+from hone.text.evaluate.evaluation_request import EvaluationTask
 
 ConfigInput: TypeAlias = str | Path | Mapping[str, Any] | Config
 """A config file, a dictionary of its tables, or a recipe's config."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from hone.core.clock import Clock, SystemClock
-from hone.serve.gateway.opening import OpenedService, open_service
-from hone.serve.rollout.driver import RolloutDriver
-from hone.serve.shipping import open_rollouts
+from hone.decide.gateway.opening import OpenedService, open_service
+from hone.decide.gateway.shipping import open_rollouts
+from hone.decide.rollout.driver import RolloutDriver
 
 LOGGER: Final = logging.getLogger("hone.decisions")
 

@@ -13,7 +13,7 @@ from hone.planner.calibration import (
     read_calibration,
     write_calibration,
 )
-from hone.train.memory_plan import readable_bytes
+from hone.run.memory_plan import readable_bytes
 
 _DEVICE = "cpu"
 
@@ -26,7 +26,7 @@ def measure_machine() -> MachineCalibration:
         with TemporaryFile(dir=path.parent):
             pass
         print("measuring this machine, for some seconds ...", file=sys.stderr, flush=True)
-        from hone.train.text.calibrate import calibrate_cpu  # noqa: PLC0415 - torch
+        from hone.text.calibrate import calibrate_cpu  # noqa: PLC0415 - torch
 
         found = calibrate_cpu(SystemClock(), processor=processor_name())
         write_calibration(path, found)

@@ -26,7 +26,7 @@ from hone.planner.run_settings import (
     dimensions_from_settings,
 )
 from hone.planner.training_step import NUMBER_BYTES
-from hone.train.memory_plan import MemoryPlan
+from hone.run.memory_plan import MemoryPlan
 
 _CHECKED_TABLES: Final = ("algorithm", "batch", "learner", "model", "rollout", "run", "samples")
 _TABLES: Final = ("algorithm", "learner", "model", "model.lora", "model.new", "rollout", "run", "samples")

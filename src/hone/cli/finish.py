@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError
-from hone.report.run_page import write_report
-from hone.store.folder import RunFolder, open_run
-from hone.store.search import SEARCH, write_search
-from hone.train.config import RunConfig
+from hone.run.config import RunConfig
+from hone.run.report.run_page import write_report
+from hone.run.store.folder import RunFolder, open_run
+from hone.run.store.search import SEARCH, write_search
 
 if TYPE_CHECKING:
-    from hone.train.runner.display import ProgressDisplay
+    from hone.run.display import ProgressDisplay
 
 
 def finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:

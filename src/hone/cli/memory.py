@@ -6,9 +6,9 @@ from typing import TypeAlias
 from hone.cli.memory_request import MemoryRequest
 from hone.cli.plan_memory import plan_rows
 from hone.cli.terminal.screen import TerminalScreen
-from hone.train.config import RunConfig
-from hone.train.job import OpenedRun
-from hone.train.memory_plan import layers_plan, require_fit
+from hone.run.config import RunConfig
+from hone.run.job import OpenedRun
+from hone.run.memory_plan import layers_plan, require_fit
 
 OpenedStage: TypeAlias = tuple[OpenedRun, RunConfig, Callable[[str], str]]
 """An opened run, its config, and the function that prefixes a message with its place in the config."""
@@ -58,7 +58,7 @@ def missing_devices(devices: Iterable[str]) -> list[str]:
 def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, request: MemoryRequest) -> dict[str, str]:
     plan = opened.memory
     if plan is None and build:
-        from hone.train.job_memory import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
+        from hone.learner.job_memory import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
 
         job = opened.build(config)
         try:

@@ -24,11 +24,11 @@ from hone.planner.run_memory import (
 from hone.planner.run_time import generation_time, learning_time
 from hone.planner.training_step import saved_per_token
 from hone.process.machine_memory import memory_limit_bytes
-from hone.train.memory_plan import MemoryPlan, device_memory_bytes, readable_bytes
+from hone.run.memory_plan import MemoryPlan, device_memory_bytes, readable_bytes
 
 if TYPE_CHECKING:
-    from hone.train.config import RunConfig
-    from hone.train.text.tracked_step import TrackedStep
+    from hone.run.config import RunConfig
+    from hone.text.tracked_step import TrackedStep
 
 _MOMENTS = {
     "logits": "the backward pass of the logits",
@@ -136,7 +136,7 @@ def _counted_step(run: RunDimensions, config: "RunConfig") -> "tuple[TrackedStep
     """Memory of the recipe's own update, or of a step on log-probabilities alone; and what was counted, or why nothing
     was."""
     from hone.recipes.recipe_step import recipe_step  # noqa: PLC0415 - torch
-    from hone.train.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
+    from hone.text.tracked_step import tracked_step, why_not_tracked  # noqa: PLC0415 - torch
 
     if reason := why_not_tracked(run):
         return None, reason

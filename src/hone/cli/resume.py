@@ -10,9 +10,10 @@ from hone.cli.stages import STAGE, pipeline_name
 from hone.config.explain import format_value
 from hone.config.overrides import ConfigDocument
 from hone.config.toml import KeyPath
+from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
-from hone.store.folder import CONFIG
-from hone.store.manifest import ConfigSetting, read_config, with_current_keys
+from hone.run.store.folder import CONFIG
+from hone.run.store.manifest import read_config, with_current_keys
 
 SAVED_DEFAULT = "default of the saved run"
 """Origin of a setting that a resume takes over from its run."""

@@ -17,10 +17,9 @@ from hone.config.overrides import ConfigDocument, dotted, parse_overrides
 from hone.config.schema import all_keys
 from hone.config.toml import KeyPath, read_toml
 from hone.core.addresses import is_loopback
-from hone.core.config import Config
+from hone.core.config import Config, ConfigSetting
 from hone.core.errors import ConfigError
-from hone.store.durable import Json
-from hone.store.manifest import ConfigSetting
+from hone.core.strict_json import Json
 
 C = TypeVar("C", bound=Config)
 

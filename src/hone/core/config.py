@@ -5,11 +5,14 @@ Its defaults are those of a tested run. Numbers given as strings are rejected, n
 """
 
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, product
 from typing import Annotated, Final, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
+
+from hone.core.strict_json import Json
 
 RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
     "ahead": ("max_staleness",),
@@ -53,6 +56,14 @@ OLD_NAMES_UNTIL = "0.3"
 
 STAGE_PREFIX: Final = "stage:"
 """A value `stage:NAME` names what stage NAME of the same pipeline leaves behind: its policy, its answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSetting:
+    """Resolved value and its origin: `default`, `run.toml:7` or `command line`."""
+
+    value: Json
+    origin: str = "default"
 
 
 class Config(BaseModel):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 MAX_DIGITS = 4300
 """Digits of a whole number; Python refuses to turn longer ones into text."""
 JsonPath: TypeAlias = tuple[str | int, ...]

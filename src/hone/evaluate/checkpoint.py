@@ -17,35 +17,29 @@ from hone.core.generation import GenerationSession, Request, SamplingParams, gen
 from hone.core.random import permutation
 from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
-from hone.evaluate.saved_config import (
-    OWN_SEARCH,
-    OWN_TASK,
-    EvaluationTask,
-    SearchOptions,
-    config_tree,
-    is_control,
-    table_of,
-)
-from hone.evaluate.text.asked_evaluation import evaluation_config, prompt_task
-from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer, policy_folder
-from hone.evaluate.text.reward_members import reward_scorer
-from hone.evaluate.text.reward_models import load_reward_scorer
-from hone.evaluate.text.search_run import OpenedSearch
-from hone.evaluate.text.server import evaluate_text_server
-from hone.evaluate.text.streaming import StreamingEngine, StreamListener
-from hone.evaluate.text.text_eval import (
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import config_tree, is_control, table_of
+from hone.run.store.answers import AnswerRow
+from hone.run.store.search import SearchRecord
+from hone.run.store.verification import verify_policy
+from hone.text.evaluate.asked_evaluation import evaluation_config, prompt_task
+from hone.text.evaluate.engine_actor import make_engine
+from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
+from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.text.evaluate.reward_members import reward_scorer
+from hone.text.evaluate.reward_models import load_reward_scorer
+from hone.text.evaluate.search_run import OpenedSearch
+from hone.text.evaluate.server import evaluate_text_server
+from hone.text.evaluate.streaming import StreamingEngine, StreamListener
+from hone.text.evaluate.text_eval import (
     EvaluationConfig,
     GenerationReport,
     ScoredAnswers,
     TextEvaluation,
     prepare_evaluation,
 )
-from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
-from hone.store.answers import AnswerRow
-from hone.store.search import SearchRecord
-from hone.store.verification import verify_policy
 
 _ALL = 1 << 40
 """More problems than a file has."""
@@ -113,8 +107,8 @@ def evaluate_checkpoint(
             raise ConfigError(f"{policy} is a control policy: --search is for language models")
         if run is None:
             raise ConfigError(f"{policy} is not in a run, so its environment is unknown; name a run or its checkpoint")
-        from hone.evaluate.control.multitask import evaluate_tasks  # noqa: PLC0415 - start-up time of language models
-        from hone.evaluate.control.returns import evaluate_control  # noqa: PLC0415 - as above
+        from hone.control.evaluate.multitask import evaluate_tasks  # noqa: PLC0415 - start-up time of language models
+        from hone.control.evaluate.returns import evaluate_control  # noqa: PLC0415 - as above
 
         notes: list[str] = []
         config = config_tree(run)

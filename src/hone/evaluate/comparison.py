@@ -29,7 +29,7 @@ from hone.estimators.across_runs import (
 from hone.estimators.means import Estimate, paired_difference
 from hone.evaluate.differing_settings import differing_settings, shorten
 from hone.evaluate.run_curves import LoadedRun, ScoreCurve, read_runs, score_curves
-from hone.store.comparison import (
+from hone.run.store.comparison import (
     Comparison,
     GroupSummary,
     ProbabilityOfImprovement,
@@ -38,7 +38,7 @@ from hone.store.comparison import (
     ScoreInterval,
     TimeToThreshold,
 )
-from hone.store.evaluations import PairedDifference
+from hone.run.store.evaluations import PairedDifference
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ Belongs here: the choice of keys, and values in a form that a table can hold.
 import json
 from collections.abc import Mapping, Sequence
 
-from hone.store.durable import Json
+from hone.core.strict_json import Json
 
 ABSENT = "-"
 """Text for a key that a configuration does not have."""

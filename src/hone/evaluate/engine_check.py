@@ -21,7 +21,6 @@ from hone.engine.limits import SchedulerLimits
 from hone.engine.native import library
 from hone.engine.native.build import LIMIT, SWITCH, build, find_compiler, instruction_set_limit, is_disabled
 from hone.engine.stops import TokenizerRules
-from hone.evaluate.text.open_policy import has_fast_bfloat16
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
@@ -29,6 +28,7 @@ from hone.models.native import library as training
 from hone.models.native import perceptron
 from hone.models.native.products import uses_amx_tiles
 from hone.models.packing import pack_rows, row_targets
+from hone.text.evaluate.open_policy import has_fast_bfloat16
 
 MAX_MEAN_NATS: Final = 2e-6
 MAX_NATS: Final = 1e-4

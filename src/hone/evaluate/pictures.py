@@ -5,16 +5,16 @@ Belongs here: pictures for the report, made at the end of a run and saved in its
 
 from pathlib import Path
 
+from hone.control.evaluate.policy_maps import grid_layout, policy_map, policy_map_on
+from hone.control.evaluate.returns import load_policy_and_env
+from hone.control.evaluate.video import record_episode
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError
-from hone.evaluate.control.policy_maps import grid_layout, policy_map, policy_map_on
-from hone.evaluate.control.returns import load_policy_and_env
-from hone.evaluate.control.video import record_episode
-from hone.evaluate.saved_config import config_tree, is_control
-from hone.store.animation import write_episode
-from hone.store.checkpoints import step_name
-from hone.store.folder import open_run
-from hone.store.maps import PolicyMap, write_map
+from hone.run.saved_config import config_tree, is_control
+from hone.run.store.animation import write_episode
+from hone.run.store.checkpoints import step_name
+from hone.run.store.folder import open_run
+from hone.run.store.maps import PolicyMap, write_map
 
 
 def write_policy_pictures(run: Path) -> list[str]:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError, ErrorCollector, did_you_mean
-from hone.store.answers import AnswerRow, latest_answers
-from hone.store.durable import Json
-from hone.store.evaluations import read_evaluations
-from hone.store.folder import list_runs, open_run
-from hone.store.manifest import RunChange, with_current_keys
-from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
+from hone.core.strict_json import Json
+from hone.run.store.answers import AnswerRow, latest_answers
+from hone.run.store.evaluations import read_evaluations
+from hone.run.store.folder import list_runs, open_run
+from hone.run.store.manifest import RunChange, with_current_keys
+from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 
 Floats = NDArray[np.float64]
 

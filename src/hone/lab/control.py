@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.learn import TabularLearner, UpdateRule
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import TabularCredit, table_actor
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.ragged import owner_of
 from hone.credit.returns import one_step_target
-from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
-from hone.envs.finite.world import FiniteWorld
 from hone.lab.puzzles import Floats
-from hone.tabular.batch import RateConfig
-from hone.tabular.learn import TabularLearner, UpdateRule
-from hone.tabular.tables import ActionTable
-from hone.train.job import TrainingJob
-from hone.train.loop import Recipe, train
-from hone.train.sources.live import LiveSource
-from hone.train.tabular.job import TabularCredit, table_actor
+from hone.run.job import TrainingJob
+from hone.run.loop import Recipe, train
+from hone.sources.live import LiveSource
 
 P = TypeVar("P")
 EpisodesCallback = Callable[[int, Episodes], None]

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hone.bandits.learning import BanditLearner
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.ucb import LinUcbPolicy
-from hone.bandits.wrappers import EpsilonFloor
 from hone.core.decisions import ActionSet, Choice, Decision, Floats, Ints, Outcome, decision_key
-from hone.envs.services.drifting import DriftingArms
-from hone.serve.monitor.config import MonitorConfig
-from hone.serve.monitor.continual import ContinualLearner
+from hone.decide.bandits.learning import BanditLearner
+from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.ucb import LinUcbPolicy
+from hone.decide.bandits.wrappers import EpsilonFloor
+from hone.decide.monitor.config import MonitorConfig
+from hone.decide.monitor.continual import ContinualLearner
+from hone.decide.simulators.drifting import DriftingArms
 
 FLOOR, ALPHA = 0.01, 0.5
 """Share of random actions of every policy, and the width of LinUCB's bound."""

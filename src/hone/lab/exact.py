@@ -14,8 +14,8 @@ from torch import Tensor
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of
 from hone.lab.puzzles import Floats
-from hone.train.learner.adam import Adam
-from hone.train.learner.flat_parameters import FlatParameters
+from hone.learner.adam import Adam
+from hone.learner.flat_parameters import FlatParameters
 
 
 def scored_episodes(score: Floats, group: Ints, *, lengths: Ints | None = None) -> Episodes:

@@ -21,7 +21,7 @@ from hone.lab.policies import sample_rows
 from hone.lab.tasks.letter_pairs import LETTERS, first_is_preferred, true_reward
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.reward_model import bradley_terry
-from hone.search import estimates
+from hone.text.search import estimates
 
 SIZE, LENGTH, RATE = len(LETTERS), 16, 8.0
 

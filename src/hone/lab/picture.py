@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.lab.finding import BarPlot, LinePlot, Panel, PlotSeries, StackedBarPlot
-from hone.report.html import Html, element, format_number, join, text
-from hone.report.svg import Attributes, LinearScale, axes, label, labelled_ticks, polyline, thinned
+from hone.run.report.html import Html, element, format_number, join, text
+from hone.run.report.svg import Attributes, LinearScale, axes, label, labelled_ticks, polyline, thinned
 
 Floats = NDArray[np.float64]
 

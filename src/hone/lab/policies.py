@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.lab.puzzles import Floats, Puzzle
+from hone.learner.adam import Adam
+from hone.learner.flat_parameters import FlatParameters
 from hone.objectives.offline import behaviour_cloning
-from hone.train.learner.adam import Adam
-from hone.train.learner.flat_parameters import FlatParameters
 
 
 class TablePolicy(nn.Module):

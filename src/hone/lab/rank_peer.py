@@ -5,9 +5,9 @@ import json
 import torch
 
 from hone.lab.experiments.two_ranks import measure
+from hone.parallel.group import joined
+from hone.parallel.launcher import READY, RankTask
 from hone.process.parent import connect_to_parent
-from hone.train.parallel.group import joined
-from hone.train.parallel.launcher import READY, RankTask
 
 
 def main() -> None:

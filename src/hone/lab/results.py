@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from hone.core.strict_json import Json
 from hone.lab.finding import BarPlot, ExperimentResult, Panel, PlotSeries, StackedBarPlot
 from hone.lab.picture import render_panels
-from hone.store.durable import Json, finite_or_none, replace_file, to_json, writing
-from hone.store.records import record_json
+from hone.run.store.durable import finite_or_none, replace_file, to_json, writing
+from hone.run.store.records import record_json
 
 
 def save_result(finding: ExperimentResult, *, name: str, title: str, seed: int, folder: Path) -> Path:

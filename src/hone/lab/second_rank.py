@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from hone.train.learner.share import BatchShare
-from hone.train.parallel.group import RankMeeting, joined, open_meeting
-from hone.train.parallel.launcher import LocalLauncher, rank_tasks
+from hone.learner.share import BatchShare
+from hone.parallel.group import RankMeeting, joined, open_meeting
+from hone.parallel.launcher import LocalLauncher, rank_tasks
 
 PATIENCE_S = 120.0
 PEER = "hone.lab.rank_peer"

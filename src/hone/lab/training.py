@@ -24,14 +24,14 @@ from hone.credit.group import group_relative
 from hone.lab.exact import scored_episodes
 from hone.lab.policies import frozen_copy, log_softmax, pretrained_network, puzzle_metrics, sample_rows
 from hone.lab.puzzles import Floats, Puzzle, addition
+from hone.learner.adam import Adam
+from hone.learner.flat_parameters import FlatParameters
+from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import WeightingScheme, token_mean
-from hone.train.learner.adam import Adam
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import GradientLearner, OptimizerPhase
-from hone.train.loop import Recipe, train
-from hone.train.sources.live import LiveSource
+from hone.run.loop import Recipe, train
+from hone.sources.live import LiveSource
 
 LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
 """`(logits [n, V], seen [n, F], step) -> logits`: simulated mismatch of the inference engine to the trainer."""

@@ -1,6 +1,6 @@
 """Dimensions of a run from the settings of its config alone, by their dotted keys: no data is read, nothing is loaded.
 
-`hone.train.text.planned_memory` does the same from a checked config and the lengths of its data; tests hold the two
+`hone.text.planned_memory` does the same from a checked config and the lengths of its data; tests hold the two
 together for every recipe.
 """
 
@@ -33,7 +33,7 @@ PLANNED_RECIPES: Final = Path(__file__).with_name("recipes.json")
 ASSUMED_PROMPT_TOKENS: Final = 512
 """Tokens of the longest prompt where nobody says."""
 MIN_LR_WITHOUT_MASTER_WEIGHTS: Final = 1e-4
-"""Smallest learning rate with weights in bfloat16 (`hone.train.learner.config`)."""
+"""Smallest learning rate with weights in bfloat16 (`hone.learner.config`)."""
 _CPU_PAGE: Final = 16
 _GPU_PAGE: Final = 256
 _MOST: Final = 1 << 40

@@ -12,27 +12,28 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from hone.core.config import STAGE_PREFIX, Config
-from hone.core.errors import DataError
-from hone.evaluate.saved_config import config_tree
-from hone.evaluate.text.open_policy import ModelSource, load_policy_tokenizer, policy_folder
-from hone.models.language.hf_checkpoint import read_config
-from hone.models.language.init import new_model
-from hone.models.language.token_policy import TokenPolicy
-from hone.recipes.data_parallel_check import gradients_over_ranks
-from hone.recipes.registry import load_recipe
-from hone.store.certificate import GradientCertificate
-from hone.train.config import RunConfig
-from hone.train.invariance.check import (
+from hone.certify.check import (
     build_certificate,
     check_prefix,
     compare_gradients,
     gradient_in_rank_order,
     job_gradient_probes,
 )
-from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
-from hone.train.runner.run import prepare_device
-from hone.train.text.open_text import NetworkRunConfig
+from hone.certify.probe import shrunken_model_config, shrunken_new_model
+from hone.core.config import STAGE_PREFIX, Config
+from hone.core.errors import DataError
+from hone.models.language.hf_checkpoint import read_config
+from hone.models.language.init import new_model
+from hone.models.language.token_policy import TokenPolicy
+from hone.recipes.data_parallel_check import gradients_over_ranks
+from hone.recipes.registry import load_recipe
+from hone.run.config import RunConfig
+from hone.run.policy_folder import policy_folder
+from hone.run.run import prepare_device
+from hone.run.saved_config import config_tree
+from hone.run.store.certificate import GradientCertificate
+from hone.text.evaluate.open_policy import ModelSource, load_policy_tokenizer
+from hone.text.open_text import NetworkRunConfig
 
 C = TypeVar("C", bound=RunConfig)
 

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hone.certify.check import job_gradient_probes, rank_gradient
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError, ResourceError
 from hone.core.state import State, array
+from hone.core.strict_json import Json
+from hone.parallel.group import GroupReduction
 from hone.process.child import TICK_S, ChildLostError, ChildProcess, LineParser, pump_children
 from hone.process.parent import connect_to_parent
 from hone.recipes.registry import load_recipe
-from hone.store.codec import read_state, write_state
-from hone.store.durable import Json
-from hone.train.config import RunConfig
-from hone.train.invariance.check import job_gradient_probes, rank_gradient
-from hone.train.parallel.group import GroupReduction
-from hone.train.runner.run import prepare_device
+from hone.run.config import RunConfig
+from hone.run.run import prepare_device
+from hone.run.store.codec import read_state, write_state
 
 RANK_TIMEOUT_S = 120.0
 ANSWER_FILE = "answer"

@@ -4,12 +4,12 @@ import json
 from functools import partial
 
 from hone.core.errors import HoneError
+from hone.parallel.launcher import READY, RankTask
+from hone.parallel.ranked_job import failure, serve_rank
 from hone.process.parent import connect_to_parent
 from hone.recipes.registry import load_recipe
-from hone.train.config import RunConfig
-from hone.train.parallel.launcher import READY, RankTask
-from hone.train.parallel.ranked_job import failure, serve_rank
-from hone.train.runner.run import prepare_device
+from hone.run.config import RunConfig
+from hone.run.run import prepare_device
 
 
 def task_config(task: RankTask) -> RunConfig:

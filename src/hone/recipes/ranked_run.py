@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hone.cluster.config import ClusterConfig
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
-from hone.train.config import RunConfig
-from hone.train.job import RecipeSpec, TrainingJob
+from hone.parallel.config import ClusterConfig
+from hone.run.config import RunConfig
+from hone.run.job import RecipeSpec, TrainingJob
 
 
 def is_ranked(config: RunConfig) -> bool:
@@ -20,7 +20,7 @@ def require_ranks_fit(config: RunConfig) -> None:
     require_placement(config)
     if not is_ranked(config):
         return
-    from hone.train.learner.config import OptimizerConfig  # noqa: PLC0415 - torch: not needed without ranks
+    from hone.learner.config import OptimizerConfig  # noqa: PLC0415 - torch: not needed without ranks
 
     run = config.run
     key = f"run.ranks = {run.ranks}" if run.ranks > 1 else f"run.virtual_ranks = {run.virtual_ranks}"
@@ -38,7 +38,7 @@ def require_ranks_fit(config: RunConfig) -> None:
 
 def has_trust_region(config: RunConfig) -> bool:
     """True for a recipe that steps along a natural gradient."""
-    from hone.train.learner.natural_gradient import TrustRegionConfig  # noqa: PLC0415 - torch
+    from hone.learner.natural_gradient import TrustRegionConfig  # noqa: PLC0415 - torch
 
     algorithm = dict(config).get("algorithm")
     return isinstance(algorithm, Config) and isinstance(dict(algorithm).get("region"), TrustRegionConfig)
@@ -61,9 +61,9 @@ def require_placement(config: RunConfig) -> None:
 
 def require_layers_split(config: RunConfig) -> None:
     """Raise ConfigError, with every reason, for a run whose layers cannot be cut among `run.tensor` ranks."""
-    from hone.evaluate.text.open_policy import model_config, open_tokenizer  # noqa: PLC0415 - torch
     from hone.models.language.tensor_parallel import tensor_split_faults  # noqa: PLC0415 - as above
-    from hone.train.text.open_text import NetworkRunConfig  # noqa: PLC0415 - as above
+    from hone.text.evaluate.open_policy import model_config, open_tokenizer  # noqa: PLC0415 - torch
+    from hone.text.open_text import NetworkRunConfig  # noqa: PLC0415 - as above
 
     key = f"run.tensor = {config.run.tensor}"
     if not isinstance(config, NetworkRunConfig):
@@ -81,8 +81,8 @@ def require_layers_split(config: RunConfig) -> None:
 
 def rows_of_step(config: RunConfig) -> int | None:
     """Sequences of an optimizer step; None where a step has no fixed number of them."""
-    from hone.train.text.open_text import NetworkRunConfig  # noqa: PLC0415 - torch: not needed without ranks
-    from hone.train.text.planned_memory import TextLengths  # noqa: PLC0415 - as above
+    from hone.text.open_text import NetworkRunConfig  # noqa: PLC0415 - torch: not needed without ranks
+    from hone.text.planned_memory import TextLengths  # noqa: PLC0415 - as above
 
     if not isinstance(config, NetworkRunConfig):
         return None
@@ -123,9 +123,9 @@ def over_ranks(
     """`build`, over the ranks of `config`; `build` itself for a learner of one process."""
     if not is_ranked(config):
         return build
-    from hone.train.parallel.launcher import LocalLauncher  # noqa: PLC0415 - torch.distributed
-    from hone.train.parallel.ranked_job import RankedJobBuilder  # noqa: PLC0415 - as above
-    from hone.train.parallel.ray_launcher import RayLauncher  # noqa: PLC0415 - as above
+    from hone.parallel.launcher import LocalLauncher  # noqa: PLC0415 - torch.distributed
+    from hone.parallel.ranked_job import RankedJobBuilder  # noqa: PLC0415 - as above
+    from hone.parallel.ray_launcher import RayLauncher  # noqa: PLC0415 - as above
 
     module, threads, cluster = "hone.recipes.rank_process", config.run.threads, cluster_of_ranks(config)
     if cluster is None:

@@ -18,6 +18,7 @@ from hone.core.clock import Clock
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import HoneError
+from hone.learner.gradient import GradientLearner
 from hone.models.language.decoder import Decoder
 from hone.models.language.lora import LoraAdapter, LoraSettings
 from hone.models.language.scalar_head import ScalarHeadModel
@@ -29,20 +30,19 @@ from hone.models.without_numbers import forget_operations, without_numbers
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
-from hone.train.config import RunConfig
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Learner
-from hone.train.text.actor_critic import ActorCriticLearner
-from hone.train.text.collecting.round_job import RoundRunConfig, imitation_learner
-from hone.train.text.preference.preference_job import PreferenceRunConfig, answer_learner
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_config import TextRunConfig
-from hone.train.text.scorers.scorer_config import ScorerRunConfig
-from hone.train.text.scorers.scorer_job import scorer_learner
-from hone.train.text.tracked_step import TrackedStep, decoder_config, why_not_tracked
+from hone.run.config import RunConfig
+from hone.run.loop import Learner
+from hone.text.actor_critic import ActorCriticLearner
+from hone.text.collecting.round_job import RoundRunConfig, imitation_learner
+from hone.text.preference.preference_job import PreferenceRunConfig, answer_learner
+from hone.text.reference_policies import TextPolicies
+from hone.text.rl_config import TextRunConfig
+from hone.text.scorers.scorer_config import ScorerRunConfig
+from hone.text.scorers.scorer_job import scorer_learner
+from hone.text.tracked_step import TrackedStep, decoder_config, why_not_tracked
 
 if TYPE_CHECKING:
-    from hone.train.parallel.group import RankGroup
+    from hone.parallel.group import RankGroup
 
 TakenConfig: TypeAlias = TextRunConfig | RoundRunConfig | SftConfig | PreferenceRunConfig | ScorerRunConfig
 """Configs whose update can be taken apart from its data."""
@@ -107,7 +107,7 @@ def take_recipe_step(
 
 
 def _one_rank(ranks: PlannedRanks) -> "AbstractContextManager[RankGroup]":
-    from hone.train.parallel.fake_group import fake_ranks  # noqa: PLC0415 - torch.distributed
+    from hone.parallel.fake_group import fake_ranks  # noqa: PLC0415 - torch.distributed
 
     rank = 0 if ranks.is_driver else ranks.count - 1
     return fake_ranks(ranks.count, tensor=ranks.tensor, virtual=ranks.virtual, rank=rank)
@@ -117,9 +117,9 @@ def _update(build: Callable[[], Learner[Any]], group: "RankGroup | None") -> Cal
     """An update of the learner that is built, or of this rank's part of it."""
     if group is None:
         return build().update
-    from hone.train.learner.ranked_build import building_for  # noqa: PLC0415 - ranks alone need it
-    from hone.train.parallel.ranked_learner import RankWork  # noqa: PLC0415 - torch.distributed
-    from hone.train.parallel.sharded_build import ShardedBuild  # noqa: PLC0415 - torch.distributed
+    from hone.learner.ranked_build import building_for  # noqa: PLC0415 - ranks alone need it
+    from hone.parallel.ranked_learner import RankWork  # noqa: PLC0415 - torch.distributed
+    from hone.parallel.sharded_build import ShardedBuild  # noqa: PLC0415 - torch.distributed
 
     sharded = ShardedBuild(group)
     with building_for(sharded):

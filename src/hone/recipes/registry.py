@@ -17,7 +17,7 @@ from pathlib import Path
 from hone import recipes
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 from hone.process import user_files
-from hone.train.job import RecipeDescription, RecipeSpec
+from hone.run.job import RecipeDescription, RecipeSpec
 
 TITLES: Mapping[str, str] = {
     "text": "language models",
@@ -143,7 +143,7 @@ def _recipe_in_file(reference: str, path: Path, changed_ns: int) -> RecipeSpec: 
 
 def _checked(entry: object, place: str) -> RecipeSpec:
     if not isinstance(entry, RecipeSpec):
-        raise UserCodeError(f"{place} is a {type(entry).__name__}, not a hone.train.job.RecipeSpec")
+        raise UserCodeError(f"{place} is a {type(entry).__name__}, not a hone.run.job.RecipeSpec")
     return entry
 
 

@@ -5,6 +5,6 @@ Does not: environments that ask for rewards (`envs`), advantages (`credit`). The
 
 `config` names rewards, `scorer` adds them up, `workers` runs functions (`jobs` cuts batches, `worker` is the child
 process, `functions` loads and calls), `scores` holds results, `budget` stops a run in which
-too many are missing. Reward models and servers are wired in `evaluate/text/reward_members.py`.
+too many are missing. Reward models and servers are wired in `text/evaluate/reward_members.py`.
 `exact_match`, `math_answer`, `reasoning_gym` and `code_tests` are built in; only workers import them.
 """

@@ -9,7 +9,7 @@ from short_runs import SHORT
 from hone.cli.commands.seeds import parse_seeds
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.store.metrics import without_clock_metrics
+from hone.run.store.metrics import without_clock_metrics
 
 
 @pytest.fixture(autouse=True)

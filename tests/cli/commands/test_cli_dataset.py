@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tiny_runs import hone
 
-from hone.envs.text.collection import FOLDER, CollectedAnswer, collection_bytes
-from hone.envs.text.dataset import read_examples
+from hone.text.tasks.collection import FOLDER, CollectedAnswer, collection_bytes
+from hone.text.tasks.dataset import read_examples
 
 
 def answer(

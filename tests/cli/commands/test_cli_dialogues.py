@@ -8,8 +8,8 @@ import pytest
 from hone.cli.main import main
 from hone.cli.terminal.dialogue import show_dialogues
 from hone.cli.terminal.screen import TerminalScreen, make_console
-from hone.store.answers import AnswerRow, latest_answers
-from hone.store.samples import read_samples
+from hone.run.store.answers import AnswerRow, latest_answers
+from hone.run.store.samples import read_samples
 
 GUESS = """recipe = "grpo"
 name = "guess"
@@ -25,7 +25,7 @@ intermediate_size = 32
 max_positions = 64
 alphabet = "0123456789-<>=? "
 [task]
-source = "dialogue:hone.games.guess:GuessingGame"
+source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 4
 world.isolate = "thread"
 [rollout]
@@ -40,7 +40,7 @@ max_tokens = 8
 stop = [" "]
 greedy = false
 [evaluation.task]
-source = "dialogue:hone.games.guess:GuessingGame"
+source = "dialogue:hone.text.games.guess:GuessingGame"
 turns = 4
 size = 6
 world.isolate = "thread"
@@ -120,7 +120,7 @@ def test_a_person_takes_the_place_of_the_world(
     own = capsys.readouterr().out
     assert "you are the world" in own
     assert own.count("policy  ") + own.count("(the world itself: ") >= 1
-    assert play(runs, monkeypatch, "", "hone.games.guess:GuessingGame", "guess", "--temperature", "0") == 0
+    assert play(runs, monkeypatch, "", "hone.text.games.guess:GuessingGame", "guess", "--temperature", "0") == 0
     ended = capsys.readouterr().out.splitlines()[-1].strip()
     assert ended.startswith("stop: ")
 
@@ -141,7 +141,7 @@ def test_a_person_takes_the_place_of_the_user(
         (("own", "guess", "--side", "usr"), 2, "did you mean user?"),
         (("nothing.py:Game", "guess"), 2, "no such file nothing.py"),
         (("own", "gues"), 3, "did you mean guess?"),
-        (("hone.games.guess:GuessingGam", "guess"), 4, "has no 'GuessingGam'"),
+        (("hone.text.games.guess:GuessingGam", "guess"), 4, "has no 'GuessingGam'"),
     ],
 )
 def test_faults_of_a_play(

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hone.bandits.greedy import EpsilonGreedyPolicy
-from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.saving import save_policy
 from hone.cli.main import main
 from hone.core.decisions import Evidence
-from hone.serve.monitor import retraining
-from hone.serve.monitor.jobs import JobQueue, QueuedJob
-from hone.serve.monitor.retraining import RetrainParts, RetrainResult
-from hone.store.registry.versions import VersionOrigin
+from hone.decide.bandits.greedy import EpsilonGreedyPolicy
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.saving import save_policy
+from hone.decide.monitor import retraining
+from hone.decide.monitor.jobs import JobQueue, QueuedJob
+from hone.decide.monitor.retraining import RetrainParts, RetrainResult
+from hone.decide.registry.versions import VersionOrigin
 
 SHOP = """
 [service]

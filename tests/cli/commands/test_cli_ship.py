@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.bandits.greedy import EpsilonGreedyPolicy
-from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.saving import save_policy
 from hone.cli.main import main
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Evidence, Outcome
-from hone.serve.rollout.watch import read_router
-from hone.serve.shipping import open_rollouts
-from hone.store.registry.moves import StageMove
+from hone.decide.bandits.greedy import EpsilonGreedyPolicy
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.saving import save_policy
+from hone.decide.gateway.shipping import open_rollouts
+from hone.decide.gateway.watch import read_router
+from hone.decide.registry.moves import StageMove
 
 FILE = """
 [service]

@@ -8,12 +8,13 @@ from manual_clock import ManualClock
 from hone import recipes
 from hone.cli.commands import doctor
 from hone.cli.main import main
+from hone.core.config import ConfigSetting
 from hone.evaluate import checkpoint
-from hone.evaluate.saved_config import EvaluationTask
 from hone.recipes.registry import recipe_families, recipe_names, recipes_by_family
-from hone.store.folder import create_run
-from hone.store.manifest import ConfigSetting, RunMetadata
-from hone.store.metrics import open_metrics
+from hone.run.store.folder import create_run
+from hone.run.store.manifest import RunMetadata
+from hone.run.store.metrics import open_metrics
+from hone.text.evaluate.evaluation_request import EvaluationTask
 
 
 @pytest.fixture

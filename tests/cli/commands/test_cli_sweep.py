@@ -16,7 +16,7 @@ from hone.cli.commands.sweep_checks import toml_text
 from hone.cli.main import main
 from hone.config.overrides import parse_value
 from hone.process.commands import CommandEnd, HoneCommand
-from hone.store.metrics import without_clock_metrics
+from hone.run.store.metrics import without_clock_metrics
 
 PLAIN = f'{SHORT}[learner]\nlr_decay = "constant"\n'
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
 from torch import Tensor
 
+from hone.control.networks.layer_norm_mlp import LayerNormMlp
+from hone.control.networks.mlp import Mlp, MlpConfig
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import generator
-from hone.models.control.layer_norm_mlp import LayerNormMlp
-from hone.models.control.mlp import Mlp, MlpConfig
+from hone.learner.flat_parameters import FlatParameters
 from hone.models.native import perceptron
 from hone.native.build import SWITCH
-from hone.train.learner.flat_parameters import FlatParameters
 
 needs_kernels = pytest.mark.skipif(
     not perceptron.available_functions(), reason="takes a processor with AVX2, and a compiler"

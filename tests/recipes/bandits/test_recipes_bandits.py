@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 from control_runs import StepRecorder
 
-from hone.bandits.policy import numbered_actions
-from hone.bandits.saving import policy_hash
 from hone.core.credit import Credits, Metrics
 from hone.core.decisions import ActionSet, DecisionTable
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import substate
-from hone.evaluate.policies import open_decision_policy
+from hone.decide.bandits.policy import numbered_actions
+from hone.decide.bandits.saving import policy_hash
+from hone.decide.evaluate.policies import open_decision_policy
+from hone.decide.joins.config import JoinConfig
+from hone.decide.joins.parquet import freeze_view
+from hone.decide.joins.view import DecisionView, ViewCounts
 from hone.recipes.registry import load_recipe
-from hone.store.codec import read_state, write_state
-from hone.store.joins.config import JoinConfig
-from hone.store.joins.parquet import freeze_view
-from hone.store.joins.view import DecisionView, ViewCounts
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
 
 RECIPES = {
     "boltzmann": {"algorithm": {"temperature": 0.2}},

@@ -15,21 +15,21 @@ from control_runs import StepRecorder
 from gymnasium import spaces
 from recipe_runs import files, restored, saved
 
+from hone.certify.check import build_certificate, job_gradient_probes
+from hone.certify.probe import synthetic_control_episodes
 from hone.cli.main import main
+from hone.control.environments.world import GymConfig, open_world
+from hone.control.experts import require_same_spaces
+from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.networks.discriminator import AdversarialActorCritic
+from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.control.rows import step_rows
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, HoneError
-from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
-from hone.models.control.discriminator import AdversarialActorCritic
-from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.imitation import gail
-from hone.train.control.experts import require_same_spaces
-from hone.train.control.rows import step_rows
-from hone.train.invariance.check import build_certificate, job_gradient_probes
-from hone.train.invariance.probe import synthetic_control_episodes
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "control"
 Controller = Callable[[np.ndarray], np.ndarray]

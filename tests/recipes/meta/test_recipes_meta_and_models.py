@@ -11,13 +11,13 @@ import pytest
 from control_runs import StepRecorder, write_short_log
 
 from hone.cli.main import main
+from hone.control.networks.checkpoint import load_policy
 from hone.core.errors import ConfigError
 from hone.core.state import substate
-from hone.models.control.checkpoint import load_policy
 from hone.recipes.registry import load_recipe
-from hone.store.codec import read_state, write_state
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
 
 ROOT = Path(__file__).resolve().parents[3]
 EXPERT = str(ROOT / "examples/control/cartpole_expert.py") + ":steady"

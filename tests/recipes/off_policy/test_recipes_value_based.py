@@ -10,27 +10,27 @@ from certificate_worlds import CONTROL, built, checked
 from control_runs import StepRecorder
 from recipe_runs import restored, saved
 
+from hone.certify.check import build_certificate, job_gradient_probes
 from hone.cli.main import main
-from hone.core.errors import ConfigError
-from hone.envs.gym.world import GymConfig
-from hone.models.control.checkpoint import load_policy
-from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy
-from hone.models.control.numpy_q import NumpyNoisyPolicy
-from hone.models.control.q_networks import DqnPolicy
-from hone.recipes.off_policy import c51, dqn, noisy_dqn
-from hone.recipes.registry import load_recipe
-from hone.train.control.off_policy import IterationReplayConfig
-from hone.train.control.value_based import (
+from hone.control.environments.world import GymConfig
+from hone.control.networks.checkpoint import load_policy
+from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy
+from hone.control.networks.numpy_q import NumpyNoisyPolicy
+from hone.control.networks.q_networks import DqnPolicy
+from hone.control.off_policy import IterationReplayConfig
+from hone.control.value_based import (
     LinearBoltzmann,
     LinearEpsilon,
     ValueNetworkConfig,
     ValueRunConfig,
     exploration_level,
 )
-from hone.train.invariance.check import build_certificate, job_gradient_probes
-from hone.train.job import TrainingJob
-from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
-from hone.train.loop import train
+from hone.core.errors import ConfigError
+from hone.learner.config import ReplayLearnerConfig, learning_rate_schedule
+from hone.recipes.off_policy import c51, dqn, noisy_dqn
+from hone.recipes.registry import load_recipe
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 VALUES = (
     "dqn",

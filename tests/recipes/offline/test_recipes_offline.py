@@ -9,17 +9,17 @@ import torch
 from control_runs import StepRecorder, write_short_log
 from recipe_runs import files, restored, saved
 
+from hone.certify.check import build_certificate, job_gradient_probes
+from hone.control.logs.parquet import read_log
+from hone.control.networks.checkpoint import load_policy
+from hone.control.offline import encode_transitions
+from hone.control.rows import transition_rows
 from hone.core.credit import Credits
 from hone.core.errors import ConfigError
-from hone.envs.logs.parquet import read_log
-from hone.models.control.checkpoint import load_policy
+from hone.learner.gradient import GradientLearner
 from hone.recipes.registry import load_recipe
-from hone.train.control.offline import encode_transitions
-from hone.train.control.rows import transition_rows
-from hone.train.invariance.check import build_certificate, job_gradient_probes
-from hone.train.job import TrainingJob
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 WORLDS = {"choices": "CartPole-v1", "box": "Pendulum-v1"}
 CASES = [

@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hone.control.behaviour_logs import LogShare, record_log
+from hone.control.environments.make import GymConfig
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.control.finite.stitching import stitching_log, stitching_mdp
+from hone.control.logs.parquet import DecisionLog, write_log
+from hone.control.networks.actor_critic import SoftActorCritic
+from hone.control.networks.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.finite.stitching import stitching_log, stitching_mdp
-from hone.envs.gym.make import GymConfig
-from hone.envs.logs.parquet import DecisionLog, write_log
-from hone.models.control.actor_critic import SoftActorCritic
-from hone.models.control.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.registry import load_recipe
-from hone.train.control.behaviour_logs import LogShare, record_log
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 QUICK: dict[str, dict[str, Any]] = {
     "iql": {"expectile": 0.9, "inverse_temperature": 10.0, "tau": 0.05},

@@ -9,25 +9,25 @@ import pytest
 import torch
 from control_runs import StepRecorder, write_short_log
 
+from hone.control.environments.world import GymConfig
+from hone.control.job import ControlEvaluationConfig
+from hone.control.networks.checkpoint import load_policy
+from hone.control.networks.mlp import MlpConfig
+from hone.control.off_policy import ReplayConfig
+from hone.control.rows import StepRows, split_decision_rows
 from hone.core.credit import Credits
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import substate
-from hone.envs.gym.world import GymConfig
-from hone.models.control.checkpoint import load_policy
-from hone.models.control.mlp import MlpConfig
+from hone.learner.config import LearnerConfig, ReplayLearnerConfig
+from hone.learner.gradient import split_by_rows
 from hone.recipes.bandits import thompson
 from hone.recipes.off_policy import sac
 from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
-from hone.store.codec import read_state, write_state
-from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.off_policy import ReplayConfig
-from hone.train.control.rows import StepRows, split_decision_rows
-from hone.train.job import RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, ReplayLearnerConfig
-from hone.train.learner.gradient import split_by_rows
-from hone.train.loop import train
+from hone.run.job import RecipeSpec, TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
 
 SMALL = MlpConfig(hidden=[16])
 CARTPOLE = GymConfig(id="CartPole-v1", num_envs=4)

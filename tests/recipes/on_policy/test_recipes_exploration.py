@@ -11,21 +11,21 @@ import torch
 from control_runs import StepRecorder
 
 from hone.cli.main import main
+from hone.control.curriculum import CurriculumSource
+from hone.control.finite.build import mdp_from_gymnasium
+from hone.control.finite.options import mdp_over_options
+from hone.control.finite.solve import policy_iteration
+from hone.control.networks.options import OptionTablePolicy
+from hone.control.options import OptionQLearner
+from hone.control.suite.grid_worlds import FourRoomsEnv
 from hone.core.credit import Credits
 from hone.core.errors import ConfigError, DataError
 from hone.core.state import substate
-from hone.envs.finite.build import mdp_from_gymnasium
-from hone.envs.finite.options import mdp_over_options
-from hone.envs.finite.solve import policy_iteration
-from hone.envs.suite.grid_worlds import FourRoomsEnv
-from hone.models.control.options import OptionTablePolicy
 from hone.recipes.on_policy import option_critic
 from hone.recipes.registry import load_recipe
-from hone.store.codec import read_state, write_state
-from hone.train.control.curriculum import CurriculumSource
-from hone.train.control.options import OptionQLearner
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
 
 SMALL: dict[str, Any] = {"hidden": [16]}
 FEW: dict[str, Any] = {"batch": 16, "capacity": 300, "warmup": 40}

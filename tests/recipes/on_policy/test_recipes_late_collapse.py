@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.core.config import fill_defaults
 from hone.core.episodes import Episodes
-from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.intrinsic_reward import CuriousActorCritic
+from hone.learner.gradient import GradientLearner
 from hone.recipes.registry import load_recipe
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import train
+from hone.run.loop import train
 
 
 def trained(recipe: str, *, steps: int, of: int, seed: int) -> ActorCritic:

@@ -12,20 +12,20 @@ import torch
 
 from hone.cli.commands.train import planned_runs
 from hone.config.resolve import read_document
+from hone.control.deterministic import GaussianNoise, NoisyActor, OrnsteinUhlenbeckNoise
+from hone.control.networks.checkpoint import load_policy
+from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.control.rows import TransitionRows
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import substate
-from hone.models.control.checkpoint import load_policy
-from hone.models.control.deterministic import DeterministicActorCritic
-from hone.models.control.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.off_policy import ddpg, td3
 from hone.recipes.on_policy.ppo_kl import KlCoefController
 from hone.recipes.registry import load_recipe
-from hone.store.codec import read_state, write_state
-from hone.train.control.deterministic import GaussianNoise, NoisyActor, OrnsteinUhlenbeckNoise
-from hone.train.control.rows import TransitionRows
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
 
 BASE: dict[str, Any] = {"name": "x", "seed": 3, "network": {"hidden": [16]}, "evaluation": {"episodes": 3}}
 CARTPOLE = {"id": "CartPole-v1", "num_envs": 4}

@@ -14,11 +14,11 @@ from recipe_runs import files, job_of, restored, saved
 
 from hone.core.errors import ConfigError, DataError
 from hone.recipes.registry import OTHER_NAMES, load_recipe, recipe_names
-from hone.train.job import RecipeParts, TrainingJob
-from hone.train.loop import train
-from hone.train.text.preference import preference_job
-from hone.train.text.preference.preference_job import PreferenceRunConfig
-from hone.train.text.preference.start_distance import KL_TO_START
+from hone.run.job import RecipeParts, TrainingJob
+from hone.run.loop import train
+from hone.text.preference import preference_job
+from hone.text.preference.preference_job import PreferenceRunConfig
+from hone.text.preference.start_distance import KL_TO_START
 
 RECIPES = [name for name in recipe_names() if issubclass(load_recipe(name).config, PreferenceRunConfig)]
 LOSSES = ("dpo", "conservative", "robust", "ipo", "hinge", "exo", "discopop", "nca", "sppo", "apo_zero", "apo_down")

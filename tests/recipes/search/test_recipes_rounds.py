@@ -11,11 +11,11 @@ from recipe_runs import files, job_of, lay_out, restored, saved, settings
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import substate
+from hone.learner.round_source import RoundSource
+from hone.learner.rounds import RoundLearner
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
-from hone.train.learner.rounds import RoundLearner
-from hone.train.loop import train
-from hone.train.sources.rounds import RoundSource
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 RECIPES = ("expert_iteration", "best_of_n_distillation")
 ROUND = {"collect_steps": 2, "learn_steps": 3, "batch": 8}

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hone.control.evaluate.returns import evaluate_control
+from hone.control.finite.config import FiniteConfig, GridWorld, build_finite_mdp
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy, epsilon_greedy
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import substate
-from hone.envs.finite.config import FiniteConfig, GridWorld, build_finite_mdp
-from hone.envs.finite.world import FiniteWorld
-from hone.evaluate.control.returns import evaluate_control
 from hone.recipes.registry import load_recipe
-from hone.store.codec import read_state, write_state
-from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, epsilon_greedy
-from hone.train.job import TrainingJob
-from hone.train.loop import train
-from hone.train.sources.live import LiveSource
-from hone.train.sources.whole_episodes import WholeEpisodes
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.store.codec import read_state, write_state
+from hone.sources.live import LiveSource
+from hone.sources.whole_episodes import WholeEpisodes
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}

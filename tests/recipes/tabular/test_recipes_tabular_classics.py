@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hone.control.finite.build import mdp_from_table
+from hone.control.finite.config import FiniteConfig, build_finite_mdp
+from hone.control.finite.solve import evaluate_policy, finite_horizon_value, policy_iteration, start_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
+from hone.control.tables.learn import DoubleQLearning, QLearningRule, TabularLearner
+from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.envs.finite.build import mdp_from_table
-from hone.envs.finite.config import FiniteConfig, build_finite_mdp
-from hone.envs.finite.solve import evaluate_policy, finite_horizon_value, policy_iteration, start_value
-from hone.envs.finite.world import FiniteWorld
 from hone.recipes.registry import load_recipe
-from hone.tabular.batch import RateConfig
-from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
-from hone.tabular.learn import DoubleQLearning, QLearningRule, TabularLearner
-from hone.tabular.tables import ActionTable, StateFeatures
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hone.control.finite.build import mdp_from_table
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy, policy_iteration
+from hone.control.tables.batch import RateConfig, expected_sarsa_weights, sarsa_weights
+from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
+from hone.control.tables.learn import DoubleQLearning, ExpectedSarsa, QLearningRule, TabularLearner, UpdateRule
+from hone.control.tables.tables import ActionTable, StateFeatures, StateValues
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.envs.finite.build import mdp_from_table
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy, policy_iteration
 from hone.recipes.registry import load_recipe
-from hone.tabular.batch import RateConfig, expected_sarsa_weights, sarsa_weights
-from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
-from hone.tabular.learn import DoubleQLearning, ExpectedSarsa, QLearningRule, TabularLearner, UpdateRule
-from hone.tabular.tables import ActionTable, StateFeatures, StateValues
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
 
 ANY = EpsilonGreedy(epsilon=ConstantSchedule(value=1.0))
 STATES, ACTIONS, DISCOUNT = 5, 2, 0.75

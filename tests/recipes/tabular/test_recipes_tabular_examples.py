@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hone.recipes.registry import load_recipe
-from hone.train.loop import train
+from hone.run.loop import train
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "control"
 

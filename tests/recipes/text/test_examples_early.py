@@ -45,7 +45,7 @@ def test_the_plan_says_what_training_meets(pipeline: str, capsys: pytest.Capture
 def test_the_pipeline_runs(pipeline: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", pipeline]) == 0, capsys.readouterr().err
     told = capsys.readouterr().out
-    assert "dialogues answer the question that hone.games.doors:goal_of gave them" in told
+    assert "dialogues answer the question that hone.text.games.doors:goal_of gave them" in told
     assert "are the warm buffer" in told
     page = Path("runs/early_experience/report.html").read_text(encoding="utf-8")
     assert "hindsight" in page and "rl" in page

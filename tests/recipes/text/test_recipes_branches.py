@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from recipe_runs import files, job_of, restored, saved
 
 from hone.core.errors import ConfigError, DataError
-from hone.envs.text.collection import FOLDER, read_collection
-from hone.envs.text.dataset import Example
-from hone.games import doors, grid
-from hone.games.doors import door_questions
-from hone.games.grid import lake_maps
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.text.games import doors, grid
+from hone.text.games.doors import door_questions
+from hone.text.games.grid import lake_maps
+from hone.text.tasks.collection import FOLDER, read_collection
+from hone.text.tasks.dataset import Example
 
 ALPHABETS = {"grid:LakeWalk": grid.ALPHABET, "doors:DoorMaze": doors.ALPHABET}
 LAKE, DOORS = ALPHABETS
@@ -32,7 +32,7 @@ def tables(world: str, place: Path, **changes: Any) -> dict[str, Any]:
         "recipe": "collect", "name": "collect", "steps": 2, "run": {"threads": 1},
         "model": {"new": shape | {"max_positions": 96, "alphabet": ALPHABETS[world]}},
         "task": {
-            "source": f"dialogue:hone.games.{world}", "rows": str(place / "rows.jsonl"), "turns": 10,
+            "source": f"dialogue:hone.text.games.{world}", "rows": str(place / "rows.jsonl"), "turns": 10,
             "world": {"isolate": "thread"},
         },
         "rollout": {"prompts_per_step": 2, "max_tokens": 3, "stop": ["."]},

@@ -11,12 +11,12 @@ from recipe_runs import files, job_of, lay_out, restored, saved, settings
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Request, generate
-from hone.envs.text.collection import FOLDER, read_collection
-from hone.train.job import TrainingJob
-from hone.train.loop import train
-from hone.train.sources.live import LiveSource
-from hone.train.text.answer_data import AnswerTaskConfig, encode_answers, imitation_episodes, read_answers
-from hone.train.text.collecting.continuations import StepContinuations
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.sources.live import LiveSource
+from hone.text.answer_data import AnswerTaskConfig, encode_answers, imitation_episodes, read_answers
+from hone.text.collecting.continuations import StepContinuations
+from hone.text.tasks.collection import FOLDER, read_collection
 
 STEPS = {"continue_from": "steps", "separator": "a", "continuations": 3}
 

@@ -6,7 +6,7 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.clock import SystemClock
-from hone.store.folder import open_run
+from hone.run.store.folder import open_run
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "critics" / "ppo_text.toml"
 SMALLER = {

@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from recipe_runs import MODEL, files, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
 from hone.core.errors import ConfigError, HoneError
-from hone.evaluate.text.open_scorer import load_scorer
 from hone.models.language.hf_checkpoint import load_model
 from hone.models.language.lora import weights_sha256
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.token_scorer import TokenScorer
 from hone.planner.run_memory import run_memory
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
-from hone.train.loop import train
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.text.evaluate.open_scorer import load_scorer
 
 LORA = {"rank": 2}
 SFT = {

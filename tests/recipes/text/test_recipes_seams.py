@@ -14,10 +14,10 @@ from hone.core.errors import DataError
 from hone.core.state import substate
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
-from hone.train.job import TrainingJob
-from hone.train.loop import train
-from hone.train.sources.wrapper import WithState
-from hone.train.text.reference_policies import TextPolicies
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.wrapper import WithState
+from hone.text.reference_policies import TextPolicies
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from recipe_runs import files, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
 from hone.recipes.registry import load_recipe
-from hone.train.job import RecipeParts
-from hone.train.text.rl_config import require_groups, require_on_policy
+from hone.run.job import RecipeParts
+from hone.text.rl_config import require_groups, require_on_policy
 
 RECIPES = text_recipes()
 

@@ -14,9 +14,9 @@ from hone.cli.terminal.progress import compact_duration, compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError
 from hone.evaluate.comparison import compare
-from hone.report.comparison_page import format_interval, significance_note, write_comparison
-from hone.store.comparison import Comparison, GroupSummary, TimeToThreshold
-from hone.store.durable import to_json
+from hone.run.report.comparison_page import format_interval, significance_note, write_comparison
+from hone.run.store.comparison import Comparison, GroupSummary, TimeToThreshold
+from hone.run.store.durable import to_json
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 """Fractions of a curve at which it is shown on the screen."""

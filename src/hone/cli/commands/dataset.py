@@ -7,10 +7,10 @@ from typing import get_args
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, did_you_mean
-from hone.envs.text.collected_answers import PairRule
-from hone.envs.text.collection import is_collection
-from hone.envs.text.export import EXPORTED_KINDS, check_export_path, dataset_bytes, trl_rows
-from hone.store.durable import replace_file
+from hone.run.store.durable import replace_file
+from hone.text.tasks.collected_answers import PairRule
+from hone.text.tasks.collection import is_collection
+from hone.text.tasks.export import EXPORTED_KINDS, check_export_path, dataset_bytes, trl_rows
 
 
 def run(call: CommandCall) -> int:
@@ -20,7 +20,7 @@ def run(call: CommandCall) -> int:
         said = f"--kind {kind}" if kind else "--kind is missing"
         raise ConfigError(f"{said}{did_you_mean(kind, EXPORTED_KINDS)}")
     check_export_path(target)
-    from hone.train.text.answer_data import AnswersConfig, AnswerTaskConfig, read_answers  # noqa: PLC0415 - torch
+    from hone.text.answer_data import AnswersConfig, AnswerTaskConfig, read_answers  # noqa: PLC0415 - torch
 
     source = _source(call.text("source"), Path(call.text("runs")))
     chosen = _collected_options(call)

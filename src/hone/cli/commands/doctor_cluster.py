@@ -6,11 +6,11 @@ from pathlib import Path
 from hone.cli.commands.train import opened_runs, planned_runs
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen
-from hone.cluster.blocks import ADDRESS_VARIABLE
-from hone.cluster.config import ClusterConfig
-from hone.cluster.doctor import inspect_cluster
 from hone.config.resolve import read_document
+from hone.control.environments.ray_blocks import ADDRESS_VARIABLE
 from hone.core.errors import ResourceError
+from hone.parallel.config import ClusterConfig
+from hone.parallel.doctor import inspect_cluster
 
 _FLOAT_BYTES = 4
 

@@ -1,6 +1,6 @@
 """`hone estimate`: the value of policies on a log of decisions, verdict first, before any of them is deployed.
 
-Belongs here: options, the layout on the screen, files. `hone.evaluate.off_policy` computes the figures.
+Belongs here: options, the layout on the screen, files. `hone.decide.evaluate.off_policy` computes the figures.
 """
 
 import math
@@ -16,17 +16,18 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.decisions import DecisionPolicy
 from hone.core.errors import ConfigError, DataError, did_you_mean, run_all_checks
-from hone.estimators.off_policy.estimate import (
+from hone.core.strict_json import Json
+from hone.decide.estimators.estimate import (
     ESTIMATORS,
     SELF_NORMALISED,
     EstimateSettings,
     EstimatorName,
     OffPolicyEstimate,
 )
-from hone.estimators.off_policy.intervals import IntervalKind
-from hone.estimators.off_policy.reward_models import RewardModelKind, RewardModelSettings
-from hone.evaluate.decision_tables import named_source, read_decision_table
-from hone.evaluate.off_policy import (
+from hone.decide.estimators.intervals import IntervalKind
+from hone.decide.estimators.reward_models import RewardModelKind, RewardModelSettings
+from hone.decide.evaluate.decision_tables import named_source, read_decision_table
+from hone.decide.evaluate.off_policy import (
     DEFAULT_ESTIMATORS,
     OffPolicyReport,
     PolicyEstimates,
@@ -34,10 +35,10 @@ from hone.evaluate.off_policy import (
     offline_evidence,
     verdict_words,
 )
-from hone.evaluate.off_policy_page import write_off_policy_page
-from hone.evaluate.policies import open_decision_policy
-from hone.store.durable import Json, to_json
-from hone.store.registry.registry import open_registry
+from hone.decide.evaluate.off_policy_page import write_off_policy_page
+from hone.decide.evaluate.policies import open_decision_policy
+from hone.decide.registry.registry import open_registry
+from hone.run.store.durable import to_json
 
 _SHOWN_SEGMENTS = 8
 

@@ -14,21 +14,22 @@ from pydantic import ValidationError
 
 from hone.cli.commands.perturb import parse_perturbations, show_robustness
 from hone.cli.commands.show import find_run
+from hone.cli.commands.streaming import AnswerStream
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.dialogue import show_dialogues
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
-from hone.evaluate.saved_config import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions, config_tree
 from hone.recipes.registry import is_recipe, load_recipe
-from hone.report.run_page import write_report
-from hone.store.robustness import ROBUSTNESS, write_robustness
-from hone.store.search import SEARCH, SearchRecord, frontier, write_search
-from hone.store.verification import verify_policy
-from hone.train.config import RunConfig
-from hone.train.job import EvaluationRequest
+from hone.run.config import RunConfig
+from hone.run.job import EvaluationRequest
+from hone.run.report.run_page import write_report
+from hone.run.saved_config import config_tree
+from hone.run.store.robustness import ROBUSTNESS, write_robustness
+from hone.run.store.search import SEARCH, SearchRecord, frontier, write_search
+from hone.run.store.verification import verify_policy
+from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 
 if TYPE_CHECKING:
     from hone.evaluate.checkpoint import PolicyEvaluation
@@ -141,7 +142,7 @@ def parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: P
 
 def evaluate_perturbed(call: CommandCall, screen: TerminalScreen, *, problems: int, seed: int) -> int:
     """Evaluate the policy without and with perturbations; printed, saved with its run and added to its report."""
-    from hone.evaluate.control.robustness import evaluate_robustness  # noqa: PLC0415 - as above
+    from hone.control.evaluate.robustness import evaluate_robustness  # noqa: PLC0415 - as above
 
     if call.text("server"):
         raise ConfigError("--perturb is for control policies and --server for language models: leave one of them out")

@@ -1,6 +1,6 @@
 """`hone eval --perturb`: parsing of its arguments and files, and the table of results.
 
-Belongs here: parsing and layout. `hone.evaluate.control.perturbations` applies the perturbations.
+Belongs here: parsing and layout. `hone.control.evaluate.perturbations` applies the perturbations.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from hone.cli.terminal.screen import TerminalScreen
 from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.resolve import read_document, resolve
 from hone.core.errors import ConfigError
-from hone.store.robustness import UNPERTURBED, PerturbedScore
+from hone.run.store.robustness import UNPERTURBED, PerturbedScore
 
 if TYPE_CHECKING:
-    from hone.evaluate.control.perturbations import PerturbationConfig
+    from hone.control.evaluate.perturbations import PerturbationConfig
 
 OPTION = "--perturb"
 
@@ -25,7 +25,7 @@ def parse_perturbations(texts: Sequence[str]) -> "list[PerturbationConfig]":
 
     Raises ConfigError with every error.
     """
-    from hone.evaluate.control.perturbations import PerturbationFile  # noqa: PLC0415 - torch: not needed to parse options
+    from hone.control.evaluate.perturbations import PerturbationFile  # noqa: PLC0415 - torch: not needed to parse options
 
     perturbations: list[PerturbationConfig] = []
     rows: list[object] = []

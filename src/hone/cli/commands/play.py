@@ -12,7 +12,7 @@ from hone.core.errors import ConfigError, did_you_mean
 
 def run(call: CommandCall) -> int:
     """Lead one dialogue; returns the exit code."""
-    from hone.evaluate.text.play import PlayRequest, PlaySide, play_dialogue  # noqa: PLC0415 - torch takes seconds
+    from hone.text.evaluate.play import PlayRequest, PlaySide, play_dialogue  # noqa: PLC0415 - torch takes seconds
 
     screen, side = standard_screen(), call.text("side")
     sides: dict[str, PlaySide] = {one: one for one in get_args(PlaySide)}

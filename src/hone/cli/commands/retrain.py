@@ -9,9 +9,10 @@ from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, InterruptedRun
-from hone.serve.monitor.jobs import QueuedJob
-from hone.serve.retrain_worker import RetrainWorker, open_retrain_worker
-from hone.store.durable import Json, to_json
+from hone.core.strict_json import Json
+from hone.decide.monitor.jobs import QueuedJob
+from hone.decide.retrain_worker import RetrainWorker, open_retrain_worker
+from hone.run.store.durable import to_json
 
 POLL_S: Final = 10.0
 """Seconds between two looks at an empty queue."""

@@ -15,10 +15,10 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun, ResourceError
 from hone.evaluate.comparison import compare
 from hone.process.commands import CommandEnd, HoneCommand, LocalCommands, run_commands
-from hone.report.comparison_page import write_comparison
-from hone.store.folder import open_run
-from hone.train.runner.resume import refuse_fewer_steps
-from hone.train.runner.signals import stop_on_signals
+from hone.run.report.comparison_page import write_comparison
+from hone.run.resume import refuse_fewer_steps
+from hone.run.signals import stop_on_signals
+from hone.run.store.folder import open_run
 
 MAX_SEEDS = 1000
 

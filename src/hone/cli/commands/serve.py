@@ -19,9 +19,9 @@ def run(call: CommandCall) -> int:
     if call.switch("dry_run"):
         raise ConfigError("--dry-run is for service files: hone serve FILE.toml --dry-run")
     try:
-        from hone.serve.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
-        from hone.serve.completions.open_served import ServedSource, open_served  # noqa: PLC0415 - as above
-        from hone.serve.completions.run_server import ServerPlace, serve  # noqa: PLC0415 - as above
+        from hone.text.serving.completions.app import ServingRules  # noqa: PLC0415 - torch takes seconds, see --help
+        from hone.text.serving.completions.open_served import ServedSource, open_served  # noqa: PLC0415 - as above
+        from hone.text.serving.completions.run_server import ServerPlace, serve  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise

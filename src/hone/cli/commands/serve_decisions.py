@@ -18,13 +18,13 @@ def serve_file(call: CommandCall) -> int:
     _refuse_other_options(call)
     path, screen = Path(call.text("checkpoint")), standard_screen()
     if call.switch("dry_run"):
-        from hone.serve.gateway.plan import plan_lines  # noqa: PLC0415 - see --help
+        from hone.decide.gateway.plan import plan_lines  # noqa: PLC0415 - see --help
 
         for line in plan_lines(path, clock=SystemClock()):
             screen.line(line)
         return 0
     try:
-        from hone.serve.gateway.run_service import GatewayPlace, serve_gateway  # noqa: PLC0415 - as above
+        from hone.decide.gateway.run_service import GatewayPlace, serve_gateway  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise

@@ -9,8 +9,9 @@ from hone.config.resolve import read_document, resolve
 from hone.core.clock import SystemClock
 from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, did_you_mean
-from hone.report.shield_page import ShieldPageData, write_shield_page
-from hone.shield.certificate import (
+from hone.decide.pages.shield_page import ShieldPageData, write_shield_page
+from hone.decide.registry.registry import open_registry
+from hone.decide.shield.certificate import (
     ProvedSpec,
     ShieldCertificate,
     UnprovedShieldError,
@@ -22,12 +23,11 @@ from hone.shield.certificate import (
     prove_claims,
     read_certificate,
 )
-from hone.shield.model import ControlModel
-from hone.shield.rehearsal import rehearse_shield
-from hone.shield.rules import rule_shield
-from hone.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
-from hone.store.durable import replace_file
-from hone.store.registry.registry import open_registry
+from hone.decide.shield.model import ControlModel
+from hone.decide.shield.rehearsal import rehearse_shield
+from hone.decide.shield.rules import rule_shield
+from hone.decide.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig
+from hone.run.store.durable import replace_file
 
 KINDS: dict[str, type[RuleShieldConfig] | type[ProvedSpec]] = {
     "rules": RuleShieldConfig, "game": GameShieldConfig, "invariant": InvariantShieldConfig

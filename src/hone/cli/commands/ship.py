@@ -1,6 +1,6 @@
 """`hone ship`: a new version through its stages, the state of rollouts, and the way back.
 
-Belongs here: options and the layout on the screen. `hone.serve.shipping` and `hone.serve.rollout` do the work.
+Belongs here: options and the layout on the screen. `decide.gateway.shipping` and `decide.rollout` do the work.
 """
 
 import time
@@ -14,15 +14,16 @@ from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, InterruptedRun
-from hone.serve.rollout.controller import format_e_value
-from hone.serve.rollout.driver import RolloutDriver
-from hone.serve.rollout.evidence import EffectReport
-from hone.serve.rollout.history import RolloutHistory, history_json, read_history
-from hone.serve.rollout.page import write_rollout_page
-from hone.serve.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
-from hone.serve.rollout.watcher import RolloutWatcher
-from hone.serve.shipping import ServiceRollouts, open_rollouts
-from hone.store.durable import Json, to_json
+from hone.core.strict_json import Json
+from hone.decide.gateway.shipping import ServiceRollouts, open_rollouts
+from hone.decide.rollout.controller import format_e_value
+from hone.decide.rollout.driver import RolloutDriver
+from hone.decide.rollout.evidence import EffectReport
+from hone.decide.rollout.history import RolloutHistory, history_json, read_history
+from hone.decide.rollout.page import write_rollout_page
+from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
+from hone.decide.rollout.watcher import RolloutWatcher
+from hone.run.store.durable import to_json
 
 LOOKING = ("status", "back", "dry_run", "once")
 

@@ -1,6 +1,6 @@
 """`hone show` and `hone list`: runs and recipes.
 
-Belongs here: the layout. The content comes from `hone.store` and the recipes.
+Belongs here: the layout. The content comes from `hone.run.store` and the recipes.
 """
 
 import math
@@ -13,12 +13,12 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.config.explain import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
-from hone.report.policy_map import text_rows, value_range, value_shares
-from hone.store.folder import RunFolder, list_runs, open_run
-from hone.store.metrics import read_metrics
+from hone.run.report.policy_map import text_rows, value_range, value_shares
+from hone.run.store.folder import RunFolder, list_runs, open_run
+from hone.run.store.metrics import read_metrics
 
 if TYPE_CHECKING:
-    from hone.train.job import RecipeDescription
+    from hone.run.job import RecipeDescription
 
 METRICS_SHOWN = 40
 

@@ -12,20 +12,20 @@ from hone.cli.commands.sweep_checks import CheckedSweep, check_sweep, read_sweep
 from hone.cli.options import CommandCall
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.cluster.connect import connect_to_ray
-from hone.cluster.tasks import RayCommands
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, InterruptedRun
 from hone.evaluate.sweep.search import SweepSearch, kept_count
 from hone.evaluate.sweep.space import trial_label
 from hone.evaluate.sweep.trial_runs import TrialTrainer
+from hone.parallel.connect import connect_to_ray
+from hone.parallel.tasks import RayCommands
 from hone.process.commands import CommandRunner, LocalCommands
-from hone.report.comparison_page import significance_note
-from hone.report.sweep_page import latest_scores, score_text, trial_end, write_sweep_page
-from hone.store.folder import check_name
-from hone.store.lock import RunLock
-from hone.store.sweep import SWEEP, SweepJournal, SweepRecord, read_sweep
-from hone.train.runner.signals import stop_on_signals
+from hone.run.report.comparison_page import significance_note
+from hone.run.report.sweep_page import latest_scores, score_text, trial_end, write_sweep_page
+from hone.run.signals import stop_on_signals
+from hone.run.store.folder import check_name
+from hone.run.store.lock import RunLock
+from hone.run.store.sweep import SWEEP, SweepJournal, SweepRecord, read_sweep
 
 if TYPE_CHECKING:
     from hone.evaluate.sweep.search import SweepResult

@@ -47,16 +47,16 @@ from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_nam
 from hone.core.out_of_memory import memory_errors
 from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
-from hone.store.folder import RunFolder, check_name
-from hone.train.config import RunConfig
-from hone.train.job import OpenedRun, RecipeSpec
-from hone.train.runner.callbacks import NO_CALLBACKS, RunCallbacks
-from hone.train.runner.resume import NO_CONSENT, ResumeConsent
+from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
+from hone.run.config import RunConfig
+from hone.run.job import OpenedRun, RecipeSpec
+from hone.run.resume import NO_CONSENT, ResumeConsent
+from hone.run.store.folder import RunFolder, check_name
 
 if TYPE_CHECKING:
-    from hone.train.runner.display import ProgressDisplay
-    from hone.train.runner.pipeline import PipelineResult
-    from hone.train.runner.run import RunRequest
+    from hone.run.display import ProgressDisplay
+    from hone.run.pipeline import PipelineResult
+    from hone.run.run import RunRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +321,7 @@ def train_one(
     consent: ResumeConsent = NO_CONSENT,
 ) -> RunFolder:
     """Train one run, from its checked config to its finished folder."""
-    from hone.train.runner.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
+    from hone.run.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
 
     request = run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
@@ -337,9 +337,9 @@ def run_request(
     callbacks: RunCallbacks = NO_CALLBACKS,
     consent: ResumeConsent = NO_CONSENT,
 ) -> "RunRequest":
-    """Request for `hone.train.runner.run.run`, from a planned run."""
-    from hone.train.invariance.check import certify_job  # noqa: PLC0415 - as above
-    from hone.train.runner.run import RunRequest  # noqa: PLC0415
+    """Request for `hone.run.run.run`, from a planned run."""
+    from hone.certify.check import certify_job  # noqa: PLC0415 - as above
+    from hone.run.run import RunRequest  # noqa: PLC0415
 
     resolved, opened = stage.resolved, stage.opened
     build = stage.spec.build if opened is None else opened.build
@@ -367,8 +367,8 @@ def train_pipeline(
     consent: ResumeConsent = NO_CONSENT,
 ) -> "PipelineResult":
     """Train the stages one after another; a value `stage:NAME` becomes the run folder of stage NAME."""
-    from hone.train.runner.pipeline import PipelineStage as Turn  # noqa: PLC0415 - as above
-    from hone.train.runner.pipeline import run_pipeline  # noqa: PLC0415
+    from hone.run.pipeline import PipelineStage as Turn  # noqa: PLC0415 - as above
+    from hone.run.pipeline import run_pipeline  # noqa: PLC0415
 
     name = pipeline_name(document)
     folder = root / name

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, printable
-from hone.store.answers import AnswerRow
+from hone.run.store.answers import AnswerRow
 
 STYLES = {"policy": "bold cyan", "environment": "yellow"}
 NAMES = {"policy": "policy", "environment": "world"}
@@ -19,7 +19,7 @@ _WIDTH = max(map(len, NAMES.values())) + 2
 
 @dataclass(frozen=True, slots=True)
 class TerminalPlayer:
-    """Implements `hone.evaluate.text.play.DialoguePlayer` by a person's terminal."""
+    """Implements `hone.text.evaluate.play.DialoguePlayer` by a person's terminal."""
 
     screen: TerminalScreen
 

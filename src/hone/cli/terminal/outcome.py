@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hone.cli.terminal.screen import TerminalScreen
 
 if TYPE_CHECKING:
-    from hone.train.runner.pipeline import PipelineResult
+    from hone.run.pipeline import PipelineResult
 
 
 def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:

@@ -1,6 +1,6 @@
 """A generation replica: hone's engine over weights that arrive as bytes, and answers that leave in columns.
 
-Knows nothing of Ray, of the run's data or of its rewards; `hone.cluster` puts one into each actor, and tests run
+Knows nothing of Ray, of the run's data or of its rewards; `hone.parallel` puts one into each actor, and tests run
 several in one process.
 """
 

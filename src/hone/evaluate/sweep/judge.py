@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hone.core.errors import DataError
 from hone.evaluate.comparison import IGNORED_KEYS, compare
-from hone.store.comparison import Comparison, GroupSummary
-from hone.store.sweep import TrialScore
+from hone.run.store.comparison import Comparison, GroupSummary
+from hone.run.store.sweep import TrialScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from hone.evaluate.sweep.judge import best
 from hone.evaluate.sweep.proposals import TrialOutcome, TrialProposer
 from hone.evaluate.sweep.space import trial_label
 from hone.evaluate.sweep.trial_runs import TrialTrainer
-from hone.store.comparison import Comparison
-from hone.store.sweep import FRESH_RUNS, SEARCH_RUNS, RungRecord, SweepJournal, SweepRecord, SweepTrialRecord
+from hone.run.store.comparison import Comparison
+from hone.run.store.sweep import FRESH_RUNS, SEARCH_RUNS, RungRecord, SweepJournal, SweepRecord, SweepTrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from hone.core.errors import DataError, InterruptedRun, ResourceError
 from hone.evaluate.sweep.judge import TrialRuns, judge
 from hone.evaluate.sweep.space import trial_label
 from hone.process.commands import CommandEnd, CommandRunner, HoneCommand, run_commands
-from hone.store.comparison import Comparison
-from hone.store.folder import MANIFEST
-from hone.store.sweep import SweepJournal, SweepTrialRecord, TrialScore
+from hone.run.store.comparison import Comparison
+from hone.run.store.folder import MANIFEST
+from hone.run.store.sweep import SweepJournal, SweepTrialRecord, TrialScore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

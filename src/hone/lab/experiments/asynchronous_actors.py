@@ -13,11 +13,10 @@ from hone.core.judging import ScorerInput
 from hone.core.state import State
 from hone.credit.group import group_relative
 from hone.engine.engine import EmbeddedEngine
-from hone.envs.text.world import Prompt, TextWorld
-from hone.evaluate.text.engine_actor import EngineActor, EngineGuarantees, make_engine
 from hone.lab.control import moving_average, train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
+from hone.learner.config import LearnerConfig
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
@@ -25,14 +24,15 @@ from hone.models.language.tokenizers import character_tokenizer
 from hone.objectives.policy import clipped_surrogate, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.store.interleaving import INTERLEAVING, InterleavingRecord, read_interleaving
-from hone.train.learner.config import LearnerConfig
-from hone.train.loop import Recipe
-from hone.train.sources.asynchronous import AsyncSource
-from hone.train.sources.live import LiveSource
-from hone.train.text.interleaving import RecordedSource, RecordingActor, ReplayedSource, ReplayingActor
-from hone.train.text.learners import token_learner
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.run.loop import Recipe
+from hone.run.store.interleaving import INTERLEAVING, InterleavingRecord, read_interleaving
+from hone.sources.asynchronous import AsyncSource
+from hone.sources.live import LiveSource
+from hone.text.evaluate.engine_actor import EngineActor, EngineGuarantees, make_engine
+from hone.text.interleaving import RecordedSource, RecordingActor, ReplayedSource, ReplayingActor
+from hone.text.learners import token_learner
+from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.tasks.world import Prompt, TextWorld
 
 LETTERS, TOKENS = "abcdefgh", 6
 AGES = (0, 1, 4)

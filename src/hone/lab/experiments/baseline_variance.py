@@ -13,7 +13,7 @@ from hone.credit.returns import gae, reward_as_advantage
 from hone.lab.exact import all_groups, group_advantages
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 ANSWERS, SIZE, FILLER = 5, 4, 16
 CHANCES = np.round(np.arange(0.05, 1.0, 0.05), 2)

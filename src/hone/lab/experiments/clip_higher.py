@@ -20,7 +20,7 @@ from hone.lab.policies import TablePolicy
 from hone.lab.training import PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 LOW = 0.2
 HIGHS = (0.2, 0.28, 0.5)

@@ -7,7 +7,7 @@ from hone.lab.control import train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats, geometric_mean
 from hone.recipes.tabular.gradient_td import ENTRY, GradientTdAlgorithm, GradientTdConfig
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 TURNS_OF = 10
 START = 12.0

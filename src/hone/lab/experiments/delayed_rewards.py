@@ -6,10 +6,10 @@ import numpy as np
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Floats, Outcome
 from hone.core.random import generator
+from hone.decide.joins.config import JoinConfig
+from hone.decide.joins.join import build_view
+from hone.decide.joins.view import DecisionView
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
-from hone.store.joins.config import JoinConfig
-from hone.store.joins.join import build_view
-from hone.store.joins.view import DecisionView
 
 RATES = (0.30, 0.36)
 """Rates of clicks under the old version and under the new one."""

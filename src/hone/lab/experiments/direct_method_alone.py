@@ -3,9 +3,9 @@
 import numpy as np
 
 from hone.core.decisions import Floats
-from hone.envs.services.logged_choices import logged_choice_world
-from hone.estimators.off_policy.estimate import EstimateSettings, EstimatorName, estimate_values
-from hone.evaluate.off_policy import logged_feedback
+from hone.decide.estimators.estimate import EstimateSettings, EstimatorName, estimate_values
+from hone.decide.evaluate.off_policy import logged_feedback
+from hone.decide.simulators.logged_choices import logged_choice_world
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 
 NAMES: tuple[EstimatorName, ...] = ("dm", "ips", "snips", "dr", "switch")

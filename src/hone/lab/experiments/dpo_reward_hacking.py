@@ -18,7 +18,7 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.policies import sample_rows
 from hone.objectives.preference import dpo, ipo
 from hone.objectives.terms import LossTerms
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 ANSWERS, IDLE, PAIRS = 120, 4, 400
 TURN = 1.5

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from hone.core.decisions import Floats
-from hone.envs.services.drifting import DriftingArms, abrupt_changes
+from hone.decide.monitor.config import MonitorConfig
+from hone.decide.simulators.drifting import DriftingArms, abrupt_changes
 from hone.lab.drifting_service import ServedRun, serve_continually, serve_plainly
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
-from hone.serve.monitor.config import MonitorConfig
 
 REGIMES = (0, 1, 0, 1, 0)
 PHASE = 1800

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from hone.core.ragged import Ints
 from hone.core.random import generator
-from hone.games.doors import DOORS, END, LETTERS, PLACES, DoorQuestion, doors_of, split_questions
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.policies import NetworkPolicy, log_softmax, train_on_choices
+from hone.text.games.doors import DOORS, END, LETTERS, PLACES, DoorQuestion, doors_of, split_questions
 
 DEMONSTRATIONS = 80
 CHANCE = 1 / DOORS

@@ -2,23 +2,23 @@
 
 import numpy as np
 
+from hone.control.finite.build import chain_mdp
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig, expected_sarsa_weights
+from hone.control.tables.kernels import ACCUMULATING, DUTCH
+from hone.control.tables.learn import EligibilityTraces, TabularLearner
+from hone.control.tables.tables import StateValues
+from hone.control.tabular import StationaryActor
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.credit.returns import one_step_target
-from hone.envs.finite.build import chain_mdp
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy
-from hone.envs.finite.world import FiniteWorld
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
-from hone.tabular.batch import RateConfig, expected_sarsa_weights
-from hone.tabular.kernels import ACCUMULATING, DUTCH
-from hone.tabular.learn import EligibilityTraces, TabularLearner
-from hone.tabular.tables import StateValues
-from hone.train.sources.live import LiveSource
-from hone.train.tabular.job import StationaryActor
+from hone.run.report.html import format_number
+from hone.sources.live import LiveSource
 
 STATES, EPISODES = 19, 10
 DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)

@@ -6,26 +6,32 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.bandits.policy import numbered_actions
-from hone.bandits.posteriors import BetaBernoulliPosterior
+from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.explore import (
+    ConstantSchedule,
+    EpsilonGreedy,
+    Exploration,
+    ExponentialSchedule,
+    SoftmaxActions,
+)
+from hone.control.tables.explore import UpperConfidenceBound as Ucb
+from hone.control.tables.learn import QLearningRule
+from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
 from hone.core.state import State
 from hone.credit.returns import reward_as_advantage
-from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
-from hone.envs.finite.world import FiniteWorld
+from hone.decide.bandits.policy import numbered_actions
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
 from hone.lab.control import replicate_mdp, tabular_recipe, train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
-from hone.tabular.batch import RateConfig
-from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration, ExponentialSchedule, SoftmaxActions
-from hone.tabular.explore import UpperConfidenceBound as Ucb
-from hone.tabular.learn import QLearningRule
-from hone.tabular.tables import ActionTable, StateFeatures
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
+from hone.run.loop import Recipe
+from hone.run.report.html import format_number
+from hone.sources.live import LiveSource
 
 RATES = np.array([0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7])
 """Probability that each arm pays 1."""

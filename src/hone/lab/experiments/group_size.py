@@ -8,7 +8,7 @@ from hone.lab.exact import count_probabilities, group_advantages, scores_by_coun
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot, plot_by_step
 from hone.lab.puzzles import Floats, addition
 from hone.lab.training import PuzzleTraining, final_accuracy, train_seeds
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 SIZES = (2, 4, 8, 16, 32)
 ANSWERS = 288

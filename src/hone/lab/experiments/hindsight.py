@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from hone.envs.gym.world import GymConfig
+from hone.control.environments.world import GymConfig
+from hone.control.hindsight import HindsightConfig
+from hone.control.job import ControlEvaluationConfig
+from hone.control.networks.mlp import MlpConfig
+from hone.control.off_policy import IterationReplayConfig
 from hone.lab.control import train_job
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
-from hone.models.control.mlp import MlpConfig
+from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.off_policy.her_dqn import ENTRY, HerDqnConfig
-from hone.train.control.hindsight import HindsightConfig
-from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.off_policy import IterationReplayConfig
-from hone.train.job import TrainingJob
-from hone.train.learner.config import ReplayLearnerConfig
+from hone.run.job import TrainingJob
 
 SHARES = {"with hindsight": 0.8, "without": 0.0}
 TRIES = 100

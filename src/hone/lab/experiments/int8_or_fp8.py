@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 from hone.lab.policies import NetworkPolicy, answer_paths, log_softmax, make_network, train_supervised
 from hone.lab.puzzles import Floats, addition
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 Rounding = Callable[[Tensor], Tensor]
 """Rows of numbers -> the nearest ones that the format holds."""

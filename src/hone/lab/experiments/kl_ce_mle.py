@@ -8,7 +8,7 @@ from hone.core.random import generator
 from hone.lab.exact import gradient, minimise, relative_distance
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.objectives.offline import behaviour_cloning
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 POINTS = 61
 

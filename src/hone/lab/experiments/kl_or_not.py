@@ -12,7 +12,7 @@ from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
 from hone.objectives.kl import KlLossEstimator, kl_loss_estimator, kl_penalty
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms, add_terms
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 WEIGHTS = (0.0, 0.1, 0.3)
 

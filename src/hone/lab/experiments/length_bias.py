@@ -12,7 +12,7 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.puzzles import Floats
 from hone.lab.stopping_answers import LONGEST, initial_logits, mean_lengths, sample_stopping
 from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 RATE = 12.0
 SCHEMES: dict[str, WeightingScheme] = {

@@ -15,7 +15,7 @@ from hone.objectives.kl import kl_loss_estimator, kl_penalty
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
 from hone.objectives.weights import token_mean
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 RANKS = 8.0
 PULL = 0.3

@@ -11,7 +11,7 @@ from hone.credit.returns import gae
 from hone.lab.exact import scored_episodes
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 STATES, FORWARD, NOISE, DISCOUNT = 8, 0.6, 1.0, 0.98
 CRITIC_ERROR, CASES = 2.0, 8

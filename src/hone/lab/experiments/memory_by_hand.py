@@ -32,7 +32,7 @@ from hone.planner.run_memory import GenerationSettings, RunDimensions, run_memor
 from hone.planner.training_step import StepSettings
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.text.grpo import GrpoConfig
-from hone.train.text.tracked_step import decoder_config
+from hone.text.tracked_step import decoder_config
 
 MIB = 1 << 20
 TEXT, PROMPT, ANSWERS, PAGE = 128, 32, 8, 16

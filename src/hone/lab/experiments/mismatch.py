@@ -14,7 +14,7 @@ from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accu
 from hone.objectives.mismatch import icepop, masked_is, truncated_is, with_mismatch_correction
 from hone.objectives.policy import clipped_surrogate, reinforce_loss
 from hone.objectives.terms import LossTerms
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 TOKENS, NOISE = 12, 1.5
 """Standard deviation of the engine's error on each logit, in nats: far above that of a real engine."""

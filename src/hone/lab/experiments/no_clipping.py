@@ -9,7 +9,7 @@ from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, clipped_ob
 from hone.objectives.policy import clipped_surrogate, importance_weighted
 from hone.objectives.ratios import ratio
 from hone.objectives.terms import LossTerms
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 WIDTH = 0.2
 EPOCHS, RATE = 8, 0.004

@@ -5,22 +5,22 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from hone.control.finite.build import garnet_mdp, mdp_from_log
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.logs.parquet import DecisionLog
+from hone.control.networks.mlp import MlpConfig
+from hone.control.offline import offline_job
+from hone.control.tables.tables import FixedPolicyActor
+from hone.control.tabular import StationaryActor
 from hone.core.episodes import Episodes
-from hone.envs.finite.build import garnet_mdp, mdp_from_log
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.finite.world import FiniteWorld
-from hone.envs.logs.parquet import DecisionLog
 from hone.lab.control import train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.models.control.mlp import MlpConfig
+from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
-from hone.report.html import format_number
-from hone.tabular.tables import FixedPolicyActor
-from hone.train.control.offline import offline_job
-from hone.train.learner.config import ReplayLearnerConfig
-from hone.train.tabular.job import StationaryActor
+from hone.run.report.html import format_number
 
 STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
 KEYS = ("thought", "true", "untried")

@@ -18,7 +18,7 @@ from hone.lab.puzzles import Floats
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 VOCABULARY, PROMPT, TOKENS = 16, 24, 24
 SIZES = (0.01, 0.03, 0.1, 0.3)

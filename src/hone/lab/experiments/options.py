@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.control.environments.world import GymConfig
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.options import mdp_over_options, primitive_option
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.control.job import ControlEvaluationConfig
+from hone.control.suite.grid_worlds import FourRoomsEnv
+from hone.control.tables.batch import RateConfig
+from hone.control.tabular import TableConfig, TabularAlgorithm
 from hone.core.episodes import Episodes
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.options import mdp_over_options, primitive_option
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.gym.world import GymConfig
-from hone.envs.suite.grid_worlds import FourRoomsEnv
 from hone.lab.control import train_job, with_rewards
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.recipes.tabular import option_q_learning, q_learning
-from hone.report.html import format_number
-from hone.tabular.batch import RateConfig
-from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import TrainingJob
-from hone.train.tabular.job import TableConfig, TabularAlgorithm
+from hone.run.job import TrainingJob
+from hone.run.report.html import format_number
 
 DISCOUNT, EACH, ROOMS = 0.95, 16, 8
 """Steps of each environment per iteration, and environments."""

@@ -2,16 +2,16 @@
 
 import numpy as np
 
+from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.learn import DoubleQLearning, QLearningRule, UpdateRule
+from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.episodes import Episodes
-from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
-from hone.envs.finite.world import FiniteWorld
 from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, train_recipe
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
-from hone.tabular.batch import RateConfig
-from hone.tabular.learn import DoubleQLearning, QLearningRule, UpdateRule
-from hone.tabular.tables import ActionTable, StateFeatures
+from hone.run.report.html import format_number
 
 ACTIONS, HALF = 10, 5
 TRUTH = -0.1

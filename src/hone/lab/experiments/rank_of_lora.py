@@ -16,7 +16,7 @@ from hone.lab.policies import (
 )
 from hone.lab.puzzles import Floats, Puzzle, addition
 from hone.lab.training import PuzzleTraining, train_policy
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 RANKS = (0, 1, 2, 16)
 """0 stands for all weights."""

@@ -15,7 +15,7 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.expert_config import ExpertsConfig
 from hone.models.language.init import new_model
 from hone.models.packing import PackedBatch, pack_rows, row_targets
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 COUNT, PER_TOKEN, WIDTH = 8, 2, 32
 """Experts of a layer, those of a token, and their width; the dense network is as wide as the experts of a token."""

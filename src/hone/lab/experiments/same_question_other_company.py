@@ -32,7 +32,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 VOCABULARY, TOKENS = 64, 32
 SHORTEST, LONGEST = 8, 40

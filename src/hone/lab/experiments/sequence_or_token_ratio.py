@@ -12,7 +12,7 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.sequence import gspo
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import sequence_mean
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 LENGTHS = (1, 4, 16, 64, 256)
 SHARE, SIZE = 0.1, 1.0

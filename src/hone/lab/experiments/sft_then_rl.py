@@ -7,7 +7,7 @@ from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_leas
 from hone.lab.policies import make_network, puzzle_metrics, train_supervised
 from hone.lab.puzzles import addition
 from hone.lab.training import PuzzleTraining, train_policy
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 BASE, EXAMPLES = 14, 48
 STARTS = {"nothing": 0, "12 steps on examples": 12, "400 steps on examples": 400}

@@ -5,24 +5,24 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.control.finite.build import grid_mdp
+from hone.control.finite.config import MAZE
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.suite.grid_worlds import steps_to_end
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.learn import QLearningRule
+from hone.control.tables.tables import ActionTable, StateFeatures
+from hone.control.tabular import TabularCredit
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.potential import potential_shaped, state_bonus_shaped, with_shaped_rewards
 from hone.credit.returns import one_step_target
-from hone.envs.finite.build import grid_mdp
-from hone.envs.finite.config import MAZE
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
-from hone.envs.finite.world import FiniteWorld
-from hone.envs.suite.grid_worlds import steps_to_end
 from hone.lab.control import replicate_mdp, tabular_recipe, train_recipe, with_rewards
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
-from hone.tabular.batch import RateConfig
-from hone.tabular.learn import QLearningRule
-from hone.tabular.tables import ActionTable, StateFeatures
-from hone.train.tabular.job import TabularCredit
+from hone.run.report.html import format_number
 
 DISCOUNT, WEIGHT = 0.95, 0.05
 WEIGHTS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)

@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from hone.control.finite.build import GymnasiumTable, mdp_from_table
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import finite_horizon_value, policy_iteration, start_value
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.learn import QLearningRule
+from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.decisions import ActionSet, Floats
 from hone.core.episodes import Episodes
-from hone.envs.finite.build import GymnasiumTable, mdp_from_table
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import finite_horizon_value, policy_iteration, start_value
-from hone.envs.finite.world import FiniteWorld
-from hone.envs.services.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv, lattice_states, shield_tables
+from hone.decide.shield.certificate import certify, open_certificate
+from hone.decide.shield.guard import project_action
+from hone.decide.shield.spec import GameShieldConfig, shield_spec
+from hone.decide.simulators.car_following import LATTICE_ROAD, SENSORS, CarFollowingEnv, lattice_states, shield_tables
 from hone.lab.control import tabular_recipe, train_recipe, with_rewards
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
-from hone.shield.certificate import certify, open_certificate
-from hone.shield.guard import project_action
-from hone.shield.spec import GameShieldConfig, shield_spec
-from hone.tabular.batch import RateConfig
-from hone.tabular.learn import QLearningRule
-from hone.tabular.tables import ActionTable, StateFeatures
 
 DISCOUNT, HORIZON = 0.95, 200
 BRAKES = (0.0, 1.0, 2.0, 5.0)

@@ -12,7 +12,7 @@ from hone.credit.group import Scale, group_relative
 from hone.lab.exact import count_probabilities, group_advantages, scores_by_count
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import format_number
+from hone.run.report.html import format_number
 
 SIZE = 16
 SCALES: dict[str, Scale] = {"divided by std (GRPO)": "group", "not divided (Dr.GRPO)": "none"}

@@ -23,14 +23,14 @@ from hone.lab.finding import (
 from hone.lab.policies import answer_paths, frozen_copy, kl_between, log_softmax, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, Puzzle, addition
 from hone.lab.training import DelayedActor, PuzzleBatch, PuzzleTraining, PuzzleWorld, clipped_objective, train_policy
+from hone.learner.flat_parameters import FlatParameters
 from hone.objectives.natural import TrustRegion, fisher_product, flatten, trust_region_step
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
 from hone.objectives.trust import dppo_tv
-from hone.report.html import format_number
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.loop import Recipe, train
-from hone.train.sources.live import LiveSource
+from hone.run.loop import Recipe, train
+from hone.run.report.html import format_number
+from hone.sources.live import LiveSource
 
 REGION = TrustRegion(max_kl_nats=0.02, damping=0.01)
 GOAL = 0.8

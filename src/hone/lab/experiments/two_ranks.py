@@ -24,9 +24,9 @@ from hone.lab.finding import (
 from hone.lab.puzzles import Floats
 from hone.lab.second_rank import second_rank
 from hone.lab.stopping_answers import StoppingAnswers, initial_logits, mean_lengths, sample_stopping
+from hone.learner.share import BatchShare
 from hone.objectives.weights import sequence_mean, token_mean
-from hone.report.html import format_number
-from hone.train.learner.share import BatchShare
+from hone.run.report.html import format_number
 
 RATE = 12.0
 RANKS = 2

@@ -2,11 +2,11 @@
 
 from pydantic import Field
 
-from hone.bandits.greedy import BoltzmannPolicy
-from hone.bandits.models import RewardModel
 from hone.core.config import Config
-from hone.train.bandits.config import LinearBanditConfig
-from hone.train.bandits.job import bandit_recipe
+from hone.decide.bandits.greedy import BoltzmannPolicy
+from hone.decide.bandits.models import RewardModel
+from hone.decide.training.config import LinearBanditConfig
+from hone.decide.training.job import bandit_recipe
 
 
 class BoltzmannAlgorithm(Config):

@@ -5,11 +5,11 @@ Deterministic: the log of a served LinUCB supports estimates only with a floor o
 
 from pydantic import Field
 
-from hone.bandits.models import RewardModel
-from hone.bandits.ucb import LinUcbPolicy
 from hone.core.config import Config
-from hone.train.bandits.config import LinearBanditConfig
-from hone.train.bandits.job import bandit_recipe
+from hone.decide.bandits.models import RewardModel
+from hone.decide.bandits.ucb import LinUcbPolicy
+from hone.decide.training.config import LinearBanditConfig
+from hone.decide.training.job import bandit_recipe
 
 
 class LinUcbAlgorithm(Config):

@@ -9,17 +9,17 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from hone.bandits.learning import BanditLearner, ThompsonActor
-from hone.bandits.linear import LinearGaussianPosterior
-from hone.bandits.policy import BanditPolicy, numbered_actions
-from hone.bandits.posteriors import BetaBernoulliPosterior
-from hone.bandits.thompson import thompson_policy
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
-from hone.envs.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
-from hone.train.bandits.config import BanditRunConfig
-from hone.train.bandits.job import (
+from hone.decide.bandits.learning import BanditLearner, ThompsonActor
+from hone.decide.bandits.linear import LinearGaussianPosterior
+from hone.decide.bandits.policy import BanditPolicy, numbered_actions
+from hone.decide.bandits.posteriors import BetaBernoulliPosterior
+from hone.decide.bandits.thompson import thompson_policy
+from hone.decide.simulators.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
+from hone.decide.training.config import BanditRunConfig
+from hone.decide.training.job import (  # fmt: skip
     LoggedDecisions,
     arm_count,
     arms_job,
@@ -27,8 +27,8 @@ from hone.train.bandits.job import (
     feature_count,
     log_job,
     read_decisions,
-)  # fmt: skip
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+)
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 
 ThompsonPosterior: TypeAlias = BetaBernoulliPosterior | LinearGaussianPosterior
 

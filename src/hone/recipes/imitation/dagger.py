@@ -10,16 +10,9 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.make import describe_envs
-from hone.envs.gym.world import GymWorld
-from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import GaussianMlpConfig, PolicySpaces
-from hone.recipes.offline.bc import objective
-from hone.replay.ring import RingBuffer
-from hone.train.config import RunSettings
-from hone.train.control.experts import (
+from hone.control.environments.make import describe_envs
+from hone.control.environments.world import GymWorld
+from hone.control.experts import (
     DaggerActor,
     ExpertActor,
     ExpertConfig,
@@ -27,13 +20,20 @@ from hone.train.control.experts import (
     ExpertProgram,
     open_expert,
 )
-from hone.train.control.job import open_gym_run
-from hone.train.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
-from hone.train.control.on_policy import control_parts, require_clipping
-from hone.train.control.rows import step_rows
-from hone.train.control.spaces import gaussian_spaces, world_spaces
-from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
-from hone.train.learner.config import ReplayLearnerConfig, policy_phase
+from hone.control.job import open_gym_run
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.mlp import GaussianMlpConfig, PolicySpaces
+from hone.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
+from hone.control.on_policy import control_parts, require_clipping
+from hone.control.replay.ring import RingBuffer
+from hone.control.rows import step_rows
+from hone.control.spaces import gaussian_spaces, world_spaces
+from hone.core.config import Config
+from hone.credit.returns import reward_as_advantage
+from hone.learner.config import ReplayLearnerConfig, policy_phase
+from hone.recipes.offline.bc import objective
+from hone.run.config import RunSettings
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
 
 
 class DaggerAlgorithm(Config):

@@ -27,6 +27,23 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from hone.control.acting import DropFailedEpisodes, NetworkActor, predict_values
+from hone.control.environments.world import GymWorld, open_world
+from hone.control.experts import demonstrations_of, require_same_spaces
+from hone.control.job import control_job, decisions_fingerprint
+from hone.control.networks.discriminator import AdversarialActorCritic
+from hone.control.networks.mlp import MlpConfig
+from hone.control.normalise import NormaliseConfig, with_normalisation
+from hone.control.on_policy import (
+    ClippedAlgorithm,
+    OnPolicyRunConfig,
+    derive_on_policy,
+    require_supported_spaces,
+    standardised_gae,
+)
+from hone.control.phases import optimizer_phase
+from hone.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
+from hone.control.spaces import gaussian_spaces, world_spaces
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
@@ -41,34 +58,17 @@ from hone.credit.adversarial import (
     with_imitation_reward,
 )
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.world import GymWorld, open_world
-from hone.models.control.discriminator import AdversarialActorCritic
-from hone.models.control.mlp import MlpConfig
+from hone.learner.config import LearnerConfig, learning_rate_schedule
+from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
-from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
-from hone.train.control.experts import demonstrations_of, require_same_spaces
-from hone.train.control.job import control_job, decisions_fingerprint
-from hone.train.control.on_policy import (
-    ClippedAlgorithm,
-    OnPolicyRunConfig,
-    derive_on_policy,
-    require_supported_spaces,
-    standardised_gae,
-)
-from hone.train.control.phases import optimizer_phase
-from hone.train.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import gaussian_spaces, world_spaces
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
-from hone.train.learner.gradient import GradientLearner, OptimizerPhase
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.sources.normalise import NormaliseConfig, with_normalisation
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.loop import Recipe
+from hone.sources.live import LiveSource
 
 DISCRIMINATOR_REWARDS: Mapping[str, LogitReward] = {
     "positive": positive_reward,

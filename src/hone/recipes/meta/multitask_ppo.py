@@ -14,32 +14,32 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from hone.control import on_policy
+from hone.control.acting import DropFailedEpisodes
+from hone.control.environments.make import describe_envs
+from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.evaluate.multitask import task_scores
+from hone.control.evaluate.returns import score_metrics
+from hone.control.job import ControlEvaluationConfig, control_job, updates_per_step
+from hone.control.multitask import MultitaskSource, TaskActor, standardised_by_task
+from hone.control.networks.mlp import GaussianMlpConfig, ObservationInputs, PolicySpaces
+from hone.control.networks.multitask import MultitaskActorCritic
+from hone.control.rows import StepRows
+from hone.control.spaces import gaussian_spaces, world_spaces
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import key
 from hone.credit.returns import gae
-from hone.envs.gym.make import describe_envs
-from hone.envs.gym.world import GymConfig, GymWorld, open_world
-from hone.evaluate.control.multitask import task_scores
-from hone.evaluate.control.returns import score_metrics
-from hone.models.control.mlp import GaussianMlpConfig, ObservationInputs, PolicySpaces
-from hone.models.control.multitask import MultitaskActorCritic
+from hone.learner.config import LearnerConfig, policy_phase, require_whole_minibatches
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control import on_policy
-from hone.train.control.acting import DropFailedEpisodes
-from hone.train.control.job import ControlEvaluationConfig, control_job, updates_per_step
-from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
-from hone.train.control.rows import StepRows
-from hone.train.control.spaces import gaussian_spaces, world_spaces
-from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
-from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
+from hone.run.config import RunConfig, RunSettings
+from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.loop import Recipe
+from hone.sources.live import LiveSource
 
 
 class MultitaskAlgorithm(on_policy.ClippedAlgorithm):

@@ -13,30 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hone.control import on_policy
+from hone.control.acting import NetworkActor
+from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.evaluate.returns import score_metrics
+from hone.control.job import ControlEvaluationConfig, open_gym_run
+from hone.control.meta_rl import Reptile
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.checkpoint import load_policy, load_weights, save_policy
+from hone.control.networks.mlp import GaussianMlpConfig, PolicySpaces
+from hone.control.rows import StepRows, step_rows
+from hone.control.spaces import gaussian_spaces, world_spaces
 from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.random import key
 from hone.credit.returns import discounted_returns, standardised
-from hone.envs.gym.world import GymConfig, GymWorld, open_world
-from hone.evaluate.control.returns import score_metrics
-from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.checkpoint import load_policy, load_weights, save_policy
-from hone.models.control.mlp import GaussianMlpConfig, PolicySpaces
+from hone.learner.config import LearnerConfig, policy_phase
+from hone.learner.gradient import GradientLearner
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.config import RunSettings
-from hone.train.control import on_policy
-from hone.train.control.acting import NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, open_gym_run
-from hone.train.control.meta_rl import Reptile
-from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import gaussian_spaces, world_spaces
-from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, policy_phase
-from hone.train.learner.gradient import GradientLearner
+from hone.run.config import RunSettings
+from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 
 
 class ReptileAlgorithm(Config):

@@ -10,18 +10,18 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.envs.gym.world import GymConfig, GymWorld
-from hone.models.control.mlp import MlpConfig, PolicySpaces
-from hone.models.control.recurrent import RecurrentActorCritic
+from hone.control import on_policy
+from hone.control.environments.world import GymConfig, GymWorld
+from hone.control.job import ControlEvaluationConfig
+from hone.control.meta_rl import TrialRows, predict_trial_values, trial_rows, with_thompson_baseline
+from hone.control.networks.mlp import MlpConfig, PolicySpaces
+from hone.control.networks.recurrent import RecurrentActorCritic
+from hone.control.spaces import world_spaces
+from hone.learner.config import LearnerConfig, policy_phase
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
-from hone.train.config import RunSettings
-from hone.train.control import on_policy
-from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.meta_rl import TrialRows, predict_trial_values, trial_rows, with_thompson_baseline
-from hone.train.control.spaces import world_spaces
-from hone.train.job import RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, policy_phase
+from hone.run.config import RunSettings
+from hone.run.job import RecipeSpec, TrainingJob
 
 
 class Rl2Algorithm(on_policy.ClippedAlgorithm):

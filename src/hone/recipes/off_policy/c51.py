@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from pydantic import Field, model_validator
 
-from hone.models.control.q_networks import CategoricalReturn, DqnPolicy, QArchitecture
+from hone.control.networks.q_networks import CategoricalReturn, DqnPolicy, QArchitecture
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_rows import ActionSelector, ValueRows, argmax_target, outcomes_of_action, weight_noise
 from hone.objectives.distributional import ValueSupport, c51_loss, categorical_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
-from hone.train.control.value_rows import ActionSelector, ValueRows, argmax_target, outcomes_of_action, weight_noise
 
 
 class CategoricalAlgorithm(ValueAlgorithm):

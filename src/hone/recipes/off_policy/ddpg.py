@@ -7,15 +7,15 @@ overestimated; TD3 adds the fixes.
 from pydantic import Field
 from torch import Tensor
 
-from hone.models.control.deterministic import DeterministicActorCritic
-from hone.models.control.mlp import PolicySpaces
+from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
+from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.control.phases import TdAlgorithm
+from hone.control.rows import TransitionRows
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
-from hone.train.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
-from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
-from hone.train.control.phases import TdAlgorithm
-from hone.train.control.rows import TransitionRows
 
 
 class DdpgAlgorithm(TdAlgorithm):

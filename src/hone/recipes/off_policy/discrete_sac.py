@@ -13,24 +13,24 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.credit.returns import one_step_target
-from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
-from hone.models.control.q_networks import DiscreteSacPolicy
-from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
-from hone.objectives.terms import LossTerms
-from hone.recipes.off_policy.sac import soft_phases
-from hone.replay.ring import RingBuffer
-from hone.train.config import RunSettings
-from hone.train.control.off_policy import (
+from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.q_networks import DiscreteSacPolicy
+from hone.control.off_policy import (
     IterationReplayConfig,
     OffPolicyMethod,
     ReplayRunConfig,
     off_policy_recipe,
     rows_with_noise,
 )
-from hone.train.control.phases import TdAlgorithm
-from hone.train.control.rows import TransitionRows
-from hone.train.learner.config import ReplayLearnerConfig
+from hone.control.phases import TdAlgorithm
+from hone.control.replay.ring import RingBuffer
+from hone.control.rows import TransitionRows
+from hone.credit.returns import one_step_target
+from hone.learner.config import ReplayLearnerConfig
+from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
+from hone.objectives.terms import LossTerms
+from hone.recipes.off_policy.sac import soft_phases
+from hone.run.config import RunSettings
 
 
 class DiscreteSacAlgorithm(TdAlgorithm):

@@ -6,12 +6,12 @@ selecting and evaluating with different networks removes most of that bias.
 
 import torch
 
-from hone.models.control.q_networks import DqnPolicy
+from hone.control.networks.q_networks import DqnPolicy
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_rows import ValueRows, weight_noise
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
-from hone.train.control.value_rows import ValueRows, weight_noise
 
 
 class DoubleDqnConfig(ScheduledValueRunConfig):

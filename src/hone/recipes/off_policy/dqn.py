@@ -6,16 +6,16 @@ the weights: on CartPole-v1 the last weights of a run are often bad, with good o
 rate stays constant, so that the average has something to smooth. The defaults are for 50,000 steps of CartPole-v1.
 """
 
-from hone.envs.gym.world import GymWorld
-from hone.models.control.q_networks import DqnPolicy
+from hone.control.environments.world import GymWorld
+from hone.control.experts import DemonstrationsConfig, with_demonstrations
+from hone.control.networks.q_networks import DqnPolicy
+from hone.control.off_policy import MethodWrapper
+from hone.control.spaces import world_spaces
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_rows import ValueRows, weight_noise
 from hone.objectives.td import greedy_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
-from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
-from hone.train.control.off_policy import MethodWrapper
-from hone.train.control.spaces import world_spaces
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
-from hone.train.control.value_rows import ValueRows, weight_noise
 
 
 class DqnAlgorithm(ValueAlgorithm):

@@ -4,11 +4,11 @@ Q(s, a) = V(s) + A(s, a) - mean over a of A(s, .), two streams of one last layer
 gives each stream a hidden layer of its own. The target is that of double DQN, as in the paper.
 """
 
-from hone.models.control.q_networks import QArchitecture
+from hone.control.networks.q_networks import QArchitecture
+from hone.control.off_policy import off_policy_parts
+from hone.control.value_based import ValueMethod, value_recipe_spec
 from hone.objectives.td import dueling
 from hone.recipes.off_policy.double_dqn import DoubleDqnConfig, objective
-from hone.train.control.off_policy import off_policy_parts
-from hone.train.control.value_based import ValueMethod, value_recipe_spec
 
 
 def method(config: DoubleDqnConfig) -> ValueMethod:

@@ -11,25 +11,25 @@ from functools import partial
 import torch
 from pydantic import Field
 
-from hone.credit.returns import one_step_target
-from hone.models.control.actor_critic import QNetworkPolicy
-from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
-from hone.objectives.td import double_target
-from hone.objectives.terms import LossTerms
-from hone.objectives.value import squared_error
-from hone.replay.hindsight import HindsightBuffer
-from hone.replay.ring import RingBuffer
-from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig
-from hone.train.control.off_policy import (
+from hone.control.hindsight import GOAL_SOURCE, HindsightRunConfig
+from hone.control.networks.actor_critic import QNetworkPolicy
+from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.off_policy import (
     OffPolicyMethod,
     ScheduledExplorer,
     off_policy_parts,
     off_policy_recipe,
     rows_with_noise,
 )
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
-from hone.train.learner.config import ReplayLearnerConfig
+from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.control.replay.hindsight import HindsightBuffer
+from hone.control.replay.ring import RingBuffer
+from hone.control.rows import TransitionRows
+from hone.credit.returns import one_step_target
+from hone.learner.config import ReplayLearnerConfig
+from hone.objectives.td import double_target
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 
 
 class HerDqnAlgorithm(TdAlgorithm):

@@ -10,12 +10,12 @@ import math
 import torch
 from pydantic import Field
 
-from hone.models.control.actor_critic import SoftActorCritic
-from hone.models.control.mlp import MlpConfig, PolicySpaces
+from hone.control.hindsight import GOAL_SOURCE, HindsightRunConfig
+from hone.control.networks.actor_critic import SoftActorCritic
+from hone.control.networks.mlp import MlpConfig, PolicySpaces
+from hone.control.off_policy import OffPolicyMethod, off_policy_parts, off_policy_recipe
+from hone.control.replay.hindsight import HindsightBuffer
 from hone.recipes.off_policy.sac import SacAlgorithm, soft_actor_critic
-from hone.replay.hindsight import HindsightBuffer
-from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig
-from hone.train.control.off_policy import OffPolicyMethod, off_policy_parts, off_policy_recipe
 
 
 class HerSacAlgorithm(SacAlgorithm):

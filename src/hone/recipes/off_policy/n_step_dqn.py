@@ -6,9 +6,9 @@ and at the newest step of the buffer. The rewards come from older policies, whic
 
 from pydantic import Field
 
+from hone.control.off_policy import off_policy_parts
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 from hone.recipes.off_policy.double_dqn import objective
-from hone.train.control.off_policy import off_policy_parts
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 
 
 class NStepAlgorithm(ValueAlgorithm):

@@ -7,12 +7,12 @@ warm-up takes random actions.
 
 from pydantic import Field
 
-from hone.models.control.q_networks import QArchitecture
+from hone.control.networks.q_networks import QArchitecture
+from hone.control.off_policy import IterationReplayConfig
+from hone.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig, value_recipe_spec
+from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.off_policy.dqn import objective
-from hone.train.config import RunSettings
-from hone.train.control.off_policy import IterationReplayConfig
-from hone.train.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig, value_recipe_spec
-from hone.train.learner.config import ReplayLearnerConfig
+from hone.run.config import RunSettings
 
 
 class NoisyAlgorithm(ValueAlgorithm):

@@ -13,29 +13,29 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from hone.control.acting import NetworkActor
+from hone.control.environments.make import describe_envs
+from hone.control.environments.world import GymWorld
+from hone.control.job import ControlEvaluationConfig, open_gym_run
+from hone.control.networks.mlp import MlpConfig, PolicySpaces
+from hone.control.networks.mpc import CemPlanning, ModelPlanner, MpcPolicy, MppiPlanning, PlanningConfig
+from hone.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
+from hone.control.replay.bootstrap import BootstrapBuffer, ColumnStatistics
+from hone.control.replay.ring import RingBuffer
+from hone.control.rows import DecisionRows
+from hone.control.spaces import world_spaces
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, array
 from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.make import describe_envs
-from hone.envs.gym.world import GymWorld
-from hone.models.control.mlp import MlpConfig, PolicySpaces
-from hone.models.control.mpc import CemPlanning, ModelPlanner, MpcPolicy, MppiPlanning, PlanningConfig
+from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.objectives.dynamics import gaussian_nll
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.replay.bootstrap import BootstrapBuffer, ColumnStatistics
-from hone.replay.ring import RingBuffer
-from hone.train.config import RunSettings
-from hone.train.control.acting import NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, open_gym_run
-from hone.train.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
-from hone.train.control.rows import DecisionRows
-from hone.train.control.spaces import world_spaces
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import ReplayLearnerConfig, policy_phase
-from hone.train.sources.wrapper import WithState
+from hone.run.config import RunSettings
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.wrapper import WithState
 
 
 class PetsAlgorithm(Config):

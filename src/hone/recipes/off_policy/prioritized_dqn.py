@@ -7,10 +7,10 @@ target is that of double DQN, as in the paper.
 
 from pydantic import Field
 
+from hone.control.off_policy import off_policy_parts
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_rows import priority_schedule
 from hone.recipes.off_policy.double_dqn import objective
-from hone.train.control.off_policy import off_policy_parts
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
-from hone.train.control.value_rows import priority_schedule
 
 
 class PrioritizedAlgorithm(ValueAlgorithm):

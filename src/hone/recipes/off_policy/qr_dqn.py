@@ -8,12 +8,12 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.models.control.q_networks import DqnPolicy, QArchitecture, QuantileReturn
+from hone.control.networks.q_networks import DqnPolicy, QArchitecture, QuantileReturn
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_rows import ValueRows, argmax_target, outcomes_of_action, weight_noise
 from hone.objectives.distributional import quantile_huber_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
-from hone.train.control.value_rows import ValueRows, argmax_target, outcomes_of_action, weight_noise
 
 
 class QuantileAlgorithm(ValueAlgorithm):

@@ -8,12 +8,12 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.models.control.q_networks import QArchitecture
+from hone.control.networks.q_networks import QArchitecture
+from hone.control.off_policy import off_policy_parts
+from hone.control.value_based import ValueMethod, ValueRunConfig, value_recipe_spec
+from hone.control.value_rows import argmax_online, priority_schedule
 from hone.objectives.td import dueling
 from hone.recipes.off_policy.c51 import CategoricalAlgorithm, objective
-from hone.train.control.off_policy import off_policy_parts
-from hone.train.control.value_based import ValueMethod, ValueRunConfig, value_recipe_spec
-from hone.train.control.value_rows import argmax_online, priority_schedule
 
 
 class RainbowAlgorithm(CategoricalAlgorithm):

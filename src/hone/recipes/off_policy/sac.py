@@ -11,27 +11,21 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hone.control.environments.world import GymWorld
+from hone.control.experts import DemonstrationsConfig, with_demonstrations
+from hone.control.networks.actor_critic import SoftActorCritic
+from hone.control.networks.mlp import MlpConfig, PolicySpaces
+from hone.control.networks.q_networks import DiscreteSacPolicy
+from hone.control.off_policy import MethodWrapper, OffPolicyMethod, ReplayRunConfig, off_policy_recipe, rows_with_noise
+from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
+from hone.control.replay.ring import RingBuffer
+from hone.control.rows import TransitionRows
+from hone.control.spaces import world_spaces
 from hone.credit.returns import one_step_target
-from hone.envs.gym.world import GymWorld
-from hone.models.control.actor_critic import SoftActorCritic
-from hone.models.control.mlp import MlpConfig, PolicySpaces
-from hone.models.control.q_networks import DiscreteSacPolicy
+from hone.learner.config import OptimizerConfig
+from hone.learner.gradient import OptimizerPhase
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
-from hone.replay.ring import RingBuffer
-from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
-from hone.train.control.off_policy import (
-    MethodWrapper,
-    OffPolicyMethod,
-    ReplayRunConfig,
-    off_policy_recipe,
-    rows_with_noise,
-)
-from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
-from hone.train.control.spaces import world_spaces
-from hone.train.learner.config import OptimizerConfig
-from hone.train.learner.gradient import OptimizerPhase
 
 S = TypeVar("S", SoftActorCritic, DiscreteSacPolicy)
 

@@ -9,15 +9,15 @@ from functools import partial
 from pydantic import Field
 from torch import Tensor
 
-from hone.models.control.deterministic import DeterministicActorCritic
-from hone.models.control.mlp import PolicySpaces
+from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
+from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.control.phases import TdAlgorithm
+from hone.control.rows import TransitionRows
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
-from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
-from hone.train.control.phases import TdAlgorithm
-from hone.train.control.rows import TransitionRows
 
 
 class Td3Algorithm(TdAlgorithm):

@@ -1,16 +1,17 @@
 """Behaviour cloning (Pomerleau, 1989): the policy under which the logged actions are likeliest."""
 
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.mlp import GaussianMlpConfig, PolicySpaces
+from hone.control.offline import OfflineRunConfig, offline_recipe
+from hone.control.phases import LearningMethod
+from hone.control.rows import StepRows, split_decision_rows, step_rows
+from hone.control.spaces import gaussian_spaces
 from hone.credit.returns import reward_as_advantage
-from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import GaussianMlpConfig, PolicySpaces
+from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.terms import LossTerms
-from hone.train.config import RunSettings
-from hone.train.control.offline import OfflineRunConfig, offline_recipe
-from hone.train.control.phases import LearningMethod
-from hone.train.control.rows import StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import gaussian_spaces
-from hone.train.learner.config import ReplayLearnerConfig, policy_phase
+from hone.recipes.decision_logs import read_decisions
+from hone.run.config import RunSettings
 
 
 class BcConfig(OfflineRunConfig):
@@ -53,5 +54,6 @@ ENTRY = offline_recipe(
     paper="Pomerleau, ALVINN: An Autonomous Land Vehicle in a Neural Network, 1989",
     config=BcConfig,
     method=method,
+    read=read_decisions,
     limitation="as good as the log's own policy, and lost where the log has never been.",
 )

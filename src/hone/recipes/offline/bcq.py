@@ -12,17 +12,18 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.models.control.mlp import DiscreteActions, PolicySpaces
-from hone.models.control.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
+from hone.control.networks.mlp import DiscreteActions, PolicySpaces
+from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
+from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import ddpg_actor_loss, double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
-from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
-from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
+from hone.recipes.decision_logs import read_decisions
 
 
 class BcqAlgorithm(TdAlgorithm):
@@ -141,5 +142,6 @@ ENTRY = offline_recipe(
     paper="Fujimoto et al., Off-Policy Deep Reinforcement Learning without Exploration, 2019",
     config=BcqConfig,
     method=method,
+    read=read_decisions,
     limitation="no better than the behaviour model, which decides the actions that the constraint admits.",
 )

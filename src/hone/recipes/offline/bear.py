@@ -12,15 +12,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.models.control.mlp import PolicySpaces
-from hone.models.control.offline import BearPolicy, twin_q_values
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.networks.offline import BearPolicy, twin_q_values
+from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_target, bear_actor_loss, bear_multiplier_loss, gaussian, laplacian, mmd
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
+from hone.recipes.decision_logs import read_decisions
 from hone.recipes.offline.bcq import generator_objective
-from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
-from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
@@ -108,5 +109,6 @@ ENTRY = offline_recipe(
     paper="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
     config=BearConfig,
     method=method,
+    read=read_decisions,
     limitation="boxes of actions only; its threshold must be found per log, and a generator is trained besides.",
 )

@@ -11,20 +11,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.models.control.actor_critic import QNetworkPolicy, SoftActorCritic, as_mlps, squashed_gaussian
-from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
-from hone.models.control.numpy_policies import LOG_STD_RANGE
-from hone.models.control.offline import twin_q_values
+from hone.control.networks.actor_critic import QNetworkPolicy, SoftActorCritic, as_mlps, squashed_gaussian
+from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import LOG_STD_RANGE
+from hone.control.networks.offline import twin_q_values
+from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.control.rows import TransitionRows
+from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.offline import cql_penalty, cql_penalty_sampled
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
+from hone.recipes.decision_logs import read_decisions
 from hone.recipes.off_policy.sac import soft_phases
-from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
-from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
-from hone.train.learner.config import ReplayLearnerConfig
 
 
 class CqlAlgorithm(TdAlgorithm):
@@ -167,5 +168,6 @@ ENTRY = offline_recipe(
     paper="Kumar et al., Conservative Q-Learning for Offline Reinforcement Learning, 2020",
     config=CqlConfig,
     method=method,
+    read=read_decisions,
     limitation="never much better than the best of the log; the weight of its caution must be found per log.",
 )

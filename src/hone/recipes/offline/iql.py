@@ -9,15 +9,16 @@ from functools import partial
 import torch
 from pydantic import Field
 
-from hone.models.control.mlp import PolicySpaces
-from hone.models.control.offline import IqlPolicy, twin_q_values
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.networks.offline import IqlPolicy, twin_q_values
+from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.control.rows import TransitionRows
 from hone.objectives.offline import advantage_weighted_regression, expectile_loss
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe
-from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
+from hone.recipes.decision_logs import read_decisions
 
 
 class IqlAlgorithm(TdAlgorithm):
@@ -76,5 +77,6 @@ ENTRY = offline_recipe(
     paper="Kostrikov et al., Offline Reinforcement Learning with Implicit Q-Learning, 2022",
     config=IqlConfig,
     method=method,
+    read=read_decisions,
     limitation="only combines actions of the log; the expectile treats lucky outcomes as good actions.",
 )

@@ -12,18 +12,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.networks.offline import first_q_value, twin_q_values
+from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe, rows_in_dtype
+from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
+from hone.control.rows import TransitionRows
 from hone.core.reduction import Reduction, whole_batch
-from hone.models.control.deterministic import DeterministicActorCritic
-from hone.models.control.mlp import PolicySpaces
-from hone.models.control.offline import first_q_value, twin_q_values
 from hone.objectives.batchwide import q_value_scale
 from hone.objectives.offline import td3_bc_actor_loss
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
-from hone.train.control.offline import OfflineRunConfig, logged_method, offline_recipe, rows_in_dtype
-from hone.train.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
-from hone.train.control.rows import TransitionRows
+from hone.recipes.decision_logs import read_decisions
 
 
 class Td3BcAlgorithm(TdAlgorithm):
@@ -115,5 +116,6 @@ ENTRY = offline_recipe(
     paper="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
     config=Td3BcConfig,
     method=method,
+    read=read_decisions,
     limitation="boxes of actions only; one weight decides between the critic and the log, wherever it stands.",
 )

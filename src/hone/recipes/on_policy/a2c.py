@@ -9,17 +9,17 @@ from functools import partial
 
 from pydantic import Field
 
+from hone.control import on_policy
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.normalise import NormaliseConfig
+from hone.control.rows import StepRows
 from hone.credit.returns import gae
-from hone.models.control.actor_critic import ActorCritic
+from hone.learner.config import LearnerConfig
 from hone.objectives.policy import cispo, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control import on_policy
-from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts
-from hone.train.learner.config import LearnerConfig
-from hone.train.sources.normalise import NormaliseConfig
+from hone.run.job import RecipeParts
 
 
 class A2cAlgorithm(on_policy.ActorCriticAlgorithm):

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from hone.control import on_policy
+from hone.control.environments.option_wrapper import with_option_memory
+from hone.control.environments.world import GymWorld, inspect_world
+from hone.control.job import open_gym_run
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.networks.options import OptionCriticPolicy
+from hone.control.rows import StepRows
+from hone.control.spaces import network_spaces
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
-from hone.envs.gym.option_wrapper import with_option_memory
-from hone.envs.gym.world import GymWorld, inspect_world
-from hone.models.control.mlp import PolicySpaces
-from hone.models.control.options import OptionCriticPolicy
+from hone.learner.config import policy_phase
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
-from hone.train.control import on_policy
-from hone.train.control.job import open_gym_run
-from hone.train.control.rows import StepRows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import OpenedRun, RecipeSpec, TrainingJob
-from hone.train.learner.config import policy_phase
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
 
 
 class OptionCriticAlgorithm(on_policy.ClippedAlgorithm):

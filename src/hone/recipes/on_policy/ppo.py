@@ -11,17 +11,17 @@ from typing import Literal
 
 from pydantic import Field
 
+from hone.control import on_policy
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.normalise import NormaliseConfig
+from hone.control.ppo_backward import ppo_loss_with_backward
+from hone.control.rows import StepRows
+from hone.control.value_loss import ClippedValueLoss, SquaredValueLoss, ValueLossConfig, old_value_rows
 from hone.core.reduction import Reduction
-from hone.models.control.actor_critic import ActorCritic
+from hone.learner.config import LearnerConfig
+from hone.learner.gradient import TrainingRows
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
-from hone.train.control import on_policy
-from hone.train.control.ppo_backward import ppo_loss_with_backward
-from hone.train.control.rows import StepRows
-from hone.train.control.value_loss import ClippedValueLoss, SquaredValueLoss, ValueLossConfig, old_value_rows
-from hone.train.learner.config import LearnerConfig
-from hone.train.learner.gradient import TrainingRows
-from hone.train.sources.normalise import NormaliseConfig
 
 
 class PpoAlgorithm(on_policy.ActorCriticAlgorithm):

@@ -5,8 +5,8 @@ The defaults are those that solve `hone/Maze-v0`, where PPO without the bonus (`
 stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import HashCountConfig, HashCounts
-from hone.train.control.intrinsic_reward import IntrinsicRewardRunConfig, intrinsic_reward_recipe_spec
+from hone.control.intrinsic_reward import IntrinsicRewardRunConfig, intrinsic_reward_recipe_spec
+from hone.control.networks.intrinsic_reward import HashCountConfig, HashCounts
 
 
 class PpoCountsConfig(IntrinsicRewardRunConfig):

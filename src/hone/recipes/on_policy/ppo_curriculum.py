@@ -8,19 +8,19 @@ evaluations run in it.
 from dataclasses import replace
 from functools import partial
 
+from hone.control import on_policy
+from hone.control.acting import DropFailedEpisodes
+from hone.control.curriculum import CurriculumConfig, CurriculumSource, stage_env
+from hone.control.environments.world import GymWorld, inspect_world, open_world
+from hone.control.job import open_gym_run
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.spaces import network_spaces
 from hone.core.errors import ConfigError
-from hone.envs.gym.world import GymWorld, inspect_world, open_world
-from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import PolicySpaces
 from hone.recipes.on_policy.ppo import PpoAlgorithm, ppo_method
-from hone.train.control import on_policy
-from hone.train.control.acting import DropFailedEpisodes
-from hone.train.control.curriculum import CurriculumConfig, CurriculumSource, stage_env
-from hone.train.control.job import open_gym_run
-from hone.train.control.spaces import network_spaces
-from hone.train.job import OpenedRun, RecipeSpec, TrainingJob
-from hone.train.loop import Source
-from hone.train.sources.live import LiveSource
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
+from hone.run.loop import Source
+from hone.sources.live import LiveSource
 
 
 class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):

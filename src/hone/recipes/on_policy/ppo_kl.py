@@ -11,16 +11,16 @@ from functools import partial
 import torch
 from pydantic import Field
 
+from hone.control import on_policy
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.normalise import NormaliseConfig
+from hone.control.rows import StepRows
 from hone.core.credit import Metrics
 from hone.core.state import State, number
-from hone.models.control.actor_critic import ActorCritic
+from hone.learner.config import LearnerConfig
 from hone.objectives.kl import k3
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
-from hone.train.control import on_policy
-from hone.train.control.rows import StepRows
-from hone.train.learner.config import LearnerConfig
-from hone.train.sources.normalise import NormaliseConfig
 
 TOLERANCE, FACTOR = 1.5, 2.0
 """The paper's: within this ratio of the target the coefficient stays; outside it changes by this factor."""

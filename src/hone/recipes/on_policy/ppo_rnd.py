@@ -5,13 +5,13 @@ critic and a discount each. The defaults are those that solve `hone/Maze-v0`, wh
 (`algorithm.novelty_weight = 0`) stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import RandomNetworkDistillation, RndConfig
-from hone.train.control.intrinsic_reward import (
+from hone.control.intrinsic_reward import (
     IntrinsicRewardAlgorithm,
     IntrinsicRewardRunConfig,
     intrinsic_reward_recipe_spec,
 )
-from hone.train.learner.config import LearnerConfig
+from hone.control.networks.intrinsic_reward import RandomNetworkDistillation, RndConfig
+from hone.learner.config import LearnerConfig
 
 
 class PpoRndConfig(IntrinsicRewardRunConfig):

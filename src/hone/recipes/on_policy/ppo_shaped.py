@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, on_policy_recipe_spec
 from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.credit.potential import (
@@ -22,8 +23,7 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy.ppo import PpoAlgorithm, ppo_method
-from hone.train.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, on_policy_recipe_spec
-from hone.train.job import RecipeParts
+from hone.run.job import RecipeParts
 
 
 class HintsConfig(Config):

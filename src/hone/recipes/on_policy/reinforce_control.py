@@ -11,21 +11,21 @@ from typing import Literal
 
 from pydantic import Field
 
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.normalise import NormaliseConfig
+from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, actor_critic_loss, on_policy_recipe_spec
+from hone.control.rows import StepRows
 from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import discounted_returns, gae, standardised
-from hone.models.control.actor_critic import ActorCritic
+from hone.learner.config import LearnerConfig
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, actor_critic_loss, on_policy_recipe_spec
-from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts
-from hone.train.learner.config import LearnerConfig
-from hone.train.sources.normalise import NormaliseConfig
-from hone.train.sources.whole_episodes import WholeEpisodes
+from hone.run.job import RecipeParts
+from hone.sources.whole_episodes import WholeEpisodes
 
 
 class ReinforceControlAlgorithm(Config):

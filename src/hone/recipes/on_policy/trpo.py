@@ -11,22 +11,22 @@ from functools import partial
 from pydantic import Field
 from torch import Tensor
 
+from hone.control import on_policy
+from hone.control.acting import predict_values
+from hone.control.environments.world import GymWorld
+from hone.control.networks.actor_critic import ActorCritic
+from hone.control.phases import optimizer_phase
+from hone.control.rows import StepRows, step_rows
+from hone.control.spaces import gaussian_spaces, world_spaces
 from hone.core.config import Config
-from hone.envs.gym.world import GymWorld
-from hone.models.control.actor_critic import ActorCritic
+from hone.learner.config import LearnerConfig
+from hone.learner.flat_parameters import FlatParameters
+from hone.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
 from hone.objectives.natural import trust_region_step
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
-from hone.train.control import on_policy
-from hone.train.control.acting import predict_values
-from hone.train.control.phases import optimizer_phase
-from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import gaussian_spaces, world_spaces
-from hone.train.job import RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
+from hone.run.job import RecipeSpec, TrainingJob
 
 
 class TrpoAlgorithm(Config):

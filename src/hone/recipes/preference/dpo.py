@@ -5,9 +5,9 @@ reference is the policy as the run starts, asked once. `algorithm.loss.kind` nam
 """
 
 from hone.objectives.preference import dpo
-from hone.train.text.preference.answer_loss import AnswerLossSpec
-from hone.train.text.preference.pair_algorithm import PairAlgorithm
-from hone.train.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.answer_loss import AnswerLossSpec
+from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 
 class DpoConfig(PreferenceRunConfig):

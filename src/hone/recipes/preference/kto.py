@@ -18,10 +18,10 @@ from hone.objectives.batchwide import kto_baseline
 from hone.objectives.implicit import reference_log_ratio
 from hone.objectives.terms import LossTerms
 from hone.objectives.unpaired import apo_zero_unpaired, bco, kto
-from hone.train.text.answer_data import AnswerKind
-from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic
-from hone.train.text.preference.mismatched_answers import with_mismatched_answers
-from hone.train.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.answer_data import AnswerKind
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic
+from hone.text.preference.mismatched_answers import with_mismatched_answers
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 
 def log_ratio(view: AnswerView) -> Tensor:

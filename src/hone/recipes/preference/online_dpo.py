@@ -9,14 +9,14 @@ from typing import ClassVar
 from pydantic import model_validator
 
 from hone.credit.pairs import LabelCredit, best_and_worst
+from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.objectives.preference import dpo
 from hone.objectives.weights import sequence_sum
-from hone.train.job import RecipeParts
-from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
-from hone.train.text import recipe
-from hone.train.text.planned_memory import BatchDimensions, TextLengths
-from hone.train.text.preference.pair_algorithm import PairAlgorithm
-from hone.train.text.preference.preference_job import answer_learner
+from hone.run.job import RecipeParts
+from hone.text import recipe
+from hone.text.planned_memory import BatchDimensions, TextLengths
+from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.preference_job import answer_learner
 
 
 class OnlineDpoConfig(recipe.TextRunConfig):

@@ -9,8 +9,8 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.objectives.reference_free import orpo
 from hone.objectives.terms import LossTerms
-from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.train.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 
 class OrpoAlgorithm(Config):

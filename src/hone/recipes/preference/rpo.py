@@ -10,9 +10,9 @@ from pydantic import Field
 
 from hone.objectives.preference import dpo
 from hone.objectives.terms import LossTerms, add_terms
-from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.train.text.preference.pair_algorithm import PairAlgorithm
-from hone.train.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
+from hone.text.preference.pair_algorithm import PairAlgorithm
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 
 class RpoAlgorithm(PairAlgorithm):

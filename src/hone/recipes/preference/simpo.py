@@ -13,9 +13,9 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.objectives.reference_free import simpo, simpo_hinge
 from hone.objectives.terms import LossTerms, add_terms
-from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.train.text.preference.pair_losses import PairTerms
-from hone.train.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
+from hone.text.preference.pair_losses import PairTerms
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
 
 
 class LogisticShape(Config):

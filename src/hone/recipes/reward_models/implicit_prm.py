@@ -14,9 +14,9 @@ from hone.credit.pairs import LabelCredit, desirability
 from hone.objectives.implicit import reference_log_ratio
 from hone.objectives.reward_model import implicit_process_reward
 from hone.objectives.terms import LossTerms
-from hone.train.text.answer_data import AnswerKind
-from hone.train.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.train.text.scorers.implicit_reward_job import HeldOutRunConfig, held_out_recipe_spec
+from hone.text.answer_data import AnswerKind
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
+from hone.text.scorers.implicit_reward_job import HeldOutRunConfig, held_out_recipe_spec
 
 
 class ImplicitPrmAlgorithm(Config):

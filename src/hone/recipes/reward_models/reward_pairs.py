@@ -13,10 +13,10 @@ from hone.core.config import Config
 from hone.models.language.scalar_head import ScoredTokens
 from hone.objectives.reward_model import bradley_terry
 from hone.objectives.weights import sequence_sum
-from hone.train.text.answer_data import AnswerKind
-from hone.train.text.scorers.scorer_config import ScorerRunConfig
-from hone.train.text.scorers.scorer_job import scorer_recipe_spec
-from hone.train.text.scorers.scorer_loss import PairwiseLoss
+from hone.text.answer_data import AnswerKind
+from hone.text.scorers.scorer_config import ScorerRunConfig
+from hone.text.scorers.scorer_job import scorer_recipe_spec
+from hone.text.scorers.scorer_loss import PairwiseLoss
 
 
 class RewardPairsAlgorithm(Config):

@@ -9,10 +9,10 @@ from typing import ClassVar
 from hone.models.language.scalar_head import ScoredTokens
 from hone.objectives.reward_model import step_regression
 from hone.objectives.weights import token_mean
-from hone.train.text.answer_data import AnswerKind
-from hone.train.text.scorers.scorer_config import ScorerRunConfig
-from hone.train.text.scorers.scorer_job import scorer_recipe_spec
-from hone.train.text.scorers.scorer_loss import ScorerLoss, step_loss
+from hone.text.answer_data import AnswerKind
+from hone.text.scorers.scorer_config import ScorerRunConfig
+from hone.text.scorers.scorer_job import scorer_recipe_spec
+from hone.text.scorers.scorer_loss import ScorerLoss, step_loss
 
 
 class RewardStepsConfig(ScorerRunConfig):

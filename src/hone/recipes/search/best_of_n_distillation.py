@@ -7,9 +7,9 @@ token alike. One answer of the result then costs what one of n did (Amini et al.
 from pydantic import Field, model_validator
 
 from hone.core.episodes import Episodes
-from hone.train.sources.rounds import Selection
-from hone.train.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
-from hone.train.text.collecting.selections import best_answers
+from hone.learner.round_source import Selection
+from hone.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
+from hone.text.collecting.selections import best_answers
 
 
 class BestOfNAlgorithm(RoundAlgorithm):

@@ -7,9 +7,9 @@ from the first policy on: loss = -log pi, every token alike. The next round samp
 from pydantic import Field
 
 from hone.core.episodes import Episodes
-from hone.train.sources.rounds import Selection
-from hone.train.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
-from hone.train.text.collecting.selections import right_answers
+from hone.learner.round_source import Selection
+from hone.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
+from hone.text.collecting.selections import right_answers
 
 
 class ExpertIterationAlgorithm(RoundAlgorithm):

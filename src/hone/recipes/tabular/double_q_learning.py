@@ -4,10 +4,10 @@ The maximum of noisy estimates is biased upwards (maximisation bias); an estimat
 not. Actions are chosen by the mean of both tables.
 """
 
-from hone.tabular.kernels import double_q_learning
-from hone.tabular.learn import DoubleQLearning
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tables.kernels import double_q_learning
+from hone.control.tables.learn import DoubleQLearning
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 
 
 class DoubleQLearningConfig(TabularRunConfig):

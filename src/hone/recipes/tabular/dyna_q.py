@@ -6,11 +6,11 @@ the table of the paper. Simulated steps are drawn uniformly from the pairs that 
 
 from pydantic import Field
 
-from hone.tabular.kernels import dyna_planning, q_learning
-from hone.tabular.learn import DynaQ
-from hone.tabular.models import TabularModel
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import (
+from hone.control.tables.kernels import dyna_planning, q_learning
+from hone.control.tables.learn import DynaQ
+from hone.control.tables.models import TabularModel
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import (
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,

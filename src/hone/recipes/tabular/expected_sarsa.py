@@ -3,11 +3,11 @@
 The same fixed point with less variance, so that larger steps are sound; under a greedy policy it is Q-learning.
 """
 
-from hone.tabular.batch import expected_sarsa_weights
-from hone.tabular.kernels import expected_sarsa
-from hone.tabular.learn import ExpectedSarsa
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tables.batch import expected_sarsa_weights
+from hone.control.tables.kernels import expected_sarsa
+from hone.control.tables.learn import ExpectedSarsa
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 
 
 class ExpectedSarsaConfig(TabularRunConfig):

@@ -10,14 +10,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hone.core.errors import ConfigError
-from hone.credit.returns import one_step_target
-from hone.envs.finite.config import BairdWorld, FiniteConfig
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.world import FiniteWorld
-from hone.tabular.batch import RateConfig
-from hone.tabular.kernels import Floats
-from hone.tabular.linear import (
+from hone.control.finite.config import BairdWorld, FiniteConfig
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import RateConfig
+from hone.control.tables.kernels import Floats
+from hone.control.tables.linear import (
     BAIRD_START,
     LinearRule,
     baird_features,
@@ -26,9 +24,8 @@ from hone.tabular.linear import (
     semi_gradient_with_target,
     tdc,
 )
-from hone.tabular.tables import StateValues
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
-from hone.train.tabular.job import (
+from hone.control.tables.tables import StateValues
+from hone.control.tabular import (
     PredictionRunConfig,
     TabularAlgorithm,
     TabularMethod,
@@ -36,6 +33,9 @@ from hone.train.tabular.job import (
     open_finite,
     prediction_job,
 )
+from hone.core.errors import ConfigError
+from hone.credit.returns import one_step_target
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 
 UPDATE_RULES = {"semi_gradient": semi_gradient, "gtd2": gtd2, "tdc": tdc, "target_network": semi_gradient_with_target}
 

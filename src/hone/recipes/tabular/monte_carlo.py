@@ -9,11 +9,11 @@ table's value of the last state.
 from functools import partial
 from typing import Literal
 
+from hone.control.tables.kernels import target_update, weighted_importance_update
+from hone.control.tables.learn import TargetRule, UpdateRule, WeightedImportanceSampling
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 from hone.credit.returns import discounted_returns
-from hone.tabular.kernels import target_update, weighted_importance_update
-from hone.tabular.learn import TargetRule, UpdateRule, WeightedImportanceSampling
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 
 
 class MonteCarloAlgorithm(TabularAlgorithm):

@@ -8,21 +8,21 @@ from functools import partial
 
 from pydantic import Field
 
+from hone.control.acting import DropFailedEpisodes, NetworkActor
+from hone.control.environments.option_wrapper import with_option_memory
+from hone.control.environments.world import GymWorld, inspect_world
+from hone.control.job import control_job, open_gym_run
+from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.options import OptionTablePolicy
+from hone.control.options import OptionQLearner, OptionsConfig, load_options
+from hone.control.spaces import network_spaces
+from hone.control.tabular import GymTableRunConfig, derive_tabular
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.option_wrapper import with_option_memory
-from hone.envs.gym.world import GymWorld, inspect_world
-from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
-from hone.models.control.options import OptionTablePolicy
-from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import control_job, open_gym_run
-from hone.train.control.options import OptionQLearner, OptionsConfig, load_options
-from hone.train.control.spaces import network_spaces
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.tabular.job import GymTableRunConfig, derive_tabular
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.loop import Recipe
+from hone.sources.live import LiveSource
 
 
 class OptionQAlgorithm(Config):

@@ -6,11 +6,11 @@ expectation over the counted outcomes, so there is no step size.
 
 from pydantic import Field
 
-from hone.tabular.kernels import prioritised_sweeping
-from hone.tabular.learn import PrioritisedSweeping
-from hone.tabular.models import TabularModel
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import (
+from hone.control.tables.kernels import prioritised_sweeping
+from hone.control.tables.learn import PrioritisedSweeping
+from hone.control.tables.models import TabularModel
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import (
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,

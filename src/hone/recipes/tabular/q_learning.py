@@ -5,10 +5,10 @@ sizes that fall (Watkins & Dayan, 1992). The defaults solve FrozenLake, CliffWal
 copies.
 """
 
-from hone.tabular.kernels import q_learning
-from hone.tabular.learn import QLearningRule
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tables.kernels import q_learning
+from hone.control.tables.learn import QLearningRule
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 
 
 class QLearningConfig(TabularRunConfig):

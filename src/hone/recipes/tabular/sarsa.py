@@ -8,12 +8,12 @@ from functools import partial
 
 from pydantic import Field
 
+from hone.control.tables.batch import sarsa_weights
+from hone.control.tables.kernels import expected_sarsa, target_update
+from hone.control.tables.learn import ExpectedSarsa, TargetRule, UpdateRule
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 from hone.credit.returns import n_step, one_step_target
-from hone.tabular.batch import sarsa_weights
-from hone.tabular.kernels import expected_sarsa, target_update
-from hone.tabular.learn import ExpectedSarsa, TargetRule, UpdateRule
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
 
 
 class SarsaAlgorithm(TabularAlgorithm):

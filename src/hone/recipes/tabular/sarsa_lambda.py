@@ -9,12 +9,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from hone.core.errors import ConfigError
-from hone.tabular.batch import sarsa_weights
-from hone.tabular.kernels import eligibility_traces
-from hone.tabular.learn import EligibilityTraces
-from hone.tabular.tables import ActionTable
-from hone.train.tabular.job import (
+from hone.control.tables.batch import sarsa_weights
+from hone.control.tables.kernels import eligibility_traces
+from hone.control.tables.learn import EligibilityTraces
+from hone.control.tables.tables import ActionTable
+from hone.control.tabular import (
     TRACE_KINDS,
     TabularAlgorithm,
     TabularMethod,
@@ -22,6 +21,7 @@ from hone.train.tabular.job import (
     tabular_parts,
     tabular_recipe,
 )
+from hone.core.errors import ConfigError
 
 
 class SarsaLambdaAlgorithm(TabularAlgorithm):

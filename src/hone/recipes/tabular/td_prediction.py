@@ -10,18 +10,20 @@ from typing import Annotated, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.core.errors import ConfigError
-from hone.credit.returns import discounted_returns, n_step, one_step_target
-from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.solve import policy_iteration
-from hone.envs.finite.world import FiniteWorld
-from hone.tabular.batch import expected_sarsa_weights
-from hone.tabular.kernels import Floats, eligibility_traces, expected_sarsa, target_update, weighted_importance_update
-from hone.tabular.learn import EligibilityTraces, ExpectedSarsa, TargetRule, WeightedImportanceSampling
-from hone.tabular.tables import StateValues
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
-from hone.train.tabular.job import (
+from hone.control.finite.model import FiniteMdp
+from hone.control.finite.solve import policy_iteration
+from hone.control.finite.world import FiniteWorld
+from hone.control.tables.batch import expected_sarsa_weights
+from hone.control.tables.kernels import (
+    Floats,
+    eligibility_traces,
+    expected_sarsa,
+    target_update,
+    weighted_importance_update,
+)
+from hone.control.tables.learn import EligibilityTraces, ExpectedSarsa, TargetRule, WeightedImportanceSampling
+from hone.control.tables.tables import StateValues
+from hone.control.tabular import (
     TRACE_KINDS,
     PredictionRunConfig,
     TableConfig,
@@ -31,6 +33,10 @@ from hone.train.tabular.job import (
     open_finite,
     prediction_job,
 )
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import discounted_returns, n_step, one_step_target
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 
 
 class OneStepTd(Config):

@@ -10,18 +10,14 @@ from typing import Literal
 from gymnasium import spaces
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.core.errors import ConfigError
-from hone.credit.returns import one_step_target
-from hone.envs.gym.world import GymSpaces
-from hone.tabular.batch import RateConfig, sarsa_weights
-from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
-from hone.tabular.kernels import eligibility_traces
-from hone.tabular.learn import EligibilityTraces
-from hone.tabular.tables import ActionTable
-from hone.tabular.tiles import TileCoder, make_tile_coder
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec
-from hone.train.tabular.job import (
+from hone.control.environments.world import GymSpaces
+from hone.control.tables.batch import RateConfig, sarsa_weights
+from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy, Exploration
+from hone.control.tables.kernels import eligibility_traces
+from hone.control.tables.learn import EligibilityTraces
+from hone.control.tables.tables import ActionTable
+from hone.control.tables.tiles import TileCoder, make_tile_coder
+from hone.control.tabular import (
     TRACE_KINDS,
     GymTableRunConfig,
     TableConfig,
@@ -30,6 +26,10 @@ from hone.train.tabular.job import (
     open_gym_table,
     table_run,
 )
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import one_step_target
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec
 
 
 class TilesConfig(Config):

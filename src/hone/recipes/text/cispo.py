@@ -8,7 +8,7 @@ from functools import partial
 
 from hone.objectives.policy import cispo
 from hone.objectives.sequence import sequence_cispo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class CispoAlgorithm(recipe.PenaltyConfig):

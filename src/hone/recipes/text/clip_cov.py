@@ -8,7 +8,7 @@ from functools import partial
 
 from hone.objectives.covariance import clip_cov
 from hone.objectives.selection import clip_cov_mask, clipped_mask
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class ClipCovAlgorithm(recipe.ClipConfig):

@@ -13,25 +13,25 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from hone.core.config import Config
-from hone.envs.text.world import Prompt
-from hone.evaluate.text.judges.revise import open_reviser
+from hone.learner.frozen import FrozenLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.process.user_files import check_reference
 from hone.rewards.judges.config import JudgeModel, RevisionConfig
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.frozen import FrozenLearner
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.text.collecting.branches import branching_source
-from hone.train.text.collecting.collect_job import CollectionWriter, score_as_advantage
-from hone.train.text.collecting.continuations import StepContinuations
-from hone.train.text.collecting.reflections import KIND, BranchReflections
-from hone.train.text.collecting.revising import CollectionReviser
-from hone.train.text.experience import UserFunction, function_table
-from hone.train.text.judge_questions import judge_questions
-from hone.train.text.learners import language_job
-from hone.train.text.live import AnsweringRunConfig, open_answering_run, open_live_text
-from hone.train.text.open_text import TextInputs, is_to_come
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.loop import Recipe
+from hone.sources.live import LiveSource
+from hone.text.collecting.branches import branching_source
+from hone.text.collecting.collect_job import CollectionWriter, score_as_advantage
+from hone.text.collecting.continuations import StepContinuations
+from hone.text.collecting.reflections import KIND, BranchReflections
+from hone.text.collecting.revising import CollectionReviser
+from hone.text.evaluate.judges.revise import open_reviser
+from hone.text.experience import UserFunction, function_table
+from hone.text.judge_questions import judge_questions
+from hone.text.learners import language_job
+from hone.text.live import AnsweringRunConfig, open_answering_run, open_live_text
+from hone.text.open_text import TextInputs, is_to_come
+from hone.text.tasks.world import Prompt
 
 
 class CollectOptions(Config):

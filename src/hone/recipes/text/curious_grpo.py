@@ -7,8 +7,8 @@ said, under a copy of the policy that learns these tokens from every batch; then
 from functools import partial
 
 from hone.credit.curiosity import with_curiosity
-from hone.train.text import curiosity, recipe
-from hone.train.text.world_model import CuriousLearner
+from hone.text import curiosity, recipe
+from hone.text.world_model import CuriousLearner
 
 
 class CuriousGrpoAlgorithm(recipe.ClipConfig):

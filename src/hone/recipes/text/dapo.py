@@ -9,7 +9,7 @@ from functools import partial
 
 from hone.credit.selection import has_score_variance
 from hone.credit.shaping import overlong_penalty, with_shaped_scores
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class DapoAlgorithm(recipe.ClipConfig):

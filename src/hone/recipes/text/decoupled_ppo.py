@@ -7,7 +7,7 @@ token alike. Made for stale answers (AReaL, 2025): the clip keeps near the newes
 from functools import partial
 
 from hone.objectives.policy import clipped_surrogate, decoupled_ppo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class DecoupledAlgorithm(recipe.ClipConfig):

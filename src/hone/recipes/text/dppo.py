@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from hone.objectives.trust import binary_kl, binary_tv, dppo, top_k_kl, top_k_tv, trust_region_mask
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class BinaryTv(recipe.Config):

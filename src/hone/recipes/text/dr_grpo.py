@@ -4,7 +4,7 @@ A = R - mean of the group; loss = (1 / answers) sum over answers of (1 / C) sum 
 -min(r A, clip(r, 1 - low, 1 + high) A), C = `rollout.max_tokens` whatever an answer's length.
 """
 
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class DrGrpoAlgorithm(recipe.ClipConfig):

@@ -7,7 +7,7 @@ old the answers; answers without an advantage are pulled back to where they came
 from functools import partial
 
 from hone.objectives.policy import dro
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class DroAlgorithm(recipe.AggregationConfig):

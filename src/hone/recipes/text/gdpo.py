@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from hone.credit.components import gdpo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GdpoAlgorithm(recipe.ClipConfig):

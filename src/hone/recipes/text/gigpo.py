@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from hone.credit.turns import anchored
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GigpoAlgorithm(recipe.ClipConfig):

@@ -9,7 +9,7 @@ from functools import partial
 
 from hone.objectives.selection import high_entropy_mask
 from hone.objectives.sequence import gmpo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GmpoAlgorithm(recipe.PenaltyConfig):

@@ -7,7 +7,7 @@ token of the step alike. No ratio, no clip, no KL, no critic, no deviation.
 from functools import partial
 
 from hone.credit.group import group_policy_gradient
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GpgAlgorithm(recipe.AggregationConfig):

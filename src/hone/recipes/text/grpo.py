@@ -5,7 +5,7 @@ loss = sum over tokens of weight * [-min(r A, clip(r, 1 - low, 1 + high) A) + kl
 with r = pi / pi of the behaviour policy. No critic. `clip_high` above `clip_low` is DAPO's "clip higher" (2025).
 """
 
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GrpoAlgorithm(recipe.ClipConfig):

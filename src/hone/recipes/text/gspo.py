@@ -7,7 +7,7 @@ answer alike. Noise of single tokens, as from expert routing, averages out.
 from functools import partial
 
 from hone.objectives.sequence import gspo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GspoAlgorithm(recipe.ClipConfig):

@@ -9,7 +9,7 @@ from functools import partial
 
 from hone.objectives.sequence import gspo_token
 from hone.recipes.text.gspo import GspoAlgorithm
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GspoTokenConfig(recipe.GroupRunConfig):

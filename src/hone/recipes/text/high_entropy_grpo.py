@@ -5,7 +5,7 @@ the step; the denominator still counts them.
 """
 
 from hone.objectives.selection import high_entropy_mask
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class HighEntropyAlgorithm(recipe.ClipConfig):

@@ -8,7 +8,7 @@ from functools import partial
 
 from hone.objectives.covariance import kl_cov
 from hone.objectives.selection import kl_cov_mask
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class KlCovAlgorithm(recipe.AggregationConfig):

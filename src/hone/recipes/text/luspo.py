@@ -7,7 +7,7 @@ over an answer's tokens, averaged over answers.
 from functools import partial
 
 from hone.objectives.sequence import luspo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class LuspoAlgorithm(recipe.ClipConfig):

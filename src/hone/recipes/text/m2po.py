@@ -6,7 +6,7 @@ largest (log r)^2, until its mean over the rest is below the bound. No ratio is 
 
 from hone.objectives.selection import second_moment_mask
 from hone.objectives.trust import m2po
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class M2poAlgorithm(recipe.PenaltyConfig):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from hone.credit.maclaurin import maclaurin, subset_maclaurin
 from hone.credit.passk import max_rl
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class GroupMean(recipe.Config):

@@ -8,7 +8,7 @@ each token that the student wrote: forward KL, reverse KL, or generalised JSD (G
 from functools import partial
 
 from hone.credit.kl_reward import distillation_credit
-from hone.train.text import divergences, recipe
+from hone.text import divergences, recipe
 
 
 class DistillationAlgorithm(recipe.AggregationConfig):

@@ -5,7 +5,7 @@ tokens, averaged over answers. Exactly on-policy: one update per rollout, no rat
 """
 
 from hone.credit.group import length_baseline
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class OpoAlgorithm(recipe.AggregationConfig):

@@ -5,7 +5,7 @@ GRPO's loss, 0 at all tokens of an answer with A < 0 whose mean of log pi acted 
 """
 
 from hone.objectives.mismatch import off_policy_sequence_mask
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class OpsmAlgorithm(recipe.ClipConfig):

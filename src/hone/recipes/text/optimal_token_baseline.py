@@ -8,7 +8,7 @@ over an answer's tokens, averaged over answers, over `max_tokens`.
 from functools import partial
 
 from hone.credit.reinforce import optimal_token_baseline
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class OptimalTokenBaselineAlgorithm(recipe.AggregationConfig):

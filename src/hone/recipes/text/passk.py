@@ -8,7 +8,7 @@ from functools import partial
 
 from hone.credit.passk import pass_at_k
 from hone.credit.shaping import binarised, with_shaped_scores
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class PasskAlgorithm(recipe.ClipConfig):

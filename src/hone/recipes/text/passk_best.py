@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from hone.credit.passk import best_of_group
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class PasskBestAlgorithm(recipe.ClipConfig):

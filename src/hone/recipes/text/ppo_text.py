@@ -12,7 +12,7 @@ from typing import Literal
 
 from hone.credit.decoupled_gae import decoupled_gae
 from hone.objectives.value import squared_error
-from hone.train.text import actor_critic, recipe
+from hone.text import actor_critic, recipe
 
 
 class PpoTextAlgorithm(recipe.ClipConfig):

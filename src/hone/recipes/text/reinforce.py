@@ -9,7 +9,7 @@ from typing import Literal
 
 from hone.credit.group import batch_relative
 from hone.credit.returns import discounted_returns
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class ReinforceAlgorithm(recipe.AggregationConfig):

@@ -7,7 +7,7 @@ loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike. The weight is
 from functools import partial
 
 from hone.credit.reinforce import reinforce_plus_plus
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class ReinforcePlusPlusAlgorithm(recipe.ClipConfig):

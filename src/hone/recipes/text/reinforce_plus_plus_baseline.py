@@ -7,7 +7,7 @@ token alike.
 from functools import partial
 
 from hone.credit.reinforce import reinforce_plus_plus_baseline
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class ReinforcePlusPlusBaselineAlgorithm(recipe.ClipConfig):

@@ -5,7 +5,7 @@ prompt is answered once more, greedily; that answer is scored, and not learned f
 """
 
 from hone.credit.reinforce import remax
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class RemaxAlgorithm(recipe.AggregationConfig):

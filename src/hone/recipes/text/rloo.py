@@ -5,7 +5,7 @@ loss = -A log pi, summed over an answer's tokens, averaged over answers. The wei
 """
 
 from hone.credit.group import leave_one_out
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class RlooAlgorithm(recipe.AggregationConfig):

@@ -8,7 +8,7 @@ from functools import partial
 
 from hone.objectives.policy import sapo
 from hone.objectives.sequence import sequence_sapo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class SapoAlgorithm(recipe.PenaltyConfig):

@@ -10,18 +10,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
-from hone.envs.text.collection import is_collection
-from hone.envs.text.dataset import ExampleDataset
+from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
+from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.sources.logged import LogSource
-from hone.train.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
-from hone.train.text.experience import (
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.loop import Recipe
+from hone.sources.logged import LogSource
+from hone.text.answer_data import AnswerTaskConfig, imitation_episodes, read_answers
+from hone.text.experience import (
     TokenWeights,
     UserFunction,
     check_experience,
@@ -29,13 +27,15 @@ from hone.train.text.experience import (
     experience_episodes,
     function_table,
 )
-from hone.train.text.imitation import token_nll
-from hone.train.text.judge_questions import judge_questions
-from hone.train.text.learners import language_job, step_layout, token_learner
-from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
-from hone.train.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
-from hone.train.text.rows import TokenBatch
-from hone.train.text.sft_data import SolutionConfig, solved_examples
+from hone.text.imitation import token_nll
+from hone.text.judge_questions import judge_questions
+from hone.text.learners import language_job, step_layout, token_learner
+from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
+from hone.text.rows import TokenBatch
+from hone.text.sft_data import SolutionConfig, solved_examples
+from hone.text.tasks.collection import is_collection
+from hone.text.tasks.dataset import ExampleDataset
 
 
 class SftConfig(LanguageRunConfig):

@@ -6,7 +6,7 @@ r. Wrong answers: A' = boost A where the likeliest token was chosen. Every token
 """
 
 from hone.objectives.simko import SimkoStrength, TopKCandidates, forking_tokens, simko
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class SimkoAlgorithm(recipe.AggregationConfig):

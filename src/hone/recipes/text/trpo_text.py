@@ -7,14 +7,14 @@ Where no length does, the weights are put back bit for bit (`natural/accepted` i
 
 from torch import Tensor
 
+from hone.learner.flat_parameters import FlatParameters
+from hone.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
+from hone.learner.ranked_build import sharded_store, trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.natural import trust_region_step
-from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
-from hone.train.learner.ranked_build import sharded_store, trained_policy
-from hone.train.text import recipe
-from hone.train.text.loss import TokenLoss
-from hone.train.text.rows import TokenBatch, TokenLayout
+from hone.text import recipe
+from hone.text.loss import TokenLoss
+from hone.text.rows import TokenBatch, TokenLayout
 
 
 class TrpoTextAlgorithm(recipe.AggregationConfig):

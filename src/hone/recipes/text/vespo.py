@@ -7,7 +7,7 @@ token alike. phi is 1 at w = 1 and fades on both sides; (k, l) is (2, 3) where A
 from functools import partial
 
 from hone.objectives.sequence import vespo
-from hone.train.text import recipe
+from hone.text import recipe
 
 
 class VespoAlgorithm(recipe.PenaltyConfig):

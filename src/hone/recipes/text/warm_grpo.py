@@ -7,8 +7,8 @@ made likelier than 1 + high times that counts no more, and one that it has made 
 
 from functools import partial
 
-from hone.train.sources.mixed import MixedSource
-from hone.train.text import recipe, warm
+from hone.sources.mixed import MixedSource
+from hone.text import recipe, warm
 
 
 class WarmGrpoAlgorithm(warm.WarmAlgorithm):

@@ -1,5 +1,5 @@
 """Judges: language models that grade answers. Prompts, verdicts, cache, budgets and canaries, without any connection.
 
-Belongs here: questions, the reading of replies, the cache and the counting. `evaluate/text/judges` asks servers and
+Belongs here: questions, the reading of replies, the cache and the counting. `text/evaluate/judges` asks servers and
 local models, and measures the judge's health.
 """

@@ -1,0 +1,1 @@
+"""The certificate of a run: its loss does not depend on micro-batches, order, packing or ranks."""

@@ -1,1 +1,0 @@
-"""Runs on several processes and machines, over Ray: placement, and the processes of replicas."""

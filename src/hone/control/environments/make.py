@@ -1,0 +1,348 @@
+"""Making Gymnasium vector environments: by registered id, or from a class in a file of the user's.
+
+Belongs here: finding and building environments, and their config. Running them is `world.py`, checking them before a
+run is `check.py`.
+"""
+
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from pydantic import Field, JsonValue
+
+from hone.control.environments.boundary import EnvBoundary
+from hone.control.environments.goals import has_goals
+from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
+from hone.core.config import Config
+from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.core.out_of_memory import out_of_memory
+from hone.core.random import key
+from hone.process.user_files import check_reference, load_module
+
+GymVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
+GymEnv: TypeAlias = gymnasium.Env[Any, Any]
+
+DEFAULT_STEP_LIMIT = 100_000
+"""Steps after which an episode without an end is truncated, unless the config says another number."""
+RECORDED_STEPS = 2000
+"""Largest number of steps of a recorded episode."""
+
+
+class GymConfig(Config):
+    """A Gymnasium environment, many at a time."""
+
+    id: str
+    """Registered id (`CartPole-v1`, `hone/Maze-v0`, or `package:Name-v0` to import the package first), or a class or
+    function that makes an environment: `file.py:Class`, `package.module:Class`."""
+    num_envs: int = Field(default=1, ge=1, le=65536)
+    """Environments stepped together."""
+    kwargs: dict[str, JsonValue] = Field(default={})
+    """Passed to the environment's constructor."""
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    """Truncate episodes after this many steps; None keeps the limit that the id is registered with."""
+    clip_actions: bool = False
+    """Clip actions to the bounds of the box; otherwise an action outside is an error."""
+    check: bool = True
+    """Check the environment with a short rollout before the run."""
+    isolation: Literal["auto", "process", "none", "ray"] = "auto"
+    """`process`: each environment runs in a process of its own; a crash or hang does not end the run. `none`: in the
+    trainer's process. `auto`: `none` for environments of Gymnasium and hone, `process` for others. `ray`: as `process`,
+    on the machines of a Ray cluster."""
+    workers: int = Field(default=2, ge=1)
+    """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
+    one."""
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that a step or a reset may take before the environment's process is killed."""
+    faults_allowed: int = Field(default=10, ge=0)
+    """Processes that may be lost within `fault_window` steps; one more stops the run."""
+    fault_window: int = Field(default=10_000, ge=1)
+    """Steps of each environment over which lost processes are counted."""
+    step_limit: int = Field(default=DEFAULT_STEP_LIMIT, ge=1)
+    """Steps after which an episode without an end is truncated, in training and in evaluation, with a note;
+    `max_episode_steps` and the limit of a registered id come first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFactory:
+    """Constructors of one environment, and of many."""
+
+    name: str
+    make_one: Callable[[], GymEnv]
+    make_native: Callable[[int], GymVectorEnv] | None
+    """Constructor of the environment's own vector form, where it has one."""
+    has_time_limit: bool
+    """True if episodes are known to end: a time limit is set."""
+    step_limit: int | None = None
+    """Steps after which an episode of a single environment is truncated; None where a time limit is set."""
+
+    def make_many(self, count: int) -> GymVectorEnv:
+        """Raises UserCodeError when they cannot be made."""
+        return self.make_from([self.make_one] * count)
+
+    def make_from(self, singles: Sequence[Callable[[], GymEnv]], *, first: int = 0) -> GymVectorEnv:
+        """Constructor of a vector environment: from `singles`, unless a native vector form exists. `first` is the
+        number of the first of them in messages."""
+        native = self.make_native
+        if native is not None:
+            return call_user_code(self.name, lambda: native(len(singles)))
+        return call_user_code(self.name, lambda: sync_vector_env(singles, first=first, step_limit=self.step_limit))
+
+
+def env_factory(config: GymConfig) -> EnvFactory:
+    """Raises ConfigError for an unknown id, file or class."""
+    maker = find_maker(config.id)
+    if maker is not None:
+        return _from_class(config, maker)
+    return _from_spec(config, find_spec(config.id))
+
+
+def runs_isolated(config: GymConfig) -> bool:
+    """True if the environments run in processes of their own. Raises ConfigError for an unknown id."""
+    if config.isolation != "auto":
+        return config.isolation != "none"
+    if ":" in config.id:
+        return True
+    spec = find_spec(config.id)
+    return not _is_known(spec) and not callable(spec.entry_point)
+
+
+def export_registration(config: GymConfig) -> str | None:
+    """The registration of an id, for another process; None where that process finds the id by itself.
+
+    Raises ConfigError for an id whose class has no name that another process could import.
+    """
+    if ":" in config.id:
+        return None
+    spec = find_spec(config.id)
+    if callable(spec.entry_point) or callable(spec.vector_entry_point):
+        raise ConfigError(
+            f"env.id = {config.id!r} was registered with a class, which another process cannot find; register it as "
+            f"'module:Class', name it 'file.py:Class', or set env.isolation = \"none\""
+        )
+    return spec.to_json()
+
+
+def import_registration(registration: str | None) -> None:
+    """Register an id exported by `export_registration` in another process."""
+    if registration is not None:
+        spec = EnvSpec.from_json(registration)
+        gymnasium.registry.setdefault(spec.id, spec)
+
+
+def describe_placement(config: GymConfig) -> str:
+    """Description of the processes that run the environments."""
+    if not runs_isolated(config):
+        return "in the trainer's process"
+    count = min(config.workers, config.num_envs)
+    where = "as actors of a Ray cluster" if config.isolation == "ray" else "of their own"
+    return f"in a process {where}" if count == 1 else f"in {count} processes {where}"
+
+
+def truncation_limit(config: GymConfig) -> int | None:
+    """Steps after which hone truncates an episode, or None where the environment has a time limit of its own.
+
+    Raises ConfigError for an unknown id.
+    """
+    return config.step_limit if _time_limit(config) is None else None
+
+
+def evaluation_limit(config: GymConfig) -> int:
+    """Steps after which an evaluation stops; a time limit ends its episodes before. Raises ConfigError for an unknown
+    id."""
+    own = _time_limit(config)
+    return config.step_limit if own is None else max(config.step_limit, own + 1)
+
+
+def _time_limit(config: GymConfig) -> int | None:
+    """The limit of the config or of the registered id; None for a class of a file, or of a package not yet imported."""
+    if config.max_episode_steps is not None or ":" in config.id:
+        return config.max_episode_steps
+    return find_spec(config.id).max_episode_steps
+
+
+def describe_envs(config: GymConfig) -> dict[str, str]:
+    """Figures for `hone plan`: where the environments run, and when an episode is truncated."""
+    own = _time_limit(config)
+    key = "env.max_episode_steps" if config.max_episode_steps is not None else "the id's limit"
+    text = f"after {own} steps ({key})" if own is not None else f"after {config.step_limit} steps (env.step_limit)"
+    return {
+        "environments": describe_placement(config),
+        "episodes are truncated": f"{text}; a recording shows at most {RECORDED_STEPS}",
+    }
+
+
+def env_seeds(seed: int, count: int) -> list[int]:
+    """A seed of 32 bits for each environment, unrelated for neighbouring run seeds (seed + i would share streams)."""
+    return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]
+
+
+def reset_each(envs: GymVectorEnv, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with a seed for each environment and return the observations `[B, *observation]`."""
+    if isinstance(envs, SyncVectorEnv):
+        return envs.reset(seed=cast("list[int | None]", list(seeds)))[0]
+    return envs.reset(seed=seeds[0])[0]  # a native vector environment draws for all of its own
+
+
+def reset_all(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with seeds made from `seed` and return the observations `[B, *observation]`."""
+    return reset_each(envs, env_seeds(seed, envs.num_envs))
+
+
+def autoreset_mode(envs: GymVectorEnv) -> AutoresetMode:
+    """The mode of resetting. Raises ConfigError where the environment does not declare it: resets would be misread."""
+    mode = envs.metadata.get("autoreset_mode")
+    if isinstance(mode, AutoresetMode):
+        return mode
+    raise ConfigError(
+        f"{type(envs).__name__}: metadata['autoreset_mode'] is {mode!r}; without it rows that are resets cannot be "
+        "recognised. Set it to a gymnasium.vector.AutoresetMode."
+    )
+
+
+def describe_exception(fault: BaseException) -> str:
+    """A user's exception, with its traceback below the first line."""
+    return f"{type(fault).__name__}: {fault}\n{''.join(traceback.format_exception(fault)).rstrip()}"
+
+
+def find_spec(name: str, *, key: str = "env.id") -> EnvSpec:
+    """The spec that Gymnasium has under a name. Raises ConfigError naming the config key `key`."""
+    register_builtin_envs()
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        hint = did_you_mean(name, sorted(gymnasium.registry))
+        why = f"no such environment is registered{hint}" if "did you mean" in hint else str(error)
+        raise ConfigError(f"{key} = {name!r}: {why}") from error
+    except ImportError as error:
+        raise ConfigError(f"{key} = {name!r}: {error}") from error
+
+
+def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
+    limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
+
+    def single() -> GymEnv:
+        return _flatten_goals(
+            gymnasium.make(
+                spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
+            )
+        )
+
+    def native(count: int) -> GymVectorEnv:
+        # Whatever limit the id is registered with holds for single environments only; a native one has its own.
+        limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **_kwargs(config))
+        return cast("GymVectorEnv", made)
+
+    return EnvFactory(
+        name=config.id,
+        make_one=lambda: call_user_code(config.id, single),
+        make_native=native if _is_native(spec) else None,
+        has_time_limit=limit is not None,
+        step_limit=config.step_limit if limit is None else None,
+    )
+
+
+def _flatten_goals(env: GymEnv) -> GymEnv:
+    """Flatten observations with goals into one row: achieved goal, desired goal, the rest of the observation."""
+    return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
+
+
+def _is_known(spec: EnvSpec) -> bool:
+    """Gymnasium's own, or hone's."""
+    if spec.id == OPTION_MEMORY_ID:
+        return False
+    points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    known = ("gymnasium.", "hone.control.")
+    return all(point is None or (isinstance(point, str) and point.startswith(known)) for point in points)
+
+
+def _is_native(spec: EnvSpec) -> bool:
+    return spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
+
+
+def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
+    limit = config.max_episode_steps
+
+    def single() -> GymEnv:
+        env = _flatten_goals(made(**_kwargs(config)))
+        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    return EnvFactory(
+        name=config.id,
+        make_one=lambda: call_user_code(config.id, single),
+        make_native=None,
+        has_time_limit=limit is not None,
+        step_limit=config.step_limit if limit is None else None,
+    )
+
+
+def sync_vector_env(
+    makers: Sequence[Callable[[], GymEnv]],
+    mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    *,
+    first: int = 0,
+    step_limit: int | None = None,
+) -> GymVectorEnv:
+    """Single environments `first`, `first` + 1 ... stepped one after another, each behind an `EnvBoundary`; SAME_STEP
+    wastes no step on a reset."""
+
+    def bounded(number: int, make: Callable[[], GymEnv]) -> GymEnv:
+        return EnvBoundary(make(), number=number, step_limit=step_limit)
+
+    singles = [partial(bounded, number, make) for number, make in enumerate(makers, start=first)]
+    return SyncVectorEnv(singles, autoreset_mode=mode)
+
+
+def call_user_code(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - one or many environments
+    """Run a constructor of the user's; whatever it raises becomes UserCodeError with the traceback."""
+    try:
+        return make()
+    except HoneError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise UserCodeError(f"{name}: the environment cannot be made: {describe_exception(error)}") from error
+
+
+def _kwargs(config: GymConfig) -> dict[str, Any]:
+    return dict(config.kwargs)
+
+
+def find_maker(name: str) -> Callable[..., GymEnv] | None:
+    """The class or function that makes an environment: `file.py:Class` or `package.module:Class`; None for an id.
+
+    Raises ConfigError for a file without it, UserCodeError when the file cannot be imported.
+    """
+    place, _, attribute = name.rpartition(":")
+    if ".py:" in name:
+        check_reference(name, kind="env.id =")
+        # The prefix keeps a file named like a library from replacing it in the trainer.
+        held = vars(load_module(name, kind="env.id =", prefix="hone_user_"))
+    elif attribute.isidentifier() and _is_importable(place):
+        held = vars(load_module(name, kind="env.id ="))
+        if attribute not in held:
+            return None  # Gymnasium's `package:Name`, an id without a version
+    else:
+        return None
+    maker = held.get(attribute)
+    if not callable(maker):
+        known = [key for key, value in held.items() if inspect.isclass(value) or inspect.isfunction(value)]
+        raise ConfigError(
+            f"env.id = {name!r}: {place} has no class or function {attribute!r}{did_you_mean(attribute, known)}"
+        )
+    return cast("Callable[..., GymEnv]", maker)
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return bool(module) and importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a parent that is none, or a module without a spec
+        return False

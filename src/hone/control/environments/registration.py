@@ -1,0 +1,69 @@
+"""The built-in environments, under Gymnasium's kind of name: `hone/BitFlip-v0`.
+
+Belongs here: their registration by the names of their classes, so that nothing is imported before it is used. After an
+import of this module `gymnasium.make` knows them.
+"""
+
+from dataclasses import dataclass
+
+import gymnasium
+
+OPTION_MEMORY_ID = "hone/Remembering-v0"
+"""Name of the built-in wrapper; it is isolated as the wrapped environment is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinEnv:
+    """Registration of a built-in environment."""
+
+    entry_point: str
+    """`module:Class`."""
+    max_episode_steps: int | None = None
+    """Steps after which episodes are truncated; None: the environment does so itself."""
+    vector_entry_point: str | None = None
+    """`module:Class` of its own vector form, which truncates by itself."""
+
+
+BUILTIN_ENVS = {
+    "hone/BitFlip-v0": BuiltinEnv(entry_point="hone.control.suite.goal_tasks:BitFlipEnv"),
+    "hone/Reach-v0": BuiltinEnv(entry_point="hone.control.suite.goal_tasks:ReachEnv"),
+    "hone/Maze-v0": BuiltinEnv(entry_point="hone.control.suite.grid_worlds:MazeEnv", max_episode_steps=200),
+    "hone/Stitching-v0": BuiltinEnv(entry_point="hone.control.finite.stitching:StitchingEnv", max_episode_steps=100),
+    "hone/FourRooms-v0": BuiltinEnv(entry_point="hone.control.suite.grid_worlds:FourRoomsEnv", max_episode_steps=300),
+    "hone/CartPoleSwingUp-v0": BuiltinEnv(
+        entry_point="hone.control.suite.cartpole_swing_up:CartPoleSwingUpEnv",
+        max_episode_steps=200,
+        vector_entry_point="hone.control.suite.cartpole_swing_up:CartPoleSwingUpVectorEnv",
+    ),
+    "hone/BanditTrials-v0": BuiltinEnv(
+        entry_point="hone.control.suite.meta_tasks:make_bandit_trial",
+        vector_entry_point="hone.control.suite.meta_tasks:BanditTrialsVectorEnv",
+    ),
+    "hone/ChainTrials-v0": BuiltinEnv(
+        entry_point="hone.control.suite.meta_tasks:make_chain_trial",
+        vector_entry_point="hone.control.suite.meta_tasks:ChainTrialsVectorEnv",
+    ),
+    "hone/SineTrials-v0": BuiltinEnv(
+        entry_point="hone.control.suite.meta_tasks:make_sine_trial",
+        vector_entry_point="hone.control.suite.meta_tasks:SineTrialsVectorEnv",
+    ),
+    "hone/CarFollowing-v0": BuiltinEnv(
+        entry_point="hone.decide.simulators.car_following:CarFollowingEnv", max_episode_steps=200
+    ),
+    OPTION_MEMORY_ID: BuiltinEnv(entry_point="hone.control.environments.option_wrapper:make_option_memory_env"),
+}
+
+
+def register_builtin_envs() -> None:
+    """Register the built-in environments with Gymnasium, once."""
+    for name, own in BUILTIN_ENVS.items():
+        if name not in gymnasium.registry:
+            gymnasium.register(
+                name,
+                entry_point=own.entry_point,
+                vector_entry_point=own.vector_entry_point,
+                max_episode_steps=own.max_episode_steps,
+            )
+
+
+register_builtin_envs()

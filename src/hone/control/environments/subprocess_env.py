@@ -1,0 +1,377 @@
+"""Environments spread over processes, stepped together: a vector environment that survives the loss of a process.
+
+Belongs here: the requests to each process, and the recovery from a loss. A process that dies or hangs is killed and
+started again with seeds that follow from the first one and from how often it was lost. The step then says in
+`info[LOST_KEY]` which environments lost their running episode (`ScoreStatus` of each; 0: none); their observations
+are of new episodes. An exception of an environment is raised: the user must fix it.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from hone.control.environments.blocks import EnvBlock, split_into_blocks
+from hone.control.environments.fault_budget import FaultBudget
+from hone.control.environments.make import GymConfig, GymVectorEnv, env_seeds, export_registration, reset_all
+from hone.control.environments.protocol import (
+    Array,
+    Json,
+    SharedMemoryLayout,
+    WorkerMessage,
+    encode,
+    space_from_json,
+    state_from_message,
+    state_to_message,
+)
+from hone.control.environments.worker_process import START_S, BlockProcess, BlockTransport, ChildBlocks, gather_replies
+from hone.core.clock import Clock, SystemClock
+from hone.core.episodes import ScoreStatus
+from hone.core.errors import ConfigError, DataError, HoneError, ResourceError, UserCodeError
+from hone.core.state import State, array, integer, substate
+from hone.process.child import ChildLostError
+
+SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+RequestFn: TypeAlias = Callable[[EnvBlock], bytes]
+StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
+LOST_KEY = "hone.control.environments/lost"
+"""Name in `info` that no environment of a user's writes."""
+_PATIENCE_S = 2.0
+_FAULTS: dict[str, type[HoneError]] = {
+    kind.__name__: kind for kind in (ConfigError, DataError, ResourceError, UserCodeError)
+}
+
+
+class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
+    """`num_envs` environments in processes of their own. `start` it before anything else; `inspect` before that."""
+
+    def __init__(
+        self,
+        config: GymConfig,
+        *,
+        num_envs: int,
+        squashed: bool = False,
+        clock: Clock | None = None,
+        transport: BlockTransport | None = None,
+    ) -> None:
+        self.config = config
+        self.num_envs = num_envs
+        self.squashed = squashed
+        self.form = ""
+        """Class of the vector environment in each process."""
+        self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
+        self._clock = clock or SystemClock()
+        self._transport = transport or ChildBlocks()
+        self._blocks = [EnvBlock(0, 0, num_envs, self._new_process())]
+        self._base = 0
+        self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._pending_notices: list[str] = []
+        self._ending = weakref.finalize(self, _end, self._blocks, self._clock)  # also without a call of `close`
+
+    # ------------------------------------------------------------------------------------------ before the run
+
+    def inspect_env(self, *, seed: int) -> tuple[SpacePair, list[str]]:
+        """Spaces and warnings of one environment, tried out unless `check` is off. Raises as `check_spaces`,
+        `check_env`.
+
+        A process that dies is given a second chance, since it may be one that does so rarely; then ResourceError.
+        """
+        request = {"do": "inspect", "seed": seed, "squashed": self.squashed, "check": self.config.check}
+        head = self._ask_first_process(request).head
+        seen, action = (space_from_json(spec) for spec in head["spaces"])
+        return (seen, action), list(head["notes"])
+
+    def inexact_reason(self, *, seed: int) -> str | None:
+        """`why_inexact_resume`, tried in a process."""
+        return self._ask_first_process({"do": "exact", "seed": seed}).head["inexact"]
+
+    def start(self) -> None:
+        """Make all environments, each in its process. Raises UserCodeError, ConfigError, ResourceError."""
+        try:
+            first = self._blocks[0]
+            self._start_blocks([first])
+            processes = 1 if first.native else min(self.config.workers, self.num_envs)
+            self._blocks[:] = split_into_blocks(
+                first, num_envs=self.num_envs, processes=processes, make=self._new_process
+            )
+            self._start_blocks(self._blocks[1:])
+            made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
+        except ChildLostError as lost:
+            raise self._start_failure(lost) from None
+        for number, head in enumerate(made):
+            if head["spaces"] != made[0]["spaces"]:
+                raise UserCodeError(
+                    f"{self.config.id}: single_observation_space or single_action_space differs between environments: "
+                    f"{made[0]['spaces']} in process 0, {head['spaces']} in process {number}"
+                )
+        self._read_form(made[0])
+
+    def mark_baseline(self) -> None:
+        """Take the current attributes as the baseline: a snapshot holds only attributes that change from here on."""
+        for reply in self._ask(self._blocks, lambda _: encode({"do": "remember"})):
+            if isinstance(reply, ChildLostError):
+                raise self._start_failure(reply)
+            _checked_reply(reply)
+
+    def _ask_first_process(self, request: Mapping[str, Json]) -> WorkerMessage:
+        """The first process's answer, before the run has begun."""
+        block = self._blocks[0]
+        for last in (False, True):
+            try:
+                self._start_blocks([block])
+                return _checked_reply(self._ask([block], lambda _: encode(request))[0])
+            except ChildLostError as lost:
+                block.process.kill()
+                if last or lost.timeout:
+                    raise self._start_failure(lost) from None
+        raise AssertionError("the second try answers or raises")
+
+    def _start_failure(self, lost: ChildLostError) -> ResourceError:
+        return ResourceError(f"{self.config.id}: the environment cannot be used: {lost}")
+
+    def _start_blocks(self, blocks: Sequence[EnvBlock]) -> None:
+        """Start the processes that do not run, all at once. Raises ChildLostError, ResourceError, what loading
+        raises."""
+        fresh = [block for block in blocks if not block.process.alive]
+        if not fresh:
+            return
+        known = {"config": self.config.model_dump(mode="json"), "registration": export_registration(self.config)}
+        for block in fresh:
+            block.process.kill()
+            block.process = self._new_process()
+            block.process.start()
+        replies = self._ask(fresh, lambda block: encode({"do": "load", "first": block.first, **known}))
+        for block, reply in zip(fresh, replies, strict=True):
+            block.native = _checked_reply(reply).head["native"]
+
+    def _new_process(self) -> BlockProcess:
+        return self._transport.make(self._clock)
+
+    def _make_request(self, block: EnvBlock) -> bytes:
+        return encode({"do": "make", "count": block.count, "squashed": self.squashed})
+
+    def _read_form(self, head: Mapping[str, Json]) -> None:
+        self.form = head["form"]
+        self.single_observation_space, self.single_action_space = map(space_from_json, head["spaces"])
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode(head["autoreset"])}
+
+    # ------------------------------------------------------------------------------------------ the run
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Reset all environments with seeds `[B]`, or without seeds those of `options["reset_mask"]` `[B]`.
+
+        Raises UserCodeError where an environment does, and ResourceError past the budget.
+        """
+        blocks, arrays = self._blocks, {}
+        if seed is None:
+            mask = np.asarray((options or {})["reset_mask"])
+            blocks = [block for block in blocks if mask[block.rows].any()]
+            arrays = {block.number: {"mask": mask[block.rows]} for block in blocks}
+        else:
+            assert not isinstance(seed, int), "a seed for each environment"
+            self._base = seed[0]
+            for block in blocks:
+                block.set_seeds(list(seed[block.rows]))
+        orders = {block.number: _reset_request(block, arrays.get(block.number)) for block in blocks}
+        lost = np.zeros(self.num_envs, np.uint8)
+        for block, reply in zip(blocks, self._ask(blocks, lambda block: orders[block.number]), strict=True):
+            if isinstance(reply, ChildLostError):
+                self._restart_block(block, reply, lost)
+            else:
+                self._take_reset(block, _checked_reply(reply))
+        return self._gather_arrays("seen"), {LOST_KEY: lost} if lost.any() else {}
+
+    def step(self, actions: Array) -> StepResult:
+        """Raises UserCodeError where an environment does, and ResourceError past the budget."""
+        order = self._step_request(actions)
+        for block in self._blocks:
+            block.require_shared_step.actions(actions.dtype.str, list(actions.shape[1:]))[:] = actions[block.rows]
+            block.process.send(order)
+            block.steps_since_reset += 1
+        processes = [block.process for block in self._blocks]
+        replies = gather_replies(
+            processes, clock=self._clock, call_s=self.config.step_timeout_s, transport=self._transport
+        )
+        lost = np.zeros(self.num_envs, np.uint8)
+        self.budget.count_step()
+        for reply in replies:
+            if isinstance(reply, WorkerMessage):
+                _checked_reply(reply)
+        gone = [
+            (block, how) for block, how in zip(self._blocks, replies, strict=True) if isinstance(how, ChildLostError)
+        ]
+        for block, _ in gone:
+            block.process.kill()  # all of them first: one loss too many ends the run
+        for block, how in gone:
+            self._restart_block(block, how, lost)
+        terminated, truncated = self._gather_arrays("terminated"), self._gather_arrays("truncated")
+        info: dict[str, Any] = {LOST_KEY: lost} if lost.any() else {}
+        if terminated.any() or truncated.any():
+            info["final_obs"] = self._gather_arrays("final")
+        return self._gather_arrays("seen"), self._gather_arrays("reward"), terminated, truncated, info
+
+    def pop_notices(self) -> list[str]:
+        """Losses since the last call, one line each."""
+        notices, self._pending_notices = self._pending_notices, []
+        return notices
+
+    def close_extras(self) -> None:
+        """End the processes; those that do not exit are killed."""
+        self._ending()
+
+    def _restart_block(self, block: EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
+        """A new process for the environments of a lost one. Raises ResourceError past the budget."""
+        lost[block.rows] = ScoreStatus.TIMEOUT if how.timeout else ScoreStatus.ERROR
+        while True:
+            block.process.kill()
+            loss = block.describe_loss(how)
+            self.budget.count_loss(loss)
+            self._pending_notices.append(
+                f"{loss.message()}. They restart with other seeds; the lost steps are not trained on."
+            )
+            block.set_seeds(block.next_seeds(self._base))
+            block.restarts += 1
+            block.shared_step = None
+            try:
+                self._start_blocks([block])
+                _checked_reply(self._ask([block], self._make_request)[0])
+                self._take_reset(block, _checked_reply(self._ask([block], _reset_request)[0]))
+            except ChildLostError as again:
+                how = again
+            else:
+                return
+
+    def _take_reset(self, block: EnvBlock, reply: WorkerMessage) -> None:
+        seen = reply.arrays["seen"]
+        if block.shared_step is None:
+            action = list(self.single_action_space.shape or ())
+            layout = SharedMemoryLayout(
+                count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action
+            )
+            block.shared_step = block.process.map_step(layout)
+            _checked_reply(self._ask([block], lambda _: encode({"do": "map", "layout": asdict(layout)}))[0])
+        block.require_shared_step.seen[:] = seen
+
+    def _step_request(self, actions: Array) -> bytes:
+        form = (actions.dtype.str, actions.shape[1:])
+        if form not in self._step_requests:
+            self._step_requests[form] = encode({"do": "step", "kind": form[0], "shape": list(form[1])})
+        return self._step_requests[form]
+
+    def _gather_arrays(self, name: str) -> Array:
+        """Copy `[B, ...]` of an array in shared memory."""
+        return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
+
+    def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ChildLostError]:
+        for block in blocks:
+            block.process.send(order(block))
+        processes = [block.process for block in blocks]
+        return gather_replies(
+            processes,
+            clock=self._clock,
+            call_s=self.config.step_timeout_s,
+            start_s=START_S,
+            transport=self._transport,
+        )
+
+    # ------------------------------------------------------------------------------------------ a resume
+
+    def state(self) -> State:
+        """The state of all environments; empty when a process is lost meanwhile, which the next step reports."""
+        saved: State = {}
+        replies = self._ask(self._blocks, lambda _: encode({"do": "snapshot"}))
+        for block, reply in zip(self._blocks, replies, strict=True):
+            if isinstance(reply, ChildLostError):
+                block.process.kill(str(reply))
+                return {}
+            saved[str(block.number)] = state_from_message(_checked_reply(reply))
+        return saved
+
+    def restore(self, state: State) -> None:
+        """Restore a state into environments started and reset in the same way. Raises DataError when they differ."""
+        messages = [state_to_message(substate(state, str(block.number))) for block in self._blocks]
+        orders = [encode({"do": "restore", **message.head}, message.arrays) for message in messages]
+        for reply in self._ask(self._blocks, lambda block: orders[block.number]):
+            if isinstance(reply, ChildLostError):
+                raise self._start_failure(reply)
+            _checked_reply(reply)
+
+    def history(self) -> State:
+        """Seeds, losses and the steps since then; sends nothing to the processes."""
+        return {
+            "base": self._base,
+            "seeds": np.array([seed for block in self._blocks for seed in block.seeds], dtype=np.int64),
+            "since": np.array([block.steps_since_reset for block in self._blocks], dtype=np.int64),
+            "restarts": np.array([block.restarts for block in self._blocks], dtype=np.int64),
+            "budget": self.budget.state(),
+        }
+
+    def restore_history(self, state: State) -> None:
+        """Raises DataError when the environments were spread over another number of processes."""
+        since, restarts = array(state, "since").tolist(), array(state, "restarts").tolist()
+        if len(restarts) != len(self._blocks):
+            raise DataError(f"the saved environments are in {len(restarts)} processes, here in {len(self._blocks)}")
+        seeds: list[int] = array(state, "seeds").tolist()
+        self._base = integer(state, "base")
+        for block, steps, lost in zip(self._blocks, since, restarts, strict=True):
+            block.seeds, block.steps_since_reset, block.restarts = seeds[block.rows], steps, lost
+        self.budget.restore(substate(state, "budget"))
+
+
+def _end(blocks: Sequence[EnvBlock], clock: Clock) -> None:
+    for block in blocks:
+        block.process.request_exit()
+    limit = clock.monotonic_s() + _PATIENCE_S
+    for block in blocks:
+        block.process.shut_down(max(0.0, limit - clock.monotonic_s()))
+
+
+def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with seeds made from `seed`, the same wherever the environments run; the observations `[B, *observation]`.
+
+    Raises ResourceError where their processes are lost too often.
+    """
+    if isinstance(envs, ProcessVectorEnv):
+        return envs.reset(seed=env_seeds(seed, envs.num_envs))[0]
+    return reset_all(envs, seed)
+
+
+def require_transport(config: GymConfig, transport: BlockTransport | None) -> None:
+    """Raise ConfigError where environments of a Ray cluster are asked for, and the caller has none."""
+    if config.isolation == "ray" and transport is None:
+        raise ConfigError(
+            'env.isolation = "ray" is for recipes that open one vector environment, such as ppo, dqn and sac; set it '
+            'to "process" here'
+        )
+
+
+def lost_status(info: Mapping[str, Any]) -> NDArray[np.uint8] | None:
+    """`ScoreStatus` `[B]` of environments that were lost just now; None where none was."""
+    return info.get(LOST_KEY)
+
+
+def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:
+    return encode({"do": "reset"} if arrays else {"do": "reset", "seeds": block.seeds}, arrays)
+
+
+def _checked_reply(reply: WorkerMessage | ChildLostError) -> WorkerMessage:
+    """The reply, unless it reports a loss or a fault, which is raised."""
+    if isinstance(reply, ChildLostError):
+        raise reply
+    if "fault" in reply.head:
+        _raise_fault(reply.head)
+    return reply
+
+
+def _raise_fault(head: Mapping[str, Json]) -> NoReturn:
+    raise _FAULTS.get(head["fault"], UserCodeError)(*head["messages"])

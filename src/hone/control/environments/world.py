@@ -1,0 +1,400 @@
+"""Gymnasium environments, many stepped at a time.
+
+Belongs here: turning steps of a vector environment into episodes. Gymnasium's three ways of resetting are distinguished
+by type: under NEXT_STEP the row after an end is a reset and no environment step; under SAME_STEP the last observation
+is in `info["final_obs"]`; when DISABLED the environments are reset here, by mask.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from hone.control.environments.check import check_env, check_spaces
+from hone.control.environments.make import (
+    GymConfig,
+    GymVectorEnv,
+    autoreset_mode,
+    describe_exception,
+    env_factory,
+    runs_isolated,
+    truncation_limit,
+)
+from hone.control.environments.rollout import Array, Flags, Floats, RolloutBuffer, empty_rollout_buffer
+from hone.control.environments.running_episodes import RunningEpisodes
+from hone.control.environments.snapshot import (
+    EncodedAttributes,
+    attribute_texts,
+    restart_seed,
+    restore,
+    snapshot,
+    why_inexact_resume,
+)
+from hone.control.environments.space_advice import space_warnings
+from hone.control.environments.step_checks import StepChecker, StepFaultError, env_actions
+from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, require_transport, reset_seeded
+from hone.control.environments.worker_process import BlockTransport
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.errors import ConfigError, DivergedError, HoneError, ResourceError, UserCodeError
+from hone.core.out_of_memory import out_of_memory
+from hone.core.ragged import Ints, offsets_of, owner_of, row_sums
+from hone.core.random import generator, key
+from hone.core.state import State, array, integer, substate
+
+GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+
+
+UNENDED_WARNING_STEPS = 20_000
+"""Steps without an end before the warning; longer than the episodes of any environment of Gymnasium's."""
+
+
+class VectorActor(Protocol):
+    """The behaviour policy of a rollout."""
+
+    version: int
+    """Version of the policy, stored with every action."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """The random numbers of actions of this `shape` -> `[*shape, ...]`."""
+        ...
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """`[B, *observation]`, `[B, ...]` -> actions `[B, *action]` and their log-probabilities `[B]` in nats."""
+        ...
+
+
+@dataclass(kw_only=True)
+class GymWorld:
+    """`steps` steps of each environment per rollout. Make it with `open_world`."""
+
+    envs: GymVectorEnv
+    autoreset_mode: AutoresetMode
+    steps: int
+    seed: int
+    clip_actions: bool
+    seen: Array
+    """`[B, *observation]` current observations."""
+    constant_attributes: EncodedAttributes = field(default_factory=dict[str, dict[str, Any]])
+    inexact_reason: str | None = None
+    """Reason why a resumed run would differ from an uninterrupted one; None when it would not."""
+    warnings: list[str] = field(default_factory=list[str])
+    """Warnings for the user."""
+    rollouts: int = 0
+    processes_lost: int = 0
+    """Lost processes of environments that were reported."""
+    steps_without_end: int = 0
+    """Steps of each environment since an episode ended."""
+    warned: bool = False
+    unusable_end_told: bool = False
+    step_limit: int | None = None
+    """Steps after which hone truncates an episode; None where the environment has a time limit."""
+    limit_told: bool = False
+    pending_notices: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.running = RunningEpisodes(self.envs.num_envs)
+        self.ended = np.zeros(self.envs.num_envs, dtype=np.bool_)
+
+    @property
+    def resume_exactness(self) -> str:
+        """`exact`, or `approximate`: then a resumed run restarts its running episodes."""
+        return "exact" if self.inexact_reason is None else "approximate"
+
+    def rollout(self, actor: VectorActor) -> Episodes:
+        """Trajectories with at least one environment step; a row that was only a reset does not count.
+
+        Episodes whose environment was lost end truncated, without a score, and with the reason as `status`. Raises
+        UserCodeError where an environment fails or gives numbers that are not finite, ConfigError for an action outside
+        its box when `clip` is off, ResourceError where environments are lost too often.
+        """
+        while True:
+            self.rollouts += 1
+            try:
+                episodes = self._episodes(self._steps(actor), actor.version)
+            except ResourceError:
+                self.rollouts -= 1  # its steps are lost; a checkpoint saved now repeats it
+                self.inexact_reason = "the environments were lost"
+                raise
+            if episodes.decisions:
+                self._warn_if_nothing_ends(episodes)
+                return episodes
+
+    def _warn_if_nothing_ends(self, episodes: Episodes) -> None:
+        """Warn once when no episode ends any more: only ended episodes have scores."""
+        ended = episodes.terminated | episodes.truncated
+        self.steps_without_end = 0 if ended.any() else self.steps_without_end + self.steps
+        if self.steps_without_end >= UNENDED_WARNING_STEPS and not self.warned:
+            self.warned = True
+            self.pending_notices.append(
+                f"no episode ended in the last {self.steps_without_end} steps of each environment, so there is no "
+                f"score; if "
+                "episodes never end, set env.max_episode_steps"
+            )
+
+    def _enforce_step_limit(self, length: Ints, truncated: Flags) -> None:
+        """Tell of the first episode that `step_limit` truncated, given the `length` of each piece's episode so far.
+
+        Raises UserCodeError for a longer one: only a vector form of the environment's own can go on.
+        """
+        if self.step_limit is None:
+            return
+        if (length > self.step_limit).any():
+            raise UserCodeError(
+                f"an episode has not ended within {length.max()} steps, and the environment's own vector form cannot "
+                f"be truncated; give it an end with env.max_episode_steps, or raise env.step_limit ({self.step_limit})"
+            )
+        if not self.limit_told and (truncated & (length == self.step_limit)).any():
+            self.limit_told = True
+            self.pending_notices.append(
+                f"an episode without an end was truncated after {self.step_limit} steps (env.step_limit); if episodes "
+                "never end, set env.max_episode_steps"
+            )
+
+    def _steps(self, actor: VectorActor) -> RolloutBuffer:
+        steps = empty_rollout_buffer(self.steps, self.seen, self.envs.single_action_space)
+        noise = actor.noise(generator(self.seed, "act", self.rollouts), steps.reward.shape)
+        now, checker = self.seen, StepChecker(seed=self.seed, rollout=self.rollouts)
+        for t in range(self.steps):
+            steps.seen[t] = now
+            steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
+            steps.reset_rows[t] = self.ended
+            try:
+                action = env_actions(steps.chosen[t], self.envs.single_action_space, clip=self.clip_actions)
+                now, reward, steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
+                steps.set_reward(t, reward)
+                now = self._record_step_ends(steps, t, now, info, checker)
+            except (ResourceError, StepFaultError):
+                raise
+            except (ConfigError, DivergedError):
+                checker.require_finite(steps, observations=t + 1, rewards=t)
+                raise
+            except Exception as fault:
+                if out_of_memory(fault):
+                    raise
+                checker.require_finite(steps, observations=t + 1, rewards=t)
+                reason = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
+                raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {reason}") from fault
+        steps.seen[-1] = self.seen = np.array(now)
+        checker.require_finite(steps, observations=self.steps + 1, rewards=self.steps)
+        return steps
+
+    def _record_step_ends(
+        self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any], checker: StepChecker
+    ) -> Array:
+        """Record the episodes that ended in step `t`, and reset where the environment does not -> next observations."""
+        done = itself = steps.terminated[t] | steps.truncated[t]
+        if (lost := lost_status(info)) is not None:
+            steps.end_lost_episodes(t, lost, steps.seen[t])
+            done = itself | steps.truncated[t]
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            self.ended = itself
+        if itself.any():
+            which = np.flatnonzero(itself)
+            last = self._final_observations(now, info, which)
+            usable = checker.usable_ends(steps, t, which, last, self._note_unusable_end)
+            if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+                steps.end_episodes(t, which, usable)
+            elif usable is not last:
+                now = now.copy()
+                now[which] = usable
+            if self.autoreset_mode is AutoresetMode.DISABLED:
+                before = now
+                now, info = self.envs.reset(options={"reset_mask": itself})
+                if (lost := lost_status(info)) is not None:
+                    steps.end_lost_episodes(t, np.where(done, ScoreStatus.SCORED, lost).astype(np.uint8), before)
+        return now
+
+    def _note_unusable_end(self, text: str) -> None:
+        """Tell of the first last observation that is not finite."""
+        if not self.unusable_end_told:
+            self.unusable_end_told = True
+            self.pending_notices.append(text)
+
+    def _final_observations(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
+        return now[which].copy()
+
+    def _episodes(self, steps: RolloutBuffer, version: int) -> Episodes:
+        env, time = np.nonzero(~steps.reset_rows.T)  # steps grouped by environment, in the order of time
+        done = (steps.terminated | steps.truncated)[time, env]
+        ends = done.copy()
+        ends[:-1] |= env[1:] != env[:-1]
+        ends[-1:] = True
+        last = np.flatnonzero(ends)
+        offsets = offsets_of(np.diff(last, prepend=-1))
+        end_env, end_time = env[last], time[last]
+        reward = steps.reward[time, env]
+        pieces = self.running.add_pieces(row_sums(reward, offsets), np.diff(offsets), end_env, done[last])
+        self._enforce_step_limit(pieces.length, steps.truncated[end_time, end_env])
+        score = pieces.score
+        status = steps.lost_status[end_time, end_env]
+        missing = status != ScoreStatus.SCORED
+        if missing.any():
+            score[missing], reward[missing[owner_of(offsets)]] = np.nan, 0.0
+        return Episodes(
+            offsets=offsets,
+            seen=steps.seen[time, env],
+            chosen=steps.chosen[time, env],
+            logp=steps.logp[time, env],
+            version=np.full(len(env), version, dtype=np.int32),
+            reward=reward,
+            group=pieces.group,
+            terminated=steps.terminated[end_time, end_env],
+            truncated=steps.truncated[end_time, end_env],
+            final=steps.final_observations(end_env, end_time),
+            score=score,
+            status=status,
+        )
+
+    def _place(self, time: int, chosen: Array) -> str:
+        recent = chosen[-3:].tolist() if self.envs.num_envs <= 8 else "not shown"
+        return (
+            f"step {time} of rollout {self.rollouts} failed in the environment "
+            f"(run seed {self.seed}, last actions {recent})"
+        )
+
+    def metrics(self) -> Metrics:
+        """`env/faults`: processes of environments that were lost since the last call."""
+        known, self.processes_lost = (
+            self.processes_lost,
+            self.envs.budget.losses if isinstance(self.envs, ProcessVectorEnv) else 0,
+        )
+        return {"env/faults": float(self.processes_lost - known)}
+
+    def pop_notices(self) -> list[str]:
+        """Notices for the user since the last call, one line each."""
+        notices = [*self.pending_notices, *(self.envs.pop_notices() if isinstance(self.envs, ProcessVectorEnv) else [])]
+        self.pending_notices.clear()
+        return notices
+
+    def state(self) -> State:
+        envs = {} if self.inexact_reason else self._snapshot()
+        return {
+            "rollouts": self.rollouts,
+            **self.running.state(),
+            "ended": self.ended.copy(),
+            "seen": self.seen.copy(),
+            "inexact": None if envs else self.inexact_reason or "a process of environments was lost",
+            "envs": envs,
+            "losses": self.processes_lost,
+            "history": self.envs.history() if isinstance(self.envs, ProcessVectorEnv) else {},
+        }
+
+    def _snapshot(self) -> State:
+        return (
+            self.envs.state()
+            if isinstance(self.envs, ProcessVectorEnv)
+            else snapshot(self.envs, self.constant_attributes)
+        )
+
+    def restore(self, state: State) -> None:
+        """Restore a state into environments just opened with the same config and seed (see `resume_exactness`)."""
+        self.rollouts = integer(state, "rollouts")
+        self.processes_lost = integer(state, "losses") if "losses" in state else 0  # absent in older checkpoints
+        if isinstance(self.envs, ProcessVectorEnv):
+            self.envs.restore_history(substate(state, "history"))
+        exact = self.inexact_reason is None and state["inexact"] is None
+        self.running.restore(state, exact=exact)
+        if exact:
+            restore_envs(self.envs, substate(state, "envs"))
+            self.ended = array(state, "ended").astype(np.bool_)
+            self.seen = array(state, "seen").astype(self.seen.dtype)
+        else:
+            self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+def restore_envs(envs: GymVectorEnv, state: State) -> None:
+    """Restore a snapshot into environments made and reset in the same way."""
+    if isinstance(envs, ProcessVectorEnv):
+        envs.restore(state)
+    else:
+        restore(envs, state)
+
+
+def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[GymSpaces, list[str]]:
+    """Check one environment: its observation and action space, and warnings.
+
+    `squashed`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
+    UserCodeError with all faults found, ResourceError for an environment that takes its process down.
+    """
+    if runs_isolated(config):
+        envs = ProcessVectorEnv(config, num_envs=1, squashed=squashed)
+        with contextlib.closing(envs):
+            return envs.inspect_env(seed=seed)
+    env = env_factory(config).make_one()
+    try:
+        check_spaces(config.id, env.observation_space, env.action_space, squashed=squashed)
+        notes = space_warnings(config.id, env.observation_space)
+        notes += check_env(env_factory(config), seed=seed) if config.check else []
+        return (env.observation_space, env.action_space), notes
+    finally:
+        env.close()
+
+
+def open_world(
+    config: GymConfig, *, steps: int, seed: int, squashed: bool = False, transport: BlockTransport | None = None
+) -> GymWorld:
+    """Check, make and reset the environments, and test whether their state can be saved (`GymWorld.resume_exactness`).
+
+    `transport` is where isolated ones run. Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
+    """
+    if runs_isolated(config):
+        require_transport(config, transport)
+        envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed, transport=transport)
+        return _open_processes(envs, config, steps=steps, seed=seed)
+    making = env_factory(config)
+    notes = inspect_world(config, seed=seed, squashed=squashed)[1] if config.check else []
+    envs = making.make_many(config.num_envs)
+    check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
+    notes = notes or space_warnings(config.id, envs.single_observation_space)
+    inexact = why_inexact_resume(making.make_many, seed=seed) if config.check else None
+    world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
+    return _with_resume_check(world, config, inexact, notes)
+
+
+def _open_processes(envs: ProcessVectorEnv, config: GymConfig, *, steps: int, seed: int) -> GymWorld:
+    try:
+        _, notes = envs.inspect_env(seed=seed)
+        inexact = envs.inexact_reason(seed=seed) if config.check else None
+        envs.start()
+        world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
+        if inexact is None:
+            envs.mark_baseline()
+    except HoneError:
+        envs.close()
+        raise
+    return _with_resume_check(world, config, inexact, notes)
+
+
+def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
+    if inexact is not None:
+        notes = [*notes, f"{config.id}: a resume will be approximate and start new episodes: {inexact}"]
+    world.inexact_reason, world.warnings, world.step_limit = inexact, notes, truncation_limit(config)
+    return world
+
+
+def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
+    """A `GymWorld` of these environments, reset by seeds of their own."""
+    mode = autoreset_mode(envs)
+    seen = np.array(reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF))
+    constant = {} if isinstance(envs, ProcessVectorEnv) else attribute_texts(envs)
+    return GymWorld(
+        envs=envs,
+        autoreset_mode=mode,
+        steps=steps,
+        seed=seed,
+        clip_actions=clip,
+        seen=seen,
+        constant_attributes=constant,
+    )
+
+
+__all__ = ["GymConfig", "GymWorld", "VectorActor", "inspect_world", "open_world", "world_from_envs"]

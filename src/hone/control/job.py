@@ -1,0 +1,126 @@
+"""What the recipes for control share: how steps are laid out for a network, who acts, how a policy is judged.
+
+Belongs here: wiring between worlds, small networks and the loop. Does not: anything of one algorithm.
+"""
+
+import contextlib
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hone.control.environments.ray_blocks import block_transport
+from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.evaluate.returns import evaluate_returns, score_metrics
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.checkpoint import load_weights, save_policy
+from hone.control.networks.mlp import PolicySpaces
+from hone.control.spaces import world_spaces
+from hone.core.config import Config
+from hone.core.episodes import Episodes
+from hone.run.config import RunConfig
+from hone.run.job import EvaluationResult, OpenedRun, TrainingJob, opened_run
+from hone.run.loop import Recipe
+
+P = TypeVar("P", bound=ControlPolicy)
+C = TypeVar("C", bound=RunConfig)
+
+
+class ControlEvaluationConfig(Config):
+    """Evaluations of the policy without exploration."""
+
+    episodes: int = Field(default=20, ge=1)
+    """Episodes of an evaluation, each in an environment of its own."""
+    every: int = Field(default=0, ge=0)
+    """Iterations between evaluations; 0: at the end only."""
+
+
+def decisions_fingerprint(episodes: Episodes) -> str:
+    """Digest of a log's decisions; a resume with another log is refused."""
+    digest = blake2b(digest_size=16)
+    for column in (episodes.offsets, episodes.observations, episodes.chosen, episodes.reward):
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def evaluation_result(scores: NDArray[np.float64]) -> EvaluationResult:
+    """Scores `[n]` of episodes or questions, with the interval of their mean."""
+    estimate, metrics = score_metrics(scores)
+    return EvaluationResult(estimate=estimate, metrics=metrics)
+
+
+def updates_per_step(updates: int, steps: int) -> str:
+    """Optimizer steps of an iteration over its environment steps, for `hone plan`: both follow from the config, and
+    more environments mean more steps of the environments for the same number of updates."""
+    return f"{updates} / {steps} = {updates / steps:.4g} (twice env.num_envs: half as many)"
+
+
+def accept_spaces(config: RunConfig, spaces: PolicySpaces) -> None:
+    """Every kind of spaces is served."""
+
+
+def open_gym_run(
+    config: C,
+    env: GymConfig,
+    *,
+    steps: int,
+    build: Callable[[C, GymWorld], TrainingJob[Any]],
+    require: Callable[[C, PolicySpaces], object] = accept_spaces,
+    squashed: bool = False,
+) -> OpenedRun:
+    """Environments opened and checked once, for `build(config, world)`; they are closed with the job.
+
+    `steps` of each environment make a rollout. `require` raises ConfigError for spaces that do not go with the config.
+    Raises ConfigError, UserCodeError and ResourceError as `open_world`.
+    """
+    transport = block_transport(env)
+    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed, transport=transport)
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(world.close)
+        require(config, world_spaces(world))
+        on_fault.pop_all()
+    return opened_run(world, build, warnings=world.warnings, close=world.close)
+
+
+def control_job(
+    recipe: Recipe[P],
+    *,
+    env: GymConfig | None,
+    evaluation: ControlEvaluationConfig,
+    seed: int,
+    dataset_fingerprint: str | None = None,
+    world: GymWorld | None = None,
+) -> TrainingJob[P]:
+    """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in. `world` is the
+    one that it acts in, if any; `opened_run` closes it."""
+    policy = recipe.learner.policy
+    heard: list[str] = []
+
+    def score() -> EvaluationResult:
+        assert env is not None
+        return evaluation_result(
+            evaluate_returns(policy, env, episodes=evaluation.episodes, seed=seed, warn=heard.append)
+        )
+
+    def load(folder: Path) -> None:
+        load_weights(policy, folder)
+
+    def notes() -> list[str]:
+        told = [*heard, *(world.pop_notices() if world is not None else [])]
+        heard.clear()
+        return told
+
+    return TrainingJob(
+        recipe=recipe,
+        save_policy=lambda folder: save_policy(policy, folder),
+        load_policy=load,
+        evaluate=None if env is None else score,
+        evaluate_every=evaluation.every,
+        dataset_fingerprint=dataset_fingerprint,
+        warnings=world.warnings if world is not None else (),
+        pop_notices=notes,
+    )

@@ -1,0 +1,327 @@
+"""Logs of decisions on disk: hone's parquet, one row per decision, and Minari's HDF5, read and written as episodes.
+
+Belongs here: the parquet format and its validation. Columns: `episode` (rows of one piece of an episode are
+consecutive), `observation`, `action`, `reward`, `terminated`; and optionally `truncated` (absent: each episode that did
+not terminate), `final` (observation after the last row of a piece; null in the others), `logp` (nats; NaN if unknown),
+`group`, `version`, `score` (absent: the sum of rewards). Arrays are lists of any kind. The spaces are in the file's
+metadata under `hone`, as JSON in Minari's notation.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from hone.control.logs.minari import read_minari, write_minari
+from hone.control.logs.parquet_columns import LogColumns
+from hone.core.episodes import Episodes, column_table
+from hone.core.errors import DataError
+from hone.core.ragged import Ints, offsets_of, row_sums
+
+REQUIRED = ("episode", "observation", "action", "reward", "terminated")
+OPTIONAL: dict[str, type[np.generic]] = {
+    "group": np.int64, "version": np.int32, "logp": np.float32, "score": np.float64
+}  # fmt: skip
+"""Columns that a file need not have, besides `truncated` and `final`, and their types."""
+SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
+"""Columns that are written under their own names where they are there; the metadata holds their shapes."""
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionLog:
+    """Decisions with their observation and action space."""
+
+    episodes: Episodes
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    notes: tuple[str, ...] = ()
+    """What a reader should know: decisions that were left out."""
+
+
+def write_log(path: Path, log: DecisionLog) -> None:
+    """Write parquet, or a Minari dataset if `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
+
+    Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
+    for Minari without h5py.
+    """
+    episodes = replace(log.episodes, chosen=_actions_taken(log.episodes.chosen, log.action_space))
+    if episodes.final is None or not episodes.scored.all():
+        raise DataError(f"{path}: a log needs scored episodes with final observations")
+    extra = {name: values for name, values in episodes.columns().items() if name in EXTRA}
+    if not path.suffix:
+        if extra:
+            raise DataError(f"{path}: a Minari data set has no place for {', '.join(extra)}: write parquet")
+        write_minari(path, episodes, space_to_minari(log.observation_space), space_to_minari(log.action_space))
+        return
+    owner, last = episodes.owner, np.zeros(episodes.decisions, dtype=np.bool_)
+    last[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
+    finals = _list_column(episodes.final[owner])
+    table = pa.table(
+        {
+            "episode": owner,
+            "group": episodes.group[owner],
+            "version": episodes.version,
+            "observation": _list_column(episodes.observations),
+            "action": _list_column(episodes.chosen),
+            "logp": episodes.logp,
+            "reward": episodes.reward,
+            "terminated": episodes.terminated[owner] & last,
+            "truncated": episodes.truncated[owner] & last,
+            "final": pa.array(
+                [value if end else None for value, end in zip(finals.to_pylist(), last, strict=True)], type=finals.type
+            ),
+            "score": episodes.score[owner],
+            **{
+                name: _list_column(values[owner] if EXTRA[name].unit == "episode" else values)
+                for name, values in extra.items()
+            },
+        }
+    )
+    notes = {
+        "observation_space": space_to_minari(log.observation_space),
+        "action_space": space_to_minari(log.action_space),
+        **({"columns": {name: values.shape[1:] for name, values in extra.items()}} if extra else {}),
+    }
+    pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
+
+
+def _actions_taken(chosen: Array, space: spaces.Space[Any]) -> Array:
+    """Actions as the environment took them: the nearest whole number in a box of integers."""
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iu" and chosen.dtype.kind == "f":
+        return np.rint(chosen).astype(space.dtype)
+    return chosen
+
+
+def read_log(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
+    """Read parquet, or Minari's folder or `.hdf5` file. `spaces` of observations and actions are taken where a parquet
+    file does not name its own. Raises DataError that names file, row and value."""
+    if path.is_dir() or path.suffix in {".hdf5", ".h5"}:
+        episodes, observation, action = read_minari(path)
+        log = DecisionLog(
+            episodes=episodes,
+            observation_space=space_from_minari(observation, path),
+            action_space=space_from_minari(action, path),
+        )
+    else:
+        log = _read_parquet(path, spaces)
+    _require_sound(log, path)
+    return _without_unusable_ends(log)
+
+
+def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
+    columns = LogColumns(table=_table(path), path=path)
+    observation, action, shapes = _described(columns, spaces)
+    ends = columns.last_rows()
+    offsets = offsets_of(np.diff(ends, prepend=-1))
+    flags = {name: columns.values(name, np.bool_) for name in ("terminated", "truncated") if columns.has(name)}
+    terminated = flags["terminated"]
+    early = np.setdiff1d(np.flatnonzero(np.logical_or.reduce(list(flags.values()))), ends)
+    if len(early):
+        raise DataError(f"{path}: row {early[0]} ends its episode, and is not the last row of it")
+    reward = columns.values("reward", np.float32)
+    given = {name: columns.values(name, dtype) for name, dtype in OPTIONAL.items() if columns.has(name)}
+    seen = columns.values("observation", observation.dtype, observation.shape or ())
+    read = Episodes(
+        offsets=offsets,
+        seen=seen,
+        chosen=columns.values("action", action.dtype, action.shape or ()),
+        logp=given.get("logp", np.full(len(reward), np.nan, np.float32)),
+        version=given.get("version", np.full(len(reward), -1, np.int32)),
+        reward=reward,
+        group=given["group"][ends] if "group" in given else np.arange(len(ends)),
+        terminated=terminated[ends],
+        truncated=flags["truncated"][ends] if "truncated" in flags else ~terminated[ends],
+        final=seen[ends].copy(),
+        score=given["score"][ends] if "score" in given else row_sums(reward, offsets).astype(np.float64),
+        **_extra_columns(columns, shapes, ends),
+    )
+    _require_finals(columns, ends[~read.terminated])
+    log = DecisionLog(episodes=read, observation_space=observation, action_space=action)
+    _require_sound(log, path)  # before any row is left out: its messages name rows of the file
+    return _with_finals(log, columns, ends)
+
+
+def _table(path: Path) -> pa.Table:
+    """The table of a file with the columns that must be there. Raises DataError."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; paths are relative to the working directory, {Path.cwd()}")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a complete parquet file: {error}") from error
+    missing = [name for name in REQUIRED if name not in table.column_names]
+    if missing:
+        raise DataError(
+            f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}. A log has a row for each "
+            "decision; write_log of hone.control.logs.parquet writes one"
+        )
+    if table.num_rows == 0:
+        raise DataError(f"{path}: no decisions")
+    return table
+
+
+def _described(
+    columns: LogColumns, given: SpacePair | None
+) -> tuple[spaces.Space[Any], spaces.Space[Any], dict[str, list[int]]]:
+    """Spaces of the decisions, and shapes of the optional columns, from the file's metadata; or the spaces `given`."""
+    path = columns.path
+    try:
+        notes = json.loads((columns.table.schema.metadata or {}).get(b"hone", b"null"))
+        if notes is None and given is not None:
+            return *given, {}
+        if notes is None:
+            raise DataError(
+                f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log of "
+                "hone.control.logs.parquet. Write it so, or name the environment in [env]: its spaces are taken"
+            )
+        pair = [space_from_minari(notes[name], path) for name in ("observation_space", "action_space")]
+        return pair[0], pair[1], notes.get("columns", {})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: the file's metadata (key `hone`) do not describe its spaces: {error!r}") from error
+
+
+def _require_finals(columns: LogColumns, ends: Ints) -> None:
+    """Raises DataError for an episode that did not terminate, whose last row of `ends` holds no `final`."""
+    missing = np.flatnonzero(columns.nulls("final", ends)) if columns.has("final") else ends[:0]
+    if len(missing):
+        raise DataError(
+            f"{columns.path}: row {ends[missing[0]]} is the last of its episode and has no `final` observation; only a "
+            "terminated episode needs none"
+        )
+
+
+def _with_finals(log: DecisionLog, columns: LogColumns, ends: Ints) -> DecisionLog:
+    """The log with the observation after each episode. A termination needs none. Where the file has no column `final`,
+    the last decision of every other episode is left out: the observation before it is the last that is known."""
+    episodes, path, space = log.episodes, columns.path, log.observation_space
+    assert episodes.final is not None
+    if columns.has("final"):
+        known = ~columns.nulls("final", ends)
+        if known.any():
+            episodes.final[known] = columns.values("final", space.dtype, space.shape or (), rows=ends[known])
+        return log
+    cut = ~episodes.terminated
+    if not cut.any():
+        return log
+    kept = np.setdiff1d(np.arange(episodes.decisions), ends[cut])
+    whole = episodes.lengths - cut
+    if not len(kept):
+        raise DataError(f"{path}: no column final, and no episode of two decisions or with an end: nothing to learn")
+    columns_kept = {
+        name: values[kept] if column.unit == "decision" else values[whole > 0]
+        for name, values in episodes.columns().items()
+        for column in (column_table()[name],)
+    }
+    note = (
+        f"{path}: no column final: the last decision of {int(cut.sum())} episodes that did not terminate is left out, "
+        "as the observation after it is not known"
+    )
+    return replace(log, episodes=Episodes.from_columns(offsets_of(whole[whole > 0]), columns_kept), notes=(note,))
+
+
+def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
+    """Convert a space to Minari's notation. Raises DataError for unsupported kinds."""
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.Box):
+        return {
+            "type": "Box",
+            "dtype": str(space.dtype),
+            "shape": list(space.shape),
+            "low": space.low.tolist(),
+            "high": space.high.tolist(),
+        }
+    raise DataError(f"space {space} cannot be logged: only Box and Discrete are supported")
+
+
+def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
+    """Parse a space in Minari's notation. Raises DataError."""
+    try:
+        if description["type"] == "Discrete":
+            return spaces.Discrete(int(description["n"]), start=int(description.get("start", 0)))
+        if description["type"] == "Box":
+            kind = np.dtype(description["dtype"])
+            return spaces.Box(np.array(description["low"], kind), np.array(description["high"], kind), dtype=kind.type)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: space {description} cannot be read: {error!r}") from error
+    raise DataError(f"{path}: space {description} is not supported: only Box and Discrete are")
+
+
+def _list_column(values: Array) -> pa.Array:
+    """Column of numbers for `[N]`, of fixed-size lists for `[N, ...]`."""
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = np.ascontiguousarray(values).reshape(len(values), -1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
+
+
+def _extra_columns(columns: LogColumns, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
+    """Optional columns that the file holds: by decision, or the rows `ends` where they are by episode."""
+    read: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        values = columns.values(name, EXTRA[name].dtype, shape)
+        read[name] = values[ends] if EXTRA[name].unit == "episode" else values
+    return read
+
+
+def _require_sound(log: DecisionLog, path: Path) -> None:
+    """Raises DataError for numbers that are not finite and for actions outside their space."""
+    episodes = log.episodes
+    faults: list[str] = []
+    for name, values in (("observation", episodes.observations), ("reward", episodes.reward)):
+        wrong = _rows(~np.isfinite(values)) if values.dtype.kind == "f" else np.zeros(0, np.int64)
+        if len(wrong):
+            faults.append(f"{path}: {len(wrong)} rows with {name} not finite; the first is row {wrong[0]}")
+    wrong_ends = np.flatnonzero(_not_finite_ends(episodes) & ~episodes.terminated)
+    if len(wrong_ends):
+        row = int(episodes.offsets[wrong_ends[0] + 1]) - 1
+        faults.append(f"{path}: {len(wrong_ends)} final observations not finite; the first is after row {row}")
+    low, high = _bounds(log.action_space)
+    outside = _rows(~((episodes.chosen >= low) & (episodes.chosen <= high)))
+    if len(outside):
+        first = int(outside[0])
+        faults.append(
+            f"{path}: {len(outside)} actions outside {log.action_space}; the first is "
+            f"{episodes.chosen[first].tolist()} in row {first}"
+        )
+    if faults:
+        raise DataError(*faults)
+
+
+def _not_finite_ends(episodes: Episodes) -> NDArray[np.bool_]:
+    """`[E]` flags of final observations that are not finite."""
+    final = episodes.final
+    if final is None or final.dtype.kind != "f":
+        return np.zeros(len(episodes), np.bool_)
+    return np.asarray((~np.isfinite(final)).reshape(len(final), -1).any(axis=1), np.bool_)
+
+
+def _without_unusable_ends(log: DecisionLog) -> DecisionLog:
+    """The log in which the last observation stands for a final one that is not finite: nothing follows a termination,
+    so that no value of it is needed."""
+    episodes, wrong = log.episodes, np.flatnonzero(_not_finite_ends(log.episodes))
+    if not len(wrong):
+        return log
+    assert episodes.final is not None
+    final = episodes.final.copy()
+    final[wrong] = episodes.observations[episodes.offsets[1:][wrong] - 1]
+    return replace(log, episodes=replace(episodes, final=final))
+
+
+def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    assert isinstance(space, spaces.Box)
+    return space.low, space.high
+
+
+def _rows(flags: NDArray[np.bool_]) -> Ints:
+    return np.flatnonzero(flags.reshape(len(flags), -1).any(axis=1))

@@ -1,0 +1,267 @@
+"""Torch policies for control, which give distributions over actions with gradient: actor-critics and a Q-network.
+
+Their numpy form for acting is `numpy_policies.py`, their folder on disk `checkpoint.py`; losses are in `objectives`.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
+from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import (
+    LOG_STD_RANGE,
+    LOG_TWO_PI,
+    NumpyCategoricalPolicy,
+    NumpyGaussianPolicy,
+    NumpyGreedyPolicy,
+    NumpyPolicy,
+    NumpySquashedGaussianPolicy,
+)
+from hone.core.errors import ConfigError
+from hone.core.state import State, array, number
+from hone.learner.shared_statistics import SharedStatistics
+
+
+class ControlPolicy(SharedStatistics):
+    """A small policy network. A subclass names its `kind`, and is listed in `checkpoint.KINDS`."""
+
+    kind: ClassVar[str]
+    """Its name on disk."""
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig) -> None:
+        super().__init__()
+        self.spaces, self.network = spaces, network
+
+    @abstractmethod
+    def numpy_policy(self) -> NumpyPolicy:
+        """Numpy policy with these weights; on a CPU it shares their memory."""
+
+    def statistics(self) -> State:
+        """Mean, scale and limit by which observations are normalised."""
+        inputs = self.spaces.inputs
+        if inputs.one_hot:
+            return {}
+        return {"mean": np.array(inputs.mean), "scale": np.array(inputs.scale), "limit": float(inputs.limit)}
+
+    def take_statistics(self, given: State) -> None:
+        mean, scale = (tuple(array(given, name).tolist()) for name in ("mean", "scale"))
+        inputs = replace(self.spaces.inputs, mean=mean, scale=scale, limit=number(given, "limit"))
+        self.spaces = replace(self.spaces, inputs=inputs)
+
+    def action_indices(self, chosen: Tensor) -> Tensor:
+        """Environment actions `[n]` -> indices 0 .. choices - 1."""
+        return chosen - self.spaces.choices.start if self.spaces.choices.start else chosen
+
+    def extras(self) -> Mapping[str, Any]:
+        """Constructor arguments besides spaces and network, as plain JSON."""
+        return {}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        """A policy of this kind with arbitrary weights, for loading. Raises KeyError, TypeError, ValueError."""
+        del extras
+        return cls(spaces, network, seed=0)  # pyright: ignore[reportCallIssue] - every subclass takes a seed
+
+
+class ActorCritic(ControlPolicy):
+    """A categorical policy over choices or a Gaussian over a box (`box_gaussian.py`), and a state value: two networks
+    of the same shape.
+
+    The Gaussian's log standard deviation is one parameter per action dimension, the same in every state. Without
+    `critic` it is a policy alone.
+    """
+
+    kind = "actor_critic"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
+        super().__init__(spaces, network)
+        actions, size = spaces.actions, spaces.inputs.size
+        outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
+        self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
+        self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
+        self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
+
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> "PolicyOutput":
+        """Log-probability and entropy of `chosen` under the current policy, and the value."""
+        x = self.spaces.inputs.tensor(seen)
+        logp, entropy = self._logp_and_entropy(self.actor(x), chosen)
+        return PolicyOutput(
+            logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1)
+        )
+
+    def value(self, seen: Tensor) -> Tensor:
+        """State values `[n]`."""
+        assert self.critic is not None, "this policy was made without a critic"
+        return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
+
+    def numpy_policy(self) -> NumpyPolicy:
+        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
+        if isinstance(actions, DiscreteActions):
+            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
+        assert self.log_std is not None
+        log_std = self.log_std.detach().cpu().numpy()
+        return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"critic": self.critic is not None}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, seed=0, critic=bool(extras["critic"]))
+
+    def _logp_and_entropy(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        actions = self.spaces.actions
+        if isinstance(actions, DiscreteActions):
+            return categorical(outputs, chosen - actions.start if actions.start else chosen)
+        assert self.log_std is not None
+        return box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOutput:
+    """Output of a policy for given decisions."""
+
+    logp: Tensor
+    """`[n]` nats: log-probability (density) of the actions."""
+    entropy: Callable[[], Tensor]
+    """Computes the entropy `[n]` in nats, on demand: many losses do not need it."""
+    value: Tensor | None
+    """`[n]` state values; None without a critic."""
+
+
+class SoftActorCritic(ControlPolicy):
+    """A tanh-squashed Gaussian, two critics with target networks, and a temperature (Haarnoja et al., 2018)."""
+
+    kind = "soft_actor_critic"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
+        super().__init__(spaces, network)
+        if not isinstance(spaces.actions, BoxActions) or not spaces.actions.is_finite:
+            raise ConfigError(f"a squashed Gaussian needs a box of actions with finite bounds, got {spaces.actions}")
+        size, actions = spaces.inputs.size, spaces.actions.size
+        self.actor = Mlp(size, 2 * actions, network, seed=seed, stream="actor", gain=0.01)
+        self.critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+        self.targets = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+        self.targets.requires_grad_(requires_grad=False)
+        self.log_temperature = nn.Parameter(torch.zeros(1))
+        self.register_buffer("middle", torch.from_numpy(spaces.actions.middle), persistent=False)
+        self.register_buffer("reach", torch.from_numpy(spaces.actions.reach), persistent=False)
+
+    @property
+    def action_size(self) -> int:
+        """Dimensions of an action."""
+        return self.get_buffer("reach").numel()
+
+    def to_unit_box(self, chosen: Tensor) -> Tensor:
+        """Environment actions `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of critics and densities."""
+        middle, reach = self.get_buffer("middle"), self.get_buffer("reach")
+        return (chosen.reshape(len(chosen), -1) - middle) / reach
+
+    def sample_actions(self, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Reparametrised actions `[n, actions]` in [-1, 1] and their log-density there `[n]` nats."""
+        mean, log_std = self._outputs(seen)
+        return squashed_gaussian(mean, log_std, mean + log_std.exp() * noise)
+
+    def q_values(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
+        """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        first, second = (critic.forward_frozen(x) if frozen else critic(x) for critic in as_mlps(self.critics))
+        return first.squeeze(-1), second.squeeze(-1)
+
+    @torch.no_grad()
+    def min_target_q_values(self, seen: Tensor, unit: Tensor) -> Tensor:
+        """Minimum of the target critics' values `[n]`."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        first, second = (critic(x) for critic in as_mlps(self.targets))
+        return torch.minimum(first, second).squeeze(-1)
+
+    def numpy_policy(self) -> NumpyPolicy:
+        return NumpySquashedGaussianPolicy(
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.box
+        )
+
+    def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.actor(self.spaces.inputs.tensor(seen)).chunk(2, dim=1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
+class QNetworkPolicy(ControlPolicy):
+    """Q-network over discrete actions with a target network; acts greedily."""
+
+    kind = "action_values"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
+        super().__init__(spaces, network)
+        self.values = Mlp(spaces.inputs.size, spaces.choices.count, network, seed=seed, stream="values")
+        self.target = Mlp(spaces.inputs.size, spaces.choices.count, network, seed=seed, stream="values")
+        self.target.requires_grad_(requires_grad=False)
+
+    def q_values(self, seen: Tensor) -> Tensor:
+        """`[n, choices]`"""
+        return self.values(self.spaces.inputs.tensor(seen))
+
+    @torch.no_grad()
+    def target_q_values(self, seen: Tensor) -> Tensor:
+        """`[n, choices]` of the target network."""
+        return self.target(self.spaces.inputs.tensor(seen))
+
+    def numpy_policy(self) -> NumpyGreedyPolicy:
+        return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
+
+
+def as_mlps(modules: nn.ModuleList) -> list[Mlp]:
+    """The modules of a list, typed as `Mlp`."""
+    return [module for module in modules if isinstance(module, Mlp)]
+
+
+def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log-probability of `chosen` `[n]` and, on demand, entropy under softmax(`logits` `[n, k]`): `[n]` nats each."""
+    logp = F.log_softmax(logits, dim=1)
+    return -F.nll_loss(logp, chosen, reduction="none"), lambda: torch.special.entr(logp.exp()).sum(dim=1)
+
+
+def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log density of `chosen` `[n, a]` and, on demand, entropy under N(mean, exp(log_std)^2): `[n]` nats each."""
+    size = mean.shape[1]
+    scaled = (chosen - mean) * torch.exp(-log_std)
+    logp = -0.5 * scaled.square().sum(dim=1) - log_std.sum() - 0.5 * LOG_TWO_PI * size
+    return logp, lambda: (log_std.sum() + 0.5 * (1.0 + LOG_TWO_PI) * size).expand(len(mean))
+
+
+def box_gaussian(
+    mean: Tensor, log_std: Tensor, chosen: Tensor, actions: BoxActions
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log density of the environment's actions `chosen` `[n, a]` and, on demand, entropy of the Gaussian policy over
+    their box, in its form (`box_gaussian.py`): `[n]` nats each, of actions in the environment's units."""
+    samples, volume = to_gaussian(chosen, actions)
+    logp, entropy = gaussian(mean, log_std, samples)
+    if volume is None:
+        return logp, entropy
+
+    def shifted() -> Tensor:
+        shift = entropy_shift(mean, log_std, actions)
+        return entropy() if shift is None else entropy() + shift
+
+    return logp - volume, shifted
+
+
+def squashed_gaussian(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh(`raw` `[n, a]`), and its log density `[n]` where raw ~ N(mean, exp(log_std)^2)."""
+    scaled = (raw - mean) * torch.exp(-log_std)
+    # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels
+    slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+    return torch.tanh(raw), (-0.5 * scaled.square() - log_std - 0.5 * LOG_TWO_PI - slope).sum(dim=1)
+
+
+@torch.no_grad()
+def polyak_update(target: Iterable[Tensor], online: Iterable[Tensor], *, tau: float) -> None:
+    """Polyak averaging, target += tau * (online - target), in one pass over all parameters."""
+    torch._foreach_lerp_(list(target), list(online), tau)  # pyright: ignore[reportPrivateImportUsage] - the fused form

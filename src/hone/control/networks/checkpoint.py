@@ -1,0 +1,153 @@
+"""The folder of a control policy: `model.safetensors` and `policy.json`, without code.
+
+Saving, loading, and the list of loadable kinds.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, QNetworkPolicy, SoftActorCritic
+from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.discriminator import AdversarialActorCritic
+from hone.control.networks.intrinsic_reward import CuriousActorCritic
+from hone.control.networks.mlp import (
+    BoxActions,
+    DiscreteActions,
+    GaussianForm,
+    MlpConfig,
+    ObservationInputs,
+    PolicySpaces,
+)
+from hone.control.networks.mpc import ModelPlanner
+from hone.control.networks.multitask import MultitaskActorCritic
+from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
+from hone.control.networks.options import OptionCriticPolicy, OptionTablePolicy
+from hone.control.networks.q_networks import DiscreteSacPolicy, DqnPolicy
+from hone.control.networks.recurrent import RecurrentActorCritic
+from hone.core.errors import DataError
+from hone.core.strict_json import strict_json
+
+FORMAT = 2
+POLICY_KINDS: dict[str, type[ControlPolicy]] = {
+    kind.kind: kind
+    for kind in (
+        ActorCritic,
+        SoftActorCritic,
+        QNetworkPolicy,
+        ModelPlanner,
+        RecurrentActorCritic,
+        MultitaskActorCritic,
+        DqnPolicy,
+        DiscreteSacPolicy,
+        DiscreteBcqPolicy,
+        BcqPolicy,
+        IqlPolicy,
+        BearPolicy,
+        DeterministicActorCritic,
+        CuriousActorCritic,
+        AdversarialActorCritic,
+        OptionTablePolicy,
+        OptionCriticPolicy,
+    )
+}
+
+
+def save_policy(policy: ControlPolicy, folder: Path) -> None:
+    """Write `model.safetensors` and `policy.json` into `folder`, which is created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    description = {
+        "format": FORMAT,
+        "kind": policy.kind,
+        "extras": dict(policy.extras()),
+        "network": policy.network.model_dump(include=set(MlpConfig.model_fields)),
+        "inputs": asdict(policy.spaces.inputs),
+        "actions": asdict(policy.spaces.actions),
+    }
+    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def load_policy(folder: Path) -> ControlPolicy:
+    """The policy saved by `save_policy`; raises DataError that names the missing, damaged or unknown part."""
+    policy = _uninitialised_policy(_description(folder / "policy.json"), folder / "policy.json")
+    load_weights(policy, folder)
+    return policy
+
+
+def load_weights(policy: ControlPolicy, folder: Path) -> None:
+    """Read the weights of `folder` into `policy`, in place; raises DataError when they do not fit."""
+    path = folder / "model.safetensors"
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot read the weights of the policy: {error}") from error
+    wanted = policy.state_dict()
+    faults = [f"{path}: no tensor {name}" for name in wanted if name not in tensors]
+    faults += [f"{path}: unknown tensor {name}" for name in tensors if name not in wanted]
+    faults += [
+        f"{path}: {name} has shape {list(tensors[name].shape)}, the policy's is {list(wanted[name].shape)}"
+        for name in wanted
+        if name in tensors and tensors[name].shape != wanted[name].shape
+    ]
+    if faults:
+        raise DataError(*faults)
+    _require_same_gaussian(policy, folder / "policy.json")
+    policy.load_state_dict(tensors)
+
+
+def _require_same_gaussian(policy: ControlPolicy, path: Path) -> None:
+    """Raises DataError for weights of a Gaussian over the box in another form: they mean other actions."""
+    actions = policy.spaces.actions
+    if isinstance(actions, DiscreteActions) or not path.is_file():
+        return
+    saved = _gaussian_form(_description(path)["actions"])
+    if saved != actions.gaussian and not (actions.is_unit and "squashed" not in {saved, actions.gaussian}):
+        raise DataError(
+            f"{path}: its Gaussian over the box of actions is {saved}, and this run's is {actions.gaussian}; set "
+            f'network.gaussian = "{saved}" to go on with it'
+        )
+
+
+def _gaussian_form(actions: Mapping[str, Any]) -> GaussianForm:
+    """Form of the Gaussian in a policy's description; older ones do not name it, and are not scaled."""
+    form: GaussianForm = actions.get("gaussian", "unscaled")
+    if form not in get_args(GaussianForm):
+        raise ValueError(f"unknown form of a Gaussian {form!r}")
+    return form
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        description = strict_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the description of the policy: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise DataError(f"{path}: not a policy of format {FORMAT}")
+    return description
+
+
+def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPolicy:
+    try:
+        actions, seen = description["actions"], description["inputs"]
+        spaces = PolicySpaces(
+            inputs=ObservationInputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
+            actions=DiscreteActions(**actions)
+            if "count" in actions
+            else BoxActions(
+                low=tuple(actions["low"]),
+                high=tuple(actions["high"]),
+                shape=tuple(actions["shape"]),
+                gaussian=_gaussian_form(actions),
+            ),
+        )
+        network = MlpConfig.model_validate(description["network"])
+        return POLICY_KINDS[description["kind"]].from_extras(spaces, network, description["extras"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: incomplete or unknown: {error!r}") from error

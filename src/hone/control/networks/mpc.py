@@ -1,0 +1,269 @@
+"""Model-predictive control: candidate plans are simulated in a learned model and refined; the first action is taken.
+
+Planners over an ensemble (`ensemble_dynamics.py`), and the policy that is saved with one. The model is trained by
+`recipes/off_policy/pets.py`. All candidates, particles and environments go through the networks in one batch per step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
+from torch import Tensor
+
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.ensemble_dynamics import DynamicsEnsemble, PlanningDynamics
+from hone.control.networks.mlp import BoxActions, Floats, MlpConfig, PolicySpaces
+from hone.control.networks.reward_functions import REWARD_FUNCTIONS
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+
+Array = NDArray[np.generic]
+INITIAL_PLAN_STEPS = 8
+"""One in so many of the first candidates is drawn around the middle of the box, not around the last plan."""
+KEY_RANGE = 1 << 24
+"""Integers that float32 represents exactly."""
+
+
+class CemPlanning(Config):
+    """Cross-entropy method: a normal distribution of plans, refitted to its best samples (Rubinstein, 1999)."""
+
+    kind: Literal["cem"] = "cem"
+    """Selects this alternative."""
+    horizon: int = Field(default=20, ge=1)
+    """Simulated steps."""
+    candidates: int = Field(default=64, ge=2)
+    """Plans per iteration."""
+    elites: int = Field(default=8, ge=1)
+    """Number of best plans that the distribution is fitted to."""
+    iterations: int = Field(default=3, ge=1)
+    """Number of refits."""
+    particles: int = Field(default=1, ge=1)
+    """Particles per plan and member."""
+    propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
+    """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
+    correlation: float = Field(default=0.6, ge=0, lt=1)
+    """Correlation of the samples of neighbouring steps (Pinneri et al., 2020): independent ones cancel out over time.
+    """
+    width: float = Field(default=0.7, gt=0)
+    """Standard deviation of the first samples, as a share of half the range of an action."""
+
+
+class MppiPlanning(Config):
+    """Model predictive path integral control: the mean of all samples, weighted by exp(return / temperature) (Williams
+    et al., 2017).
+    """
+
+    kind: Literal["mppi"]
+    """Selects this alternative."""
+    horizon: int = Field(default=20, ge=1)
+    """Simulated steps."""
+    candidates: int = Field(default=100, ge=2)
+    """Plans per iteration."""
+    iterations: int = Field(default=2, ge=1)
+    """Number of updates of the mean."""
+    temperature: float = Field(default=0.3, gt=0)
+    """Temperature in standard deviations of the candidates' returns: low follows the best, high averages."""
+    particles: int = Field(default=1, ge=1)
+    """Particles per plan and member."""
+    propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
+    """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
+    correlation: float = Field(default=0.6, ge=0, lt=1)
+    """Correlation of the samples of neighbouring steps."""
+    width: float = Field(default=0.7, gt=0)
+    """Standard deviation of the samples, as a share of half the range of an action."""
+
+
+PlanningConfig = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]
+PLANNING_ADAPTER: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(PlanningConfig)
+
+
+class ModelPlanner(ControlPolicy):
+    """A dynamics ensemble with a planner. Until the ensemble has been trained, actions are random."""
+
+    kind: ClassVar[str] = "model_planner"
+
+    def __init__(
+        self,
+        spaces: PolicySpaces,
+        network: MlpConfig,
+        *,
+        seed: int,
+        members: int = 5,
+        planning: CemPlanning | MppiPlanning | None = None,
+        reward: str | None = None,
+    ) -> None:
+        super().__init__(spaces, network)
+        actions = spaces.actions
+        if not isinstance(actions, BoxActions) or not actions.is_finite or spaces.inputs.one_hot:
+            seen = "numbered states" if spaces.inputs.one_hot else f"observations of {spaces.inputs.size} numbers"
+            raise ConfigError(
+                f"a planner in a learnt world needs a box of observations and a box of actions with finite bounds, "
+                f"got {seen} and {actions}"
+            )
+        if reward is not None and reward not in REWARD_FUNCTIONS:
+            raise ConfigError(f"reward {reward!r} is not known; known: {', '.join(REWARD_FUNCTIONS)}")
+        self.planning, self.reward = planning or CemPlanning(), reward
+        size = spaces.inputs.size
+        self.ensemble = DynamicsEnsemble(
+            members, observation_size=size, actions=actions.size, network=network, seed=seed
+        )
+
+    def numpy_policy(self) -> "MpcPolicy":
+        world = ImaginedRollouts(dynamics=self.ensemble.for_planning(), bounds=self.spaces.box, reward=self.reward)
+        return MpcPolicy(rollouts=world, planning=self.planning, is_fitted=self.ensemble.is_fitted)
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"members": self.ensemble.members, "planning": self.planning.model_dump(), "reward": self.reward}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(
+            spaces,
+            network,
+            seed=0,
+            members=extras["members"],
+            planning=PLANNING_ADAPTER.validate_python(extras["planning"]),
+            reward=extras["reward"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImaginedRollouts:
+    """Simulated rollouts in a learned model."""
+
+    dynamics: PlanningDynamics
+    bounds: BoxActions
+    reward: str | None
+    """Name of a known reward function; None: the learned reward."""
+
+    @torch.no_grad()
+    def plan_returns(self, seen: Tensor, plans: Tensor, noise: Tensor, *, resample_members: bool) -> Tensor:
+        """Returns of plans `[B, C, H, A]` in [-1, 1] from `seen` `[B, O]` on, mean over particles -> `[B, C]`.
+
+        `noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that differences are due to actions
+        (common random numbers). `resample_members`: particles change members at every step.
+        """
+        environments, candidates, horizon, size = plans.shape
+        members, particles = noise.shape[2:4]
+        count = environments * candidates
+        actions = self.scale_to_box(plans).permute(2, 0, 1, 3).reshape(horizon, count, size)
+        drive = self.dynamics.action_features(actions)
+        now = seen.repeat_interleave(candidates, dim=0).expand(members, particles, count, -1).contiguous()
+        luck = noise.permute(1, 2, 3, 0, 4)  # [H, K, p, B, O]
+        total = seen.new_zeros(count)
+        for step in range(horizon):
+            mean, spread, paid = self.dynamics.predict_change(now, drive[step])
+            drawn = spread.view(members, particles, environments, candidates, -1) * luck[step].unsqueeze(3)
+            after = now + mean + drawn.view_as(mean)
+            if self.reward is not None:
+                paid = REWARD_FUNCTIONS[self.reward](now, actions[step], after)
+            total += paid.mean(dim=(0, 1))
+            now = after.roll(1, dims=0) if resample_members else after
+        return total.view(environments, candidates)
+
+    def scale_to_box(self, plans: Tensor) -> Tensor:
+        """Plans in [-1, 1] -> actions within the box."""
+        low, high = plans.new_tensor(self.bounds.low), plans.new_tensor(self.bounds.high)
+        return low + 0.5 * (high - low) * (plans + 1.0)
+
+
+@dataclass
+class MpcPolicy:
+    """Plans before every decision, starting from the rest of the last plan; `best` plans as `decide` does, with random
+    numbers of its own.
+    """
+
+    rollouts: ImaginedRollouts
+    planning: CemPlanning | MppiPlanning
+    is_fitted: bool
+    plan: Tensor | None = None
+    """`[B, H, A]` in [-1, 1]: the last plan."""
+    decisions: int = field(default=0)
+    """Calls of `best`."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """Two integers that seed a decision's samples."""
+        return draws.integers(0, KEY_RANGE, (*shape, 2)).astype(np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """Log-probabilities are NaN: the density of a plan is not known."""
+        first = self._plan_actions(seen, noise) if self.is_fitted else self._at_random(noise)
+        chosen = self.rollouts.scale_to_box(first).numpy().reshape(-1, *self.rollouts.bounds.shape)
+        return chosen, np.full(len(seen), np.nan, np.float32)
+
+    def best(self, seen: Array) -> Array:
+        self.decisions += 1
+        keys = generator(0, "best", self.decisions).integers(0, KEY_RANGE, (len(seen), 2))
+        return self.decide(seen, keys.astype(np.float32))[0]
+
+    def _at_random(self, noise: Floats) -> Tensor:
+        drawn = [_draws(row).uniform(-1.0, 1.0, self.rollouts.bounds.size) for row in noise]
+        return torch.from_numpy(np.stack(drawn).astype(np.float32))
+
+    @torch.no_grad()
+    def _plan_actions(self, seen: Array, noise: Floats) -> Tensor:
+        planning, count = self.planning, len(seen)
+        flat = torch.from_numpy(np.ascontiguousarray(seen.reshape(count, -1), dtype=np.float32))
+        draws, luck = self._drawn(noise)
+        mean, fresh = self._begin(count), max(1, planning.candidates // INITIAL_PLAN_STEPS)
+        std = torch.full_like(mean, planning.width)
+        for iteration in range(planning.iterations):
+            middle = mean.unsqueeze(1).repeat(1, planning.candidates, 1, 1)
+            if iteration == 0:
+                middle[:, :fresh] = 0.0
+            middle[:, fresh] = mean
+            step = draws[:, iteration] * std.unsqueeze(1)
+            step[:, fresh] = 0.0  # the mean itself is among them
+            plans = (middle + step).clamp_(-1.0, 1.0)
+            worth = self.rollouts.plan_returns(flat, plans, luck, resample_members=planning.propagation == "ts_1")
+            mean, std = refit_plan_distribution(planning, plans, worth, std)
+        self.plan = mean
+        return mean[:, 0]
+
+    def _begin(self, count: int) -> Tensor:
+        """The rest of the last plan, with zeros at its end; zeros without a plan for as many environments."""
+        shape = (count, self.planning.horizon, self.rollouts.bounds.size)
+        if self.plan is None or self.plan.shape != shape:
+            return torch.zeros(shape)
+        return torch.cat((self.plan[:, 1:], torch.zeros_like(self.plan[:, :1])), dim=1)
+
+    def _drawn(self, noise: Floats) -> tuple[Tensor, Tensor]:
+        """Standard normal samples for plans `[B, iterations, C, H, A]`, correlated along H, and for particles `[B, H,
+        K, p, O]`.
+        """
+        planning, world = self.planning, self.rollouts.dynamics
+        members, size = world.observation_weight.shape[:2]
+        plans = (planning.iterations, planning.candidates, planning.horizon, self.rollouts.bounds.size)
+        worlds = (planning.horizon, members, planning.particles, size)
+        pairs = [
+            (draws.standard_normal(plans, np.float32), draws.standard_normal(worlds, np.float32))
+            for draws in map(_draws, noise)
+        ]
+        steps = np.stack([plan for plan, _ in pairs])
+        kept, new = planning.correlation, float(np.sqrt(1.0 - planning.correlation**2))
+        for step in range(1, planning.horizon):
+            steps[..., step, :] = kept * steps[..., step - 1, :] + new * steps[..., step, :]
+        return torch.from_numpy(steps), torch.from_numpy(np.stack([luck for _, luck in pairs]))
+
+
+def refit_plan_distribution(
+    planning: CemPlanning | MppiPlanning, plans: Tensor, worth: Tensor, std: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation `[B, H, A]` of the next samples, given plans `[B, C, H, A]` with returns `[B, C]`."""
+    if isinstance(planning, MppiPlanning):
+        scale = planning.temperature * worth.std(dim=1, keepdim=True).clamp_min(1e-6)
+        weight = torch.softmax((worth - worth.amax(dim=1, keepdim=True)) / scale, dim=1)
+        return torch.einsum("bc,bcha->bha", weight, plans), std
+    best = worth.topk(min(planning.elites, worth.shape[1]), dim=1).indices
+    elite = plans.gather(1, best[:, :, None, None].expand(-1, -1, *plans.shape[2:]))
+    return elite.mean(dim=1), elite.std(dim=1, correction=0).clamp_min(0.02)
+
+
+def _draws(key: Floats) -> np.random.Generator:
+    first, second = (int(part) for part in cast("list[float]", key.tolist()))
+    return generator(first, "plan", second)

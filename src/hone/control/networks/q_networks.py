@@ -1,0 +1,291 @@
+"""Action-value networks for control: plain, dueling, distributional, with noisy weights, and discrete SAC.
+
+The torch networks with their target networks. Their numpy form is `numpy_q.py`; targets and losses are in `objectives`.
+The four extensions are independent, and Rainbow is all of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.layer_norm_mlp import LayerNormMlp
+from hone.control.networks.mlp import Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy, NumpyPolicy
+from hone.control.networks.numpy_q import NumpyNoisyMlp, NumpyNoisyPolicy, NumpyQNetwork
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarReturn:
+    """The expected return, one number."""
+
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CategoricalReturn:
+    """Logits of `size` returns at equal distances from `low` to `high` (C51, Bellemare et al., 2017)."""
+
+    low: float
+    high: float
+    size: int = 51
+
+    @property
+    def support(self) -> list[float]:
+        """Returns of the atoms `[atoms]`."""
+        width = (self.high - self.low) / (self.size - 1)
+        return [self.low + number * width for number in range(self.size)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileReturn:
+    """`size` quantiles of the return, at (i - 1/2) / size (QR-DQN, Dabney et al., 2018)."""
+
+    size: int
+
+
+ReturnModel: TypeAlias = ScalarReturn | CategoricalReturn | QuantileReturn
+RETURN_MODELS: dict[str, type[ReturnModel]] = {
+    "mean": ScalarReturn,
+    "atoms": CategoricalReturn,
+    "quantiles": QuantileReturn,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QArchitecture:
+    """Architecture of a Q-network."""
+
+    outcome: ReturnModel = ScalarReturn()
+    """Representation of an action's return: expected value, categorical or quantiles."""
+    dueling: bool = False
+    """Dueling streams: value and advantages are separate outputs of the last layer (Wang et al., 2016)."""
+    sigma: float = 0.0
+    """Initial scale of the weight noise (NoisyNets, Fortunato et al., 2018); 0: none."""
+    layer_norm: bool = False
+    """Layer normalisation of each hidden layer, before its activation."""
+
+    def output_size(self, choices: int) -> int:
+        """Outputs of the last layer."""
+        return (choices + self.dueling) * self.outcome.size
+
+
+PLAIN_ARCHITECTURE = QArchitecture()
+
+
+class NoisyMlp(nn.Module):
+    """An `Mlp` whose weights are mean + sigma * f(e_out) f(e_in)', f(e) = sign(e) sqrt|e| (Fortunato et al., 2018).
+
+    e is one standard normal number per input and output of each layer, passed in by the caller. The means have an
+    `Mlp`'s initial weights, so that without noise it is one; sigma starts at `sigma` / sqrt(inputs of the layer).
+    """
+
+    def __init__(self, mean: Mlp, *, sigma: float) -> None:
+        """`mean` is the network without noise."""
+        super().__init__()
+        self.mean = mean
+        self.sizes = [mean.layer_parameters[0][0].shape[1], *(len(bias) for _, bias in mean.layer_parameters)]
+        scales = [sigma / math.sqrt(size) for size in self.sizes[:-1]]
+        shapes = list(zip(self.sizes[1:], self.sizes[:-1], scales, strict=True))
+        self.weights = nn.ParameterList(torch.full((rows, columns), scale) for rows, columns, scale in shapes)
+        self.offsets = nn.ParameterList(torch.full((rows,), scale) for rows, _, scale in shapes)
+
+    @property
+    def noise_size(self) -> int:
+        """Random numbers of one draw of all weights."""
+        return sum(self.sizes[:-1]) + sum(self.sizes[1:])
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        """`[n, inputs]`, one draw `[noise_size]` for all rows -> `[n, outputs]`; None stands for zeros."""
+        factors = noise.to(x.dtype)
+        factors = factors.sign() * factors.abs().sqrt()
+        layers = list(zip(self.mean.layers, self.weights, self.offsets, strict=True))
+        start = 0
+        for number, (layer, weight, offset) in enumerate(layers):
+            assert isinstance(layer, nn.Linear)
+            middle = start + layer.in_features
+            start, before, after = middle + layer.out_features, factors[start:middle], factors[middle:][: len(offset)]
+            drawn = torch.addcmul(layer.weight, weight, torch.outer(after, before))
+            x = F.linear(x, drawn, torch.addcmul(layer.bias, offset, after))
+            if number < len(layers) - 1:
+                x = self.mean.activate(x)
+        return x
+
+    def to_numpy(self) -> NumpyNoisyMlp:
+        """Numpy form for acting; on a CPU it shares memory."""
+        views = [
+            (weight.detach().cpu().numpy().T, offset.detach().cpu().numpy())
+            for weight, offset in zip(self.weights, self.offsets, strict=True)
+        ]
+        return NumpyNoisyMlp(mean=self.mean.to_numpy(), sigma=tuple(views))
+
+
+class DqnPolicy(ControlPolicy):
+    """A Q-network of the given architecture, its target network, and an exponential moving average of its weights.
+
+    The policy that acts is the average: bootstrapped values oscillate from update to update, and the greedy action with
+    them. Without `dueling`, noise and distributions it is the network of DQN (Mnih et al., 2015).
+    """
+
+    kind = "deep_values"
+
+    def __init__(
+        self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, architecture: QArchitecture = PLAIN_ARCHITECTURE
+    ) -> None:
+        super().__init__(spaces, network)
+        self.architecture = architecture
+        self.action_count = spaces.choices.count
+        self.values = self._make_network(seed)
+        self.target = self._make_network(seed).requires_grad_(requires_grad=False)
+        self.average = self._make_network(seed).requires_grad_(requires_grad=False)
+        outcome = architecture.outcome
+        atoms = torch.tensor(outcome.support) if isinstance(outcome, CategoricalReturn) else torch.zeros(0)
+        self.register_buffer("atoms", atoms, persistent=False)
+
+    def _make_network(self, seed: int) -> Mlp | NoisyMlp:
+        size, outputs = self.spaces.inputs.size, self.architecture.output_size(self.action_count)
+        made = LayerNormMlp if self.architecture.layer_norm else Mlp
+        body = made(size, outputs, self.network, seed=seed, stream="values")
+        return NoisyMlp(body, sigma=self.architecture.sigma) if self.architecture.sigma > 0 else body
+
+    @property
+    def noise_size(self) -> int:
+        """Random numbers of one draw of all weights; 0 without noise."""
+        return self.values.noise_size if isinstance(self.values, NoisyMlp) else 0
+
+    def return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return representation `[n, choices, size]` of each action; `noise` `[noise_size]`, None: the mean weights."""
+        return self._return_outputs(self.values, seen, noise)
+
+    @torch.no_grad()
+    def target_return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return representation `[n, choices, size]` by the target network."""
+        return self._return_outputs(self.target, seen, noise)
+
+    @torch.no_grad()
+    def average_return_outputs(self, seen: Tensor) -> Tensor:
+        """Return representation `[n, choices, size]` by the moving average, with mean weights."""
+        return self._return_outputs(self.average, seen, None)
+
+    def q_values(self, outcomes: Tensor) -> Tensor:
+        """`[n, choices]` expected returns."""
+        match self.architecture.outcome:
+            case ScalarReturn():
+                return outcomes.squeeze(-1)
+            case CategoricalReturn():
+                return torch.softmax(outcomes, dim=-1) @ self.get_buffer("atoms").to(outcomes.dtype)
+            case QuantileReturn():
+                return outcomes.mean(dim=-1)
+
+    def _return_outputs(self, body: nn.Module, seen: Tensor, noise: Tensor | None) -> Tensor:
+        x = self.spaces.inputs.tensor(seen)
+        if isinstance(body, NoisyMlp) and noise is None:
+            body = body.mean
+        return self._combine_dueling(body(x) if noise is None else body(x, noise))
+
+    def _combine_dueling(self, raw: Tensor) -> Tensor:
+        """`[n, outputs]` of the last layer -> `[n, choices, size]`."""
+        streams = raw.view(len(raw), -1, self.architecture.outcome.size)
+        if not self.architecture.dueling:
+            return streams
+        value, advantage = streams[:, :1], streams[:, 1:]
+        return value + (advantage - advantage.mean(dim=1, keepdim=True))
+
+    def numpy_q_network(self) -> NumpyQNetwork:
+        """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
+        return self._numpy_q_network(self.values)
+
+    def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyGreedyPolicy:
+        """Greedy policy with the current mean weights; with probability `epsilon` a random action."""
+        return self._greedy(self.values, epsilon)
+
+    def exploring_policy(self) -> NumpyPolicy:
+        """Policy with the current noisy weights."""
+        return self._numpy_policy(self.values)
+
+    def numpy_policy(self) -> NumpyPolicy:
+        return self._numpy_policy(self.average)
+
+    def _numpy_policy(self, body: Mlp | NoisyMlp) -> NumpyPolicy:
+        if not isinstance(body, NoisyMlp):
+            return self._greedy(body)
+        return NumpyNoisyPolicy(
+            values=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices,
+            noise_size=self.noise_size,
+        )  # fmt: skip
+
+    def _greedy(self, body: Mlp | NoisyMlp, epsilon: float = 0.0) -> NumpyGreedyPolicy:
+        return NumpyGreedyPolicy(
+            network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices, epsilon=epsilon
+        )
+
+    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> NumpyQNetwork:
+        atoms = (
+            self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
+        )
+        return NumpyQNetwork(
+            network=body.to_numpy(), size=self.architecture.outcome.size, dueling=self.architecture.dueling, atoms=atoms
+        )
+
+    def extras(self) -> Mapping[str, Any]:
+        shape = self.architecture
+        (kind,) = (name for name, made in RETURN_MODELS.items() if isinstance(shape.outcome, made))
+        outcome = {"kind": kind, **asdict(shape.outcome)}
+        return {**asdict(shape), "outcome": outcome}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        outcome = dict(extras["outcome"])
+        made = RETURN_MODELS[outcome.pop("kind")]
+        shape = QArchitecture(
+            outcome=made(**outcome),
+            dueling=bool(extras["dueling"]),
+            sigma=float(extras["sigma"]),
+            layer_norm=bool(extras.get("layer_norm", False)),  # absent in older folders
+        )
+        return cls(spaces, network, seed=0, architecture=shape)
+
+
+class DiscreteSacPolicy(ControlPolicy):
+    """A softmax over actions, two Q-networks with target networks, and a temperature (discrete SAC, Christodoulou,
+    2019).
+    """
+
+    kind = "soft_choices"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
+        super().__init__(spaces, network)
+        size, count = spaces.inputs.size, spaces.choices.count
+        self.actor = Mlp(size, count, network, seed=seed, stream="actor", gain=0.01)
+        self.critics = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+        self.targets = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+        self.targets.requires_grad_(requires_grad=False)
+        self.log_temperature = nn.Parameter(torch.zeros(1))
+
+    def logp(self, seen: Tensor) -> Tensor:
+        """`[n, choices]` nats."""
+        return F.log_softmax(self.actor(self.spaces.inputs.tensor(seen)), dim=1)
+
+    def q_values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Both critics' values `[n, choices]`."""
+        return self._twin_q_values(self.critics, seen)
+
+    @torch.no_grad()
+    def min_target_q_values(self, seen: Tensor) -> Tensor:
+        """`[n, choices]` minimum of the target critics' values."""
+        return torch.minimum(*self._twin_q_values(self.targets, seen))
+
+    def numpy_policy(self) -> NumpyPolicy:
+        return NumpyCategoricalPolicy(
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices
+        )
+
+    def _twin_q_values(self, critics: nn.ModuleList, seen: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.spaces.inputs.tensor(seen)
+        first, second = critics
+        return first(x), second(x)

@@ -1,0 +1,244 @@
+"""What off-policy recipes for control share: the config, the rows of a sample, the job around a replay buffer.
+
+Belongs here: wiring of environments, replay buffer and gradient learner. Does not: any branch about which algorithm
+runs. A recipe's `method` names its networks and losses (`OffPolicyMethod`); `off_policy_recipe` does the rest.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from pydantic import Field
+
+from hone.control.acting import DropFailedEpisodes, NetworkActor
+from hone.control.environments.make import describe_envs
+from hone.control.environments.ray_blocks import block_transport
+from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.job import ControlEvaluationConfig, control_job, updates_per_step
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.mlp import DiscreteActions, PolicySpaces
+from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
+from hone.control.phases import LearningMethod, method_learner
+from hone.control.replay.mixed import ReplayBuffer
+from hone.control.replay.source import ReplaySource
+from hone.control.rows import TransitionRows, transition_rows
+from hone.control.spaces import world_spaces
+from hone.core.config import Config
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+from hone.credit.returns import one_step_target
+from hone.learner.config import ReplayLearnerConfig
+from hone.objectives.weights import token_mean
+from hone.run.config import RunConfig, RunSettings
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.loop import Recipe, Source
+from hone.run.recipe_parts import recipe_parts
+from hone.sources.live import Actor, LiveSource
+
+P = TypeVar("P", bound=ControlPolicy)
+
+
+# ---------------------------------------------------------------------------------------------- configs
+
+
+class ReplayConfig(Config):
+    """Replay buffer: capacity, batch size and warm-up; updates follow every step of the environments."""
+
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    capacity: int = Field(default=1_000_000, ge=1)
+    """Capacity of the replay buffer, transitions."""
+    warmup: int = Field(default=100, ge=1)
+    """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of each environment per iteration."""
+        return 1
+
+
+class IterationReplayConfig(ReplayConfig):
+    """Replay buffer: capacity, batch size and steps per iteration; many steps, then many updates."""
+
+    collect: int = Field(default=16, ge=1)
+    """Steps of each environment per iteration; `learner.updates_per_iteration` updates follow."""
+    batch: int = Field(default=64, ge=1)
+    """Transitions per update."""
+    capacity: int = Field(default=100_000, ge=1)
+    """Capacity of the replay buffer, transitions."""
+    warmup: int = Field(default=1000, ge=1)
+    """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+
+    @property
+    def rollout_steps(self) -> int:
+        return self.collect
+
+
+class OffPolicyRunConfig(RunConfig):
+    """Training in Gymnasium environments on samples of a replay buffer."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
+    """Threads, logging, checkpoints and other settings of the run."""
+    env: GymConfig
+    """The environments."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """Evaluation of the policy."""
+
+
+class ReplayRunConfig(OffPolicyRunConfig):
+    """Training in Gymnasium environments on uniform or prioritized samples of transitions."""
+
+    replay: ReplayConfig = ReplayConfig()
+    """The replay buffer."""
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps of an iteration."""
+        return self.replay.rollout_steps * self.env.num_envs
+
+    def check(self) -> list[str]:
+        """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""
+        return []
+
+    def open_replay(self, world: GymWorld) -> "MethodWrapper":  # noqa: ARG002 - for those that ask it
+        """Open what the replay buffer needs besides experience -> wrapper of the method. Raises HoneError."""
+        return lambda method: method
+
+    def describe_update(self) -> str:
+        """Contents of one update's batch, for `hone plan`."""
+        return f"{self.replay.batch} transitions"
+
+
+C = TypeVar("C", bound=ReplayRunConfig)
+
+
+# ---------------------------------------------------------------------------------------------- the job
+
+
+@dataclass
+class ScheduledExplorer(NetworkActor):
+    """Behaviour policy that is made of the published policy and its version: a schedule of exploration."""
+
+    exploration_policy: Callable[[Any, int], NumpyPolicy] = field(kw_only=True)
+
+    def publish(self, policy: HasNumpyPolicy, version: int) -> None:
+        self.numpy_policy, self.version = self.exploration_policy(policy, version), version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyMethod(LearningMethod[P]):
+    """Parts of one off-policy algorithm, for one config and its spaces."""
+
+    buffer: ReplayBuffer
+    actor: Actor[P] | None = None
+    """The behaviour policy; None: the policy that was published last."""
+    wrap_source: Callable[[Source[P]], Source[P]] | None = None
+    """Wrapper of the source that fills the replay buffer."""
+
+
+MethodWrapper: TypeAlias = Callable[[OffPolicyMethod[Any]], OffPolicyMethod[Any]]
+"""A method -> the method with another replay buffer."""
+
+
+def replay_job(
+    config: OffPolicyRunConfig, world: GymWorld, method: OffPolicyMethod[P], replay: ReplayConfig
+) -> TrainingJob[P]:
+    """Training job of a method: its actor fills the replay buffer, its phases learn from samples of it."""
+    actor = NetworkActor(method.policy.numpy_policy()) if method.actor is None else method.actor
+    source: Source[P] = DropFailedEpisodes(LiveSource(world, actor), world)
+    source = ReplaySource(
+        source if method.wrap_source is None else method.wrap_source(source),
+        buffer=method.buffer,
+        sample_size=replay.batch * config.learner.updates_per_iteration,
+        warmup=replay.warmup,
+        seed=config.seed,
+    )
+    learner = method_learner(config, config.learner, method)
+    recipe = Recipe(source=source, credit=method.credit, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+
+
+def rows_with_noise(config: RunConfig, stream: str, *shape: int) -> Callable[[Episodes, Credits, int], TransitionRows]:
+    """Layout of transitions with standard normal numbers `[n, *shape]` of a random stream of the run."""
+
+    def layout(transitions: Episodes, credits: Credits, updates: int) -> TransitionRows:
+        noise = generator(config.seed, stream, updates).standard_normal((len(transitions), *shape), "float32")
+        return transition_rows(transitions, credits, noise, device=config.run.device)
+
+    return layout
+
+
+def open_off_policy(
+    config: C, *, method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]], box_recipes: str | None
+) -> OpenedRun:
+    """Environments and the inputs of the replay buffer, opened and checked, for the job of `method(config, spaces)`."""
+    notes = config.check()
+    world = open_world(
+        config.env,
+        steps=config.replay.rollout_steps,
+        seed=config.seed,
+        squashed=box_recipes is None,
+        transport=block_transport(config.env),
+    )
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(world.close)
+        spaces = world_spaces(world)
+        if box_recipes is not None and not isinstance(spaces.actions, DiscreteActions):
+            raise ConfigError(f"{config.recipe} needs a finite set of actions, got {spaces.actions}; use {box_recipes}")
+        wrap = config.open_replay(world)
+        on_fault.pop_all()
+
+    def build(config: C, world: GymWorld) -> TrainingJob[Any]:
+        return replay_job(config, world, wrap(method(config, spaces)), config.replay)
+
+    return opened_run(world, build, warnings=[*world.warnings, *notes], close=world.close)
+
+
+def derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    updates = config.learner.optimizer_steps(1)
+    return {
+        "environment steps": f"{config.replay.warmup} or a little more to begin with, and {config.steps} x "
+        f"{config.iteration_steps}",
+        **describe_envs(config.env),
+        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
+        "updates per environment step": updates_per_step(updates, config.iteration_steps),
+        "update": config.describe_update(),
+    }
+
+
+def off_policy_parts(
+    method: Callable[..., Any], *extra_loss: Callable[..., Any], source: str = "Replay(Live(Gymnasium))"
+) -> RecipeParts:
+    """The parts that a method of one-step targets names, and `extra_loss`."""
+    parts = recipe_parts(method, *extra_loss, source=source, weights=(token_mean,))
+    return replace(parts, credit=(one_step_target,))
+
+
+def off_policy_recipe(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]],
+    limitation: str,
+    box_recipes: str | None = None,
+    parts: RecipeParts | None = None,
+) -> RecipeSpec:
+    """Recipe of this family: a method over a box of actions or, where `box_recipes` names the recipes for boxes, over
+    finitely many. The parts are those that the method names, unless they are given."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_off_policy, method=method, box_recipes=box_recipes),
+        derive=derive_off_policy,
+        parts=parts or off_policy_parts(method),
+        limitation=limitation,
+    )

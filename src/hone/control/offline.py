@@ -1,0 +1,217 @@
+"""What the recipes on a log share: the log encoded as rows, its source, and the job.
+
+Belongs here: everything between a file of decisions and a network that learns from it. Does not: any one algorithm.
+
+A row is what a network reads: observations standardised by the log, finite actions counted from 0, boxes scaled to
+[-1, 1]. An iteration takes the rows of all its updates out of the log at once, and draws their noise at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from hone.control.environments.world import GymConfig, GymSpaces, inspect_world
+from hone.control.experts import require_same_spaces
+from hone.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
+from hone.control.logs.parquet import DecisionLog
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.off_policy import rows_with_noise
+from hone.control.phases import LearningMethod, method_learner
+from hone.control.rows import TransitionRows, split_decision_rows
+from hone.control.spaces import log_spaces, network_spaces
+from hone.core.episodes import Episodes
+from hone.core.errors import run_all_checks
+from hone.credit.returns import one_step_target
+from hone.learner.config import ReplayLearnerConfig
+from hone.learner.gradient import OptimizerPhase
+from hone.objectives.terms import LossTerms
+from hone.objectives.weights import token_mean
+from hone.run.config import RunConfig, RunSettings
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
+from hone.run.loop import Recipe
+from hone.run.recipe_parts import recipe_parts
+from hone.sources.logged import LogSource
+
+P = TypeVar("P", bound=ControlPolicy)
+Q = TypeVar("Q", bound=nn.Module)
+C = TypeVar("C", bound="OfflineRunConfig")
+
+
+class OfflineRunConfig(RunConfig):
+    """A policy from a log of decisions. The last checkpoint is evaluated; no best checkpoint is selected."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
+    """Threads, logging, checkpoints and other settings of the run."""
+    log: str
+    """A parquet file written by hone, a frozen view of a decision log, or a Minari data set (folder or HDF5 file)."""
+    env: GymConfig | None = None
+    """Environment of the evaluations; None: no evaluation."""
+    network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
+    """Shape of every network of the policy."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, updates_per_iteration=10, max_grad_norm=None)
+    """The optimizers."""
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """Evaluation of the policy."""
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+def encode_transitions(transitions: Episodes, spaces: PolicySpaces) -> Episodes:
+    """Single-decision episodes as networks read them: observations `[n, size]`, actions as of `encode_actions`."""
+    assert transitions.final is not None
+    return replace(
+        transitions,
+        seen=spaces.inputs.array(transitions.observations),
+        chosen=encode_actions(transitions.chosen, spaces.actions),
+        final=spaces.inputs.array(transitions.final),
+    )
+
+
+def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxActions) -> NDArray[np.generic]:
+    """Finite actions from 0 `[n]`, points of a box on the scale [-1, 1] `[n, a]`; an unbounded box as it is."""
+    if isinstance(actions, DiscreteActions):
+        return chosen.astype(np.int64) - actions.start
+    flat = chosen.reshape(len(chosen), -1).astype(np.float32)
+    if not actions.is_finite:
+        return flat
+    return np.clip((flat - actions.middle) / actions.reach, -1.0, 1.0)
+
+
+R = TypeVar("R", bound=TransitionRows)
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def logged_method(
+    config: OfflineRunConfig,
+    policy: P,
+    phases: Sequence[OptimizerPhase[P, Any]],
+    *,
+    discount: float,
+    noise_size: int = 0,
+) -> LearningMethod[P]:
+    """Temporal-difference learning on transitions of a log, encoded, in the precision of the policy.
+
+    Each row has `noise_size` random numbers.
+    """
+
+    encoded_rows = rows_with_noise(config, "offline", noise_size)
+
+    return LearningMethod(
+        policy=policy,
+        phases=[replace(one, objective=partial(_objective_in_policy_dtype, one.objective)) for one in phases],
+        layout=lambda transitions, credits, updates: encoded_rows(
+            encode_transitions(transitions, policy.spaces), credits, updates
+        ),
+        credit=partial(one_step_target, discount=discount),
+        split=split_decision_rows,
+    )
+
+
+def _objective_in_policy_dtype(objective: Callable[[Q, R], LossTerms], policy: Q, rows: R) -> LossTerms:
+    return objective(policy, rows_in_dtype(rows, next(policy.parameters()).dtype))
+
+
+def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
+    """`rows`, converted where they are of another precision."""
+    if rows.reward.dtype == dtype:
+        return rows
+    columns: dict[str, Tensor] = vars(rows)
+    return type(rows)(
+        **{name: column.to(dtype) if column.is_floating_point() else column for name, column in columns.items()}
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the job
+
+
+def offline_job(
+    config: C, log: DecisionLog, *, method: Callable[[C, PolicySpaces], LearningMethod[P]]
+) -> TrainingJob[P]:
+    """Training job of `method(config, spaces)` on the log; observations are standardised by it."""
+    made = method(config, log_spaces(log))
+    count = config.batch * config.learner.updates_per_iteration
+    source = LogSource(log.episodes.transitions(), batch_size=count, seed=config.seed)
+    learner = method_learner(config, config.learner, made)
+    return control_job(
+        Recipe(source=source, credit=made.credit, learner=learner),
+        env=config.env,
+        evaluation=config.evaluation,
+        seed=config.seed,
+        dataset_fingerprint=decisions_fingerprint(log.episodes),
+    )
+
+
+class LogReader(Protocol):
+    """Reads a log of decisions; `spaces` of observations and actions are taken where it names none. Raises DataError.
+
+    `read_log`, or a reader that knows further formats.
+    """
+
+    def __call__(self, path: Path, *, spaces: GymSpaces | None = None) -> DecisionLog: ...
+
+
+def open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMethod[Any]], read: LogReader) -> OpenedRun:
+    """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
+    known: list[GymSpaces] = []
+    warnings: list[str] = []
+
+    def environment() -> None:
+        if config.env is not None:
+            spaces, notes = inspect_world(config.env, seed=config.seed)
+            known.append(spaces)
+            warnings.extend(notes)
+
+    def decisions() -> DecisionLog:
+        return read(Path(config.log), spaces=known[0] if known else None)
+
+    checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
+    log: DecisionLog = run_all_checks(checks)["log"]
+    theirs = network_spaces(log.observation_space, log.action_space)
+    if known:
+        require_same_spaces("log", config.log, theirs, network_spaces(*known[0]))
+    return opened_run(log, partial(offline_job, method=method), warnings=[*warnings, *log.notes])
+
+
+def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    updates = config.learner.optimizer_steps(1)
+    return {
+        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
+        "update": f"{config.batch} transitions",
+        "judged": "the last policy, whatever was seen before",
+    }
+
+
+def offline_recipe(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C, PolicySpaces], LearningMethod[Any]],
+    read: LogReader,
+    limitation: str,
+) -> RecipeSpec:
+    """Recipe on a log: its method, the reader of its log, and what people should know of it."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_offline, method=method, read=read),
+        derive=derive_offline,
+        parts=recipe_parts(method, source="Logged(log)", weights=(token_mean,)),
+        limitation=limitation,
+    )

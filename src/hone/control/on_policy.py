@@ -1,0 +1,330 @@
+"""What on-policy recipes for control share: config, credit and loss of an actor-critic, the job, the recipe's spec.
+
+Belongs here: wiring of small networks to Gymnasium and the gradient learner. Does not: any branch about which algorithm
+runs. A recipe hands over its credit and its loss.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Self, TypeAlias, TypeVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from hone.control.acting import DropFailedEpisodes, NetworkActor, predict_values
+from hone.control.environments.make import describe_envs
+from hone.control.environments.world import GymConfig, GymWorld
+from hone.control.job import ControlEvaluationConfig, control_job, open_gym_run, updates_per_step
+from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, PolicyOutput
+from hone.control.networks.mlp import BoxActions, GaussianMlpConfig, MlpConfig, NumpyMlp, PolicySpaces
+from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
+from hone.control.normalise import NormaliseConfig, with_normalisation
+from hone.control.rows import StepRows, split_decision_rows, step_rows
+from hone.control.spaces import gaussian_spaces, world_spaces
+from hone.core.config import Config
+from hone.core.credit import Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.reduction import Reduction
+from hone.core.state import Stateful
+from hone.credit.returns import gae, standardised
+from hone.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
+from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
+from hone.objectives.weights import token_mean
+from hone.run.config import RunConfig, RunSettings
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.loop import Learner, Recipe, Source
+from hone.run.recipe_parts import recipe_parts
+from hone.sources.asynchronous import AsyncSource
+from hone.sources.live import LiveSource
+
+P = TypeVar("P", bound=ControlPolicy)
+M = TypeVar("M", bound=nn.Module)
+R = TypeVar("R", bound="RolloutRunConfig")
+C = TypeVar("C", bound="OnPolicyRunConfig")
+CriticLoss: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
+"""Values and their targets `[n]` -> the critic's loss."""
+
+
+class RolloutRunConfig(RunConfig):
+    """A policy that acts in Gymnasium environments and learns from each rollout."""
+
+    run: RunSettings = RunSettings(threads=1, keep_best=1)
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network, and with
+    `evaluation.every` the best policy is kept beside the last ones."""
+    env: GymConfig
+    """The environments."""
+    rollout_steps: int = Field(default=64, ge=1)
+    """Steps of each environment per iteration."""
+    network: MlpConfig = MlpConfig()
+    """Shape of the policy's network, and of the critic's."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """How the policy is evaluated."""
+
+
+class OnPolicyRunConfig(RolloutRunConfig):
+    """A policy and a critic that learn from single environment steps."""
+
+    network: GaussianMlpConfig = GaussianMlpConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    """Shape of the policy's network and of the critic's, and form of a Gaussian policy."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
+
+
+class ActorCriticAlgorithm(Config):
+    """Generalised advantages, and the weights of the critic's error and of the entropy bonus."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Discount factor (gamma)."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Weight of the critic's loss."""
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+
+
+class ClippedAlgorithm(ActorCriticAlgorithm):
+    """PPO's numbers."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """Clip width of the probability ratio: the gradient stops outside 1 - clip .. 1 + clip."""
+
+
+def standardised_gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: float) -> Credits:
+    """Generalised advantages, standardised over the batch."""
+    return standardised(gae(episodes, values, discount=discount, gae_lambda=gae_lambda))
+
+
+def actor_critic_loss(
+    actor: LossTerms,
+    now: PolicyOutput,
+    target: Tensor,
+    value_weight: float,
+    entropy_weight: float,
+    critic_loss: CriticLoss | None = None,
+) -> LossTerms:
+    """`actor` + value_weight * the critic's loss (squared error) - entropy_weight * entropy; no error without a
+    critic.
+    """
+    parts = [actor]
+    loss = actor.loss
+    if now.value is not None:
+        parts.append(squared_error(now.value, target) if critic_loss is None else critic_loss(now.value, target))
+        loss = torch.add(loss, parts[1].loss, alpha=value_weight)
+    if entropy_weight:
+        loss = torch.sub(loss, now.entropy(), alpha=entropy_weight)
+    return LossTerms(loss=loss, compute_metrics=lambda: _merged_metrics(now.entropy(), *parts))
+
+
+def _merged_metrics(entropy: Tensor, *parts: LossTerms) -> dict[str, Tensor]:
+    """Metrics of `parts`, and the policy's entropy `[n]` nats."""
+    metrics = {name: value for part in parts for name, value in part.metrics.items()}
+    return {**metrics, "policy/entropy_nats": entropy.detach()}
+
+
+@dataclass
+class SnapshotActor(NetworkActor):
+    """Decides by weights that change on publication only, so that a thread may act while the policy learns."""
+
+    def publish(self, policy: ActorCritic, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.numpy_policy, self.version = _snapshot(policy.numpy_policy()), version
+
+
+def _snapshot(acting: NumpyPolicy) -> NumpyPolicy:
+    if isinstance(acting, NumpyCategoricalPolicy | NumpyGaussianPolicy):
+        network = acting.network
+        assert isinstance(network, NumpyMlp)
+        layers = tuple((weight.copy(order="K"), bias.copy()) for weight, bias in network.layers)
+        acting = replace(acting, network=replace(network, layers=layers))
+    return replace(acting, log_std=acting.log_std.copy()) if isinstance(acting, NumpyGaussianPolicy) else acting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPolicyMethod:
+    """Parts of one algorithm of the family."""
+
+    credit: Callable[[Episodes, Values], Credits]
+    objective: Callable[[ActorCritic, StepRows], LossTerms]
+    normalise: NormaliseConfig
+    discount: float
+    """Discount factor of the returns whose spread scales the rewards."""
+    max_staleness: int = 0
+    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
+    meanwhile."""
+    use_critic: bool = True
+    layout: Callable[[ActorCritic, Episodes, Credits], StepRows] | None = None
+    """Rows of a loss that looks at the policy before the update; None: `step_rows`."""
+    wrap_source: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
+    """Wrapper of the source, applied before collection runs ahead."""
+    prepare: Callable[[ActorCritic, Any, int, Reduction], TrainingRows[StepRows]] | None = None
+    """See `OptimizerPhase.prepare`."""
+    objective_with_backward: Callable[[ActorCritic, StepRows], LossTerms] | None = None
+    """See `OptimizerPhase.objective_with_backward`."""
+    on_metrics: Callable[[Metrics], None] | None = None
+    """See `GradientLearner.on_metrics`."""
+    extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    """See `GradientLearner.extra_state`."""
+
+
+def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
+    """Training job of an actor-critic that acts in `world`."""
+    space = gaussian_spaces(world_spaces(world), config.network)
+    squashed = isinstance(space.actions, BoxActions) and space.actions.gaussian == "squashed"
+    policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
+    learner = GradientLearner(
+        policy=policy,
+        layout=partial(step_rows, device=config.run.device)
+        if method.layout is None
+        else partial(method.layout, policy),
+        phases=[
+            policy_phase(
+                policy,
+                method.objective,
+                config.learner,
+                prepare=method.prepare,
+                objective_with_backward=None if squashed else method.objective_with_backward,
+            )
+        ],
+        seed=config.seed,
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        predict_values=predict_values if method.use_critic else None,
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+        shuffle=config.learner.minibatches > 1,
+        split=split_decision_rows,
+        on_metrics=method.on_metrics,
+        extra_state=method.extra_state,
+    )
+    acting = policy.numpy_policy()
+    actor = SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
+    source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)
+    source = source if method.wrap_source is None else method.wrap_source(source)
+    source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
+    ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
+    recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)
+    job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+    return replace(job, close=ahead.close)
+
+
+def rollout_learner(
+    config: RunConfig,
+    learning: LearnerConfig,
+    policy: M,
+    phases: Sequence[OptimizerPhase[M, Any]],
+    *,
+    layout: Callable[[Episodes, Credits], TrainingRows[Any]] | None = None,
+    predict_values: Callable[[M, Episodes], Values] | None = None,
+) -> GradientLearner[M, Any]:
+    """Gradient learner of a policy that steps `phases` on each rollout; the layout is by single steps unless given."""
+    return GradientLearner(
+        policy=policy,
+        layout=layout or partial(step_rows, device=config.run.device),
+        phases=phases,
+        seed=config.seed,
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
+        predict_values=predict_values,
+        epochs=learning.epochs,
+        minibatches=learning.minibatches,
+    )
+
+
+def rollout_job(
+    config: RolloutRunConfig, world: GymWorld, credit: Callable[[Episodes, Values], Credits], learner: Learner[P]
+) -> TrainingJob[P]:
+    """Training job of a policy that acts in `world` and learns from each rollout as it is."""
+    actor = NetworkActor(learner.policy.numpy_policy())
+    recipe = Recipe(source=DropFailedEpisodes(LiveSource(world, actor), world), credit=credit, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+
+
+def require_supported_spaces(
+    env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig, network: GaussianMlpConfig
+) -> None:
+    """Raises ConfigError for what these spaces do not go with."""
+    require_clipping(env, space, network)
+    if normalise.observations and space.inputs.one_hot:
+        raise ConfigError(
+            f"algorithm.normalise.observations = true: {env.id} shows numbers of states, which have no scale; set it "
+            "to false"
+        )
+
+
+def require_clipping(env: GymConfig, space: PolicySpaces, network: GaussianMlpConfig) -> None:
+    """Raises ConfigError where a policy without bounds meets actions with bounds and nobody clips, and where actions
+    without bounds are to be squashed."""
+    gaussian_spaces(space, network)
+    if isinstance(space.actions, BoxActions) and not env.clip_actions and network.gaussian != "squashed":
+        raise ConfigError(
+            "env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true, or "
+            'network.gaussian = "squashed"'
+        )
+
+
+def require_clipped_actions(config: OnPolicyRunConfig, space: PolicySpaces) -> None:
+    """`require_clipping` for a config."""
+    require_clipping(config.env, space, config.network)
+
+
+def open_rollout_run(
+    config: R,
+    *,
+    build: Callable[[R, GymWorld], TrainingJob[Any]],
+    require: Callable[[R, PolicySpaces], object],
+) -> OpenedRun:
+    """Open the environments of a run for `build(config, world)`. Raises as `open_gym_run`."""
+    return open_gym_run(config, config.env, steps=config.rollout_steps, build=build, require=require)
+
+
+def on_policy_recipe_spec(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C], OnPolicyMethod],
+    limitation: str,
+    parts: RecipeParts | None = None,
+) -> RecipeSpec:
+    """Build the description of an actor-critic recipe from its method."""
+
+    def require(config: C, space: PolicySpaces) -> None:
+        require_supported_spaces(config.env, space, method(config).normalise, config.network)
+
+    def build(config: C, world: GymWorld) -> TrainingJob[ActorCritic]:
+        return on_policy_job(config, world, method(config))
+
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_rollout_run, build=build, require=require),
+        derive=derive_on_policy,
+        parts=parts or control_parts(method),
+        limitation=limitation,
+    )
+
+
+control_parts = partial(recipe_parts, source="Live(Gymnasium)", weights=(token_mean,))
+"""The parts that the wiring of a recipe for control names (see `recipe_parts`)."""
+
+
+def derive_on_policy(config: RolloutRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    batch = config.env.num_envs * config.rollout_steps
+    return {
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
+        "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
+        **describe_envs(config.env),
+        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+        "updates per environment step": updates_per_step(config.learner.optimizer_steps(1), batch),
+    }

@@ -1,0 +1,236 @@
+"""What the recipes of the value-based family share: their config, who explores, the job.
+
+Belongs here: wiring of `DqnPolicy` to Gymnasium, replay and the gradient learner. Does not: any branch about which
+algorithm runs. A recipe says its `Method`: the shape of the network, the loss, the memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+from pydantic import Field
+
+from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
+from hone.control.networks.numpy_q import BoltzmannLogits
+from hone.control.networks.q_networks import PLAIN_ARCHITECTURE, DqnPolicy, QArchitecture
+from hone.control.normalise import NormaliseConfig, with_normalisation
+from hone.control.off_policy import (
+    IterationReplayConfig,
+    OffPolicyMethod,
+    ReplayRunConfig,
+    ScheduledExplorer,
+    off_policy_parts,
+    off_policy_recipe,
+)
+from hone.control.phases import TdAlgorithm, optimizer_phase, polyak_updater
+from hone.control.replay.priority import PriorityParams
+from hone.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
+from hone.core.config import Config
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.learner.config import ReplayLearnerConfig
+from hone.objectives.terms import LossTerms
+from hone.run.config import RunSettings
+from hone.run.job import RecipeParts, RecipeSpec
+
+# ---------------------------------------------------------------------------------------------- configs
+
+
+class LinearEpsilon(Config):
+    """Epsilon-greedy exploration with an epsilon that falls linearly."""
+
+    kind: Literal["epsilon_greedy"] = "epsilon_greedy"
+    """Selects this alternative."""
+    start: float = Field(default=1.0, ge=0, le=1)
+    """Epsilon at the end of the warm-up; the warm-up itself acts at random."""
+    end: float = Field(default=0.04, ge=0, le=1)
+    """Final value."""
+    decay_env_steps: int = Field(default=8000, ge=1)
+    """Environment steps of the run, warm-up included, after which the final value is reached."""
+
+
+class LinearBoltzmann(Config):
+    """Softmax of the values with a temperature that falls linearly."""
+
+    kind: Literal["boltzmann"] = "boltzmann"
+    """Selects this alternative."""
+    start: float = Field(default=1.0, gt=0)
+    """Temperature after the warm-up, in units of the return."""
+    end: float = Field(default=0.05, gt=0)
+    """Final value."""
+    decay_env_steps: int = Field(default=8000, ge=1)
+    """Environment steps of the run, warm-up included, after which the final value is reached."""
+
+
+ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(discriminator="kind")]
+
+
+class ValueNetworkConfig(MlpConfig):
+    """A multilayer perceptron that computes action values."""
+
+    layer_norm: bool = True
+    """Normalise each hidden layer, without weights of its own, before its activation: then values that learn from their
+    own targets do not grow without end (Gallici et al., 2025)."""
+
+
+class ValueAlgorithm(TdAlgorithm):
+    """Fields shared by the algorithm tables of the family."""
+
+    tau: float = Field(default=1.0, gt=0, le=1)
+    """Polyak coefficient of an update of the target network: target += tau * (values - target); 1 copies."""
+    target_every: int = Field(default=1, ge=1)
+    """Iterations between updates of the target network."""
+    normalise_observations: bool = True
+    """Standardise each dimension of the observation by running statistics that are part of the policy. Numbered
+    states stay as they are."""
+    average_rate: float = Field(default=0.0002, gt=0, le=1)
+    """Rate of the running average of the weights per update. The average is evaluated and saved (Polyak & Juditsky,
+    1992); 1: the last weights."""
+
+
+class ValueRunConfig(ReplayRunConfig):
+    """Action values on Gymnasium environments with finitely many actions."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
+    """Threads, logging, checkpoints and other settings of the run."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=8)
+    """The optimizer."""
+    replay: IterationReplayConfig = IterationReplayConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    """The replay buffer."""
+    network: ValueNetworkConfig = ValueNetworkConfig(hidden=[256, 256], activation="relu")
+    """The Q network."""
+
+    def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
+        """Behaviour policy of the iteration that `version` begins: the exploring policy, or random actions during
+        the warm-up."""
+        return policy.epsilon_greedy_policy(epsilon=1.0) if version == 0 else policy.exploring_policy()
+
+
+class ScheduledValueRunConfig(ValueRunConfig):
+    """Value-based config with a scheduled exploration."""
+
+    exploration: ValueExploration = LinearEpsilon()
+    """Exploration strategy."""
+
+    def check(self) -> list[str]:
+        if self.exploration.decay_env_steps > self.replay.warmup:
+            return []
+        return [
+            f"exploration.decay_env_steps = {self.exploration.decay_env_steps} environment steps have passed at the "
+            f"first update (replay.warmup = {self.replay.warmup}): exploration has ended before anything is learned"
+        ]
+
+    def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
+        if version == 0:
+            return policy.epsilon_greedy_policy(epsilon=1.0)
+        chosen = self.exploration
+        level = exploration_level(chosen, self.replay.warmup + version * self.iteration_steps)
+        if isinstance(chosen, LinearEpsilon):
+            return policy.epsilon_greedy_policy(epsilon=level)
+        actions = policy.spaces.actions
+        assert isinstance(actions, DiscreteActions)
+        sharpened = BoltzmannLogits(values=policy.numpy_q_network(), temperature=level)
+        return NumpyCategoricalPolicy(network=sharpened, inputs=policy.spaces.inputs, actions=actions)
+
+
+def exploration_level(exploration: LinearEpsilon | LinearBoltzmann, decisions: int) -> float:
+    """Epsilon or temperature after so many decisions."""
+    done = min(1.0, decisions / exploration.decay_env_steps)
+    return exploration.start + done * (exploration.end - exploration.start)
+
+
+# ---------------------------------------------------------------------------------------------- the method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueMethod:
+    """Parts that differ between the recipes of the family."""
+
+    algorithm: ValueAlgorithm
+    """Discount factor and target network."""
+    objective: Callable[[DqnPolicy, ValueRows], LossTerms]
+    network_shape: QArchitecture = PLAIN_ARCHITECTURE
+    """Architecture of the network."""
+    n_steps: int = 1
+    """That a transition covers."""
+    priorities: PriorityParams | None = None
+    """None: every transition is as likely to be looked at again."""
+
+
+C = TypeVar("C", bound=ValueRunConfig)
+
+
+def value_based(config: C, spaces: PolicySpaces, *, method: Callable[[C], ValueMethod]) -> OffPolicyMethod[DqnPolicy]:
+    """Networks, replay buffer, behaviour policy and target updates of a value-based method."""
+    chosen, replay = method(config), config.replay
+    algorithm = chosen.algorithm
+    policy = _new_policy(config, spaces, chosen)
+    buffer = PrioritizedBuffer(
+        replay.capacity, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
+    )
+    updates = config.learner.optimizer_steps(1)
+
+    def layout(transitions: Episodes, credits: Credits, done: int) -> ValueRows:
+        return value_rows(policy, buffer, config.seed, transitions, credits, iteration=done // updates)
+
+    update_target = polyak_updater([(policy.target, policy.values)])
+    update_average = polyak_updater([(policy.average, policy.values)])
+
+    def after_step(_: DqnPolicy, number: int) -> None:
+        if (number + 1) % (updates * algorithm.target_every) == 0:
+            update_target(algorithm.tau)
+        # Over the latest eighth of the updates of a short run (Shamir & Zhang, 2013): first weights must not linger.
+        update_average(max(algorithm.average_rate, 8.0 / (number + 8)))
+
+    phase = optimizer_phase(
+        "values",
+        chosen.objective,
+        policy.values.parameters(),
+        config.learner,
+        prepare=partial(with_weight_noise, seed=config.seed) if policy.noise_size else None,
+    )
+    if chosen.priorities is not None:
+        phase = replace(phase, on_micro_batch=buffer.on_micro_batch, step_metrics=buffer.finish_step)
+    normalise = NormaliseConfig(observations=algorithm.normalise_observations and not spaces.inputs.one_hot)
+    return OffPolicyMethod(
+        policy=policy,
+        phases=[phase],
+        layout=layout,
+        credit=buffer.credit,
+        buffer=buffer,
+        actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=config.exploration_policy),
+        wrap_source=lambda source: with_normalisation(
+            source, normalise, size=spaces.inputs.size, discount=algorithm.discount
+        ),
+        after_step=after_step,
+        shuffle=chosen.priorities is not None,  # they are drawn in the order of the buffer, which is that of time
+    )
+
+
+def _new_policy(config: ValueRunConfig, space: PolicySpaces, method: ValueMethod) -> DqnPolicy:
+    network, shape = config.network, replace(method.network_shape, layer_norm=config.network.layer_norm)
+    plain = MlpConfig(hidden=network.hidden, activation=network.activation)
+    return DqnPolicy(space, plain, seed=config.seed, architecture=shape).to(config.run.device)
+
+
+def value_recipe_spec(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C], ValueMethod],
+    limitation: str,
+    parts: RecipeParts | None = None,
+) -> RecipeSpec:
+    """Recipe of this family: its method, and what people should know of it."""
+    return off_policy_recipe(
+        summary=summary,
+        paper=paper,
+        config=config,
+        method=partial(value_based, method=method),
+        box_recipes="sac or td3",
+        limitation=limitation,
+        parts=parts or off_policy_parts(method),
+    )

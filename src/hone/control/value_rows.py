@@ -1,0 +1,189 @@
+"""Rows of the value-based family: sampled transitions, with the target network's outputs for their next observations.
+
+Belongs here: the rows, and the replay buffer that hands them out and takes back their TD errors. The target network is
+constant during an iteration, so it is evaluated once, on all transitions of the iteration.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hone.control.networks.q_networks import DqnPolicy
+from hone.control.replay.priority import PrioritizedSampler, PriorityParams
+from hone.control.replay.ring import RingBuffer
+from hone.control.replay.steps import StepBuffer
+from hone.control.rows import TransitionRows, row_picker, transition_rows
+from hone.core.credit import Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.random import generator
+from hone.core.reduction import ONE_PROCESS, Reduction, total
+from hone.core.state import State
+from hone.credit.returns import one_step_target
+from hone.learner.share import current_share
+from hone.objectives.terms import LossTerms
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueRows(TransitionRows):
+    """Transitions from a replay buffer, with actions as the network numbers them. The weight holds importance weights,
+    which `weighted` divides by the number of rows; the noise `[n, 2, weights]` holds this update's two draws of noise
+    for the weights, the same in every row, and is empty without."""
+
+    target_outcomes: Tensor
+    """`[n, choices, size]` outputs of the target network for `next_seen`."""
+    sample_index: Tensor
+    """`[n]` index among the transitions that the replay buffer sampled."""
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        pick = row_picker(rows, self.weight.device)
+        return type(self)(**{name: pick(column) for name, column in vars(self).items()})
+
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
+        return replace(self, weight=self.weight / total(len(self), reduction))
+
+
+class PrioritizedBuffer:
+    """A memory of transitions, or of steps that make them; what it last handed out, and how wrong the policy was on
+    that: priorities are handed back once all of it was heard of."""
+
+    def __init__(self, capacity: int, *, steps: int, discount: float, priorities: PriorityParams | None) -> None:
+        """`steps` > 1: transitions cover so many of them. Without `priorities` all are as likely."""
+        self.buffer = RingBuffer(capacity) if steps == 1 else StepBuffer(capacity, n_steps=steps, discount=discount)
+        self.prioritised_buffer = None if priorities is None else PrioritizedSampler(self.buffer, priorities)
+        self.discount = discount
+        self._last_sample: Episodes | None = None
+        self._errors = np.zeros(0, np.float32)
+        self._reported = 0
+        self._step: list[tuple[NDArray[np.int64], NDArray[np.float32]]] = []
+        """Index and error of the rows of this step that this process has heard of."""
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def add(self, episodes: Episodes) -> object:
+        return self._sampled_buffer.add(episodes)
+
+    def sample(self, count: int, draws: np.random.Generator) -> Episodes:
+        self._last_sample = self._sampled_buffer.sample(count, draws)
+        self._errors, self._reported = np.zeros(count, np.float32), 0
+        return self._last_sample
+
+    def credit(self, episodes: Episodes, values: Values) -> Credits:
+        """Rewards and discounts of what was handed out last; other transitions cover one step."""
+        if isinstance(self.buffer, StepBuffer) and episodes is self._last_sample:
+            return self.buffer.credit(episodes, values)
+        return one_step_target(episodes, values, discount=self.discount)
+
+    def importance_weights(self, episodes: Episodes) -> NDArray[np.float32]:
+        """`[n]` weights of what was handed out last; of other transitions 1. Of several ranks, one has the buffer: the
+        others get the weights from it."""
+        weights = np.ones(len(episodes), np.float32)
+        if self.prioritised_buffer is None:
+            return weights
+        is_sampled = episodes is self._last_sample
+        if is_sampled:
+            weights = self.prioritised_buffer.last_sample.importance_weight
+        share = current_share()
+        if share is None:
+            return weights
+        told = [one for one in share.reduction.gather(weights if is_sampled else weights[:0]) if len(one)]
+        return told[0].astype(np.float32) if told else weights
+
+    def on_micro_batch(self, rows: ValueRows, terms: LossTerms) -> None:
+        """Keep the errors of these rows until the end of the step: the absolute TD error, the KL divergence of a
+        distribution, else the loss."""
+        told = terms.metrics
+        wrong = next((told[name] for name in ("value/error_abs", "value/kl_nats") if name in told), terms.loss)
+        self._step.append((rows.sample_index.cpu().numpy(), wrong.detach().cpu().numpy()))
+
+    def finish_step(self, policy: DqnPolicy) -> Metrics:
+        """Take up the errors of a step, of all ranks; update the priorities once those of a whole sample are there."""
+        del policy
+        index = np.concatenate([np.zeros(0, np.int64), *(one for one, _ in self._step)])
+        wrong = np.concatenate([np.zeros(0, np.float32), *(one for _, one in self._step)])
+        self._step.clear()
+        if (share := current_share()) is not None:
+            index = np.concatenate(share.reduction.gather(index)).astype(np.int64)
+            wrong = np.concatenate(share.reduction.gather(wrong)).astype(np.float32)
+        if self.prioritised_buffer is None or self._last_sample is None:
+            return {}  # another rank has the buffer
+        self._errors[index] = wrong
+        self._reported += len(index)
+        if self._reported == len(self._errors):
+            self.prioritised_buffer.update_priorities(self._errors)
+            self._reported = 0
+        return {}
+
+    def state(self) -> State:
+        return self._sampled_buffer.state()
+
+    def restore(self, state: State) -> None:
+        self._sampled_buffer.restore(state)
+        self._last_sample = None
+
+    @property
+    def _sampled_buffer(self) -> RingBuffer | StepBuffer | PrioritizedSampler:
+        return self.buffer if self.prioritised_buffer is None else self.prioritised_buffer
+
+
+def priority_schedule(exponent: float, correction: float, *, iterations: int) -> PriorityParams:
+    """Schedule for a run of so many iterations, each of which samples once; in the last the weights undo the bias."""
+    return PriorityParams(alpha=exponent, beta=correction, beta_anneal_draws=max(1, iterations - 1))
+
+
+def value_rows(
+    policy: DqnPolicy, buffer: PrioritizedBuffer, seed: int, transitions: Episodes, credits: Credits, *, iteration: int
+) -> ValueRows:
+    """All rows of an iteration, with the target network's outputs for the next observations."""
+    device = str(policy.get_buffer("atoms").device)
+    rows = transition_rows(transitions, credits, np.zeros((len(transitions), 2, 0), np.float32), device=device)
+    drawn = None
+    if policy.noise_size:
+        numbers = generator(seed, "slow weights", iteration).standard_normal(policy.noise_size, "float32")
+        drawn = torch.from_numpy(numbers).to(device)
+    importance = torch.from_numpy(buffer.importance_weights(transitions)).to(device)
+    columns = {**vars(rows), "weight": importance, "chosen": policy.action_indices(rows.chosen)}
+    return ValueRows(
+        **columns,
+        target_outcomes=policy.target_return_outputs(rows.next_seen, drawn),
+        sample_index=torch.arange(len(rows), device=device),
+    )
+
+
+def with_weight_noise(policy: DqnPolicy, rows: ValueRows, number: int, reduction: Reduction, *, seed: int) -> ValueRows:
+    """Rows of update `number` with its random draws of the weights, which are the same on all ranks."""
+    del reduction
+    drawn = generator(seed, "weights of an update", number).standard_normal((2, policy.noise_size), "float32")
+    noise = torch.from_numpy(drawn).to(rows.weight.device)
+    return replace(rows, noise=noise.expand(len(rows), *noise.shape))
+
+
+def weight_noise(rows: ValueRows, which: int) -> Tensor | None:
+    """`[noise]` numbers of one draw of the weights; None: the network has no noise, or acts by its means."""
+    return rows.noise[0, which] if rows.noise.shape[2] else None
+
+
+def outcomes_of_action(outcomes: Tensor, number: Tensor) -> Tensor:
+    """`[n, choices, size]` at the choices `[n]` -> `[n, size]`."""
+    index = number[:, None, None].expand(-1, 1, outcomes.shape[2])
+    return outcomes.gather(1, index).squeeze(1)
+
+
+ActionSelector: TypeAlias = Callable[[DqnPolicy, ValueRows], Tensor]
+"""Selects the next actions `[n]` of a target."""
+
+
+def argmax_target(policy: DqnPolicy, rows: ValueRows) -> Tensor:
+    """`[n]` greedy next actions of the target network."""
+    return policy.q_values(rows.target_outcomes).argmax(dim=1)
+
+
+@torch.no_grad()
+def argmax_online(policy: DqnPolicy, rows: ValueRows) -> Tensor:
+    """`[n]` the choice that the values of now think best of what was seen next (double Q-learning)."""
+    return policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1))).argmax(dim=1)

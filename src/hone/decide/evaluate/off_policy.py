@@ -1,0 +1,348 @@
+"""Off-policy evaluation of policies on a table of logged decisions: values, segments, comparisons, a ranking.
+
+Belongs here: a `DecisionTable` and policies -> an `OffPolicyReport`. The estimators and the rules of refusal are in
+`hone.decide.estimators`; reading a log is the caller's.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hone.core.decisions import ActionSet, DecisionPolicy, DecisionTable, Evidence, Floats, Ints, Verdict
+from hone.core.errors import ConfigError, DataError, UserCodeError, did_you_mean
+from hone.decide.estimators.estimate import (
+    ESTIMATORS,
+    SELF_NORMALISED,
+    EstimatedTerms,
+    EstimateSettings,
+    EstimatorName,
+    OffPolicyEstimate,
+    WeightTail,
+    estimate_values,
+    logged_value,
+    paired_difference_of,
+    terms_estimate,
+    weight_tail,
+)
+from hone.decide.estimators.feedback import LoggedFeedback
+from hone.decide.estimators.rules import audit_table, usable_rows
+from hone.decide.joins.view import take_decisions
+
+DEFAULT_ESTIMATORS: tuple[EstimatorName, ...] = ("dr", "snips", "ips", "dm")
+LOGGED = "the log's policy"
+"""Name of the policy that wrote the log, in comparisons."""
+_SUM_TOLERANCE = 1e-3
+_MOST_SEGMENTS = 20
+_BINS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentEstimate:
+    """A policy's estimate in a part of the contexts."""
+
+    segment: str
+    estimate: OffPolicyEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyEstimates:
+    """Estimates of one candidate."""
+
+    policy: str
+    estimates: tuple[OffPolicyEstimate, ...]
+    """One of each estimator; the first one decides."""
+    tail: WeightTail
+    segments: tuple[SegmentEstimate, ...]
+    """By the estimator that decides; the largest first."""
+
+    @property
+    def deciding(self) -> OffPolicyEstimate:
+        """The estimate that decides."""
+        return self.estimates[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyDifference:
+    """`second` - `first` on the same rows, by unit."""
+
+    first: str
+    second: str
+    estimate: OffPolicyEstimate
+
+    @property
+    def words(self) -> str:
+        """The comparison in one sentence."""
+        one = self.estimate
+        figures = f"{one.value:+.4g} ({one.low:+.4g} to {one.high:+.4g})"
+        if one.verdict == "refuse" or math.isnan(one.value):
+            return f"{self.second} and {self.first} cannot be compared from this log"
+        if one.low > 0:
+            return f"{self.second} is better than {self.first} by {figures}"
+        if one.high < 0:
+            return f"{self.second} is worse than {self.first} by {figures}"
+        return f"no difference shown between {self.second} and {self.first}: {figures}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyReport:
+    """Off-policy estimates of candidates on one log."""
+
+    logged: OffPolicyEstimate
+    """Mean reward of the log itself."""
+    policies: tuple[PolicyEstimates, ...]
+    differences: tuple[PolicyDifference, ...]
+    """Each candidate against the log's policy, then every pair of candidates."""
+    ranking: tuple[str, ...]
+    """Candidates by their deciding estimate, the best first; those that are refused come last."""
+    rows: int
+    """Rows of the log."""
+    used: int
+    """Rows with a known reward and a valid propensity."""
+    versions: tuple[str, ...]
+    propensity_counts: tuple[int, ...]
+    """Rows by the probability of their executed action, in 20 equal bins of 0 to 1."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of the candidates' deciding estimates."""
+        verdicts = {one.deciding.verdict for one in self.policies}
+        return "refuse" if "refuse" in verdicts else "weak" if "weak" in verdicts else "ok"
+
+    def of(self, policy: str) -> PolicyEstimates:
+        """Estimates of a candidate by its name. Raises KeyError."""
+        return {one.policy: one for one in self.policies}[policy]
+
+
+def logged_feedback(
+    table: DecisionTable, policy: DecisionPolicy, *, name: str = "policy", behaviour: DecisionPolicy | None = None
+) -> LoggedFeedback:
+    """A table's rows beside a policy's distribution. Actions of all sets are columns of one catalogue, by their names.
+
+    Units are numbered in the order of their first row. Raises UserCodeError for a policy whose probabilities are not a
+    distribution, with the row's id.
+    """
+    executed, places, width = catalogue_columns(table)
+    numbers: dict[str, int] = {}
+    return LoggedFeedback(
+        contexts=table.contexts,
+        action=executed,
+        logp=table.logp,
+        reward=table.reward,
+        target_logp=_distribution(table, policy, places, width, name),
+        unit=np.array([numbers.setdefault(unit, len(numbers)) for unit in table.units], np.int64),
+        behaviour_logp=None if behaviour is None else _distribution(table, behaviour, places, width, LOGGED),
+    )
+
+
+def catalogue_columns(table: DecisionTable) -> tuple[Ints, tuple[Ints, ...], int]:
+    """Executed actions `[n]` as columns of the catalogue of all actions, the columns of each set, and their number."""
+    catalogue = {action: None for actions in table.action_sets for action in actions.names}
+    column = {action: place for place, action in enumerate(catalogue)}
+    places = tuple(np.array([column[action] for action in actions.names]) for actions in table.action_sets)
+    executed = np.empty(len(table), np.int64)
+    for number, place in enumerate(places):
+        rows = table.action_set == number
+        executed[rows] = place[table.executed[rows]]
+    return executed, places, len(column)
+
+
+def estimate_policies(
+    table: DecisionTable,
+    policies: Mapping[str, DecisionPolicy],
+    *,
+    estimators: Sequence[EstimatorName] = DEFAULT_ESTIMATORS,
+    settings: EstimateSettings | None = None,
+    segment: str = "choice",
+    behaviour: DecisionPolicy | None = None,
+) -> OffPolicyReport:
+    """Estimate candidates on a log; the first of `estimators` decides, the others stand beside it.
+
+    `segment`: see `segment_labels`. `behaviour`: the policy that wrote the log, if it can be opened; support is then
+    exact. Raises ConfigError for unknown names, DataError for a log without a usable row, UserCodeError for a policy
+    that fails.
+    """
+    chosen = settings or EstimateSettings()
+    _require_names(policies, estimators, chosen)
+    reasons = audit_table(table, chosen.rules)
+    used = take_decisions(table, np.flatnonzero(usable_rows(table)))
+    if not len(used):
+        raise DataError(f"none of the {len(table)} rows can be used", *(reason.words for reason in reasons))
+    version = np.unique(np.array(used.versions), return_inverse=True)[1].astype(np.int64)
+    logs = {name: logged_feedback(used, one, name=name, behaviour=behaviour) for name, one in policies.items()}
+    unit = next(iter(logs.values())).unit
+    own = logged_value(used.reward, unit, chosen, log_reasons=reasons)
+    deciding: dict[str, EstimatedTerms] = {}
+    made: list[PolicyEstimates] = []
+    for name, logged in logs.items():
+        values = estimate_values(logged, estimators, chosen, log_reasons=reasons, version=version)
+        deciding[name] = values[estimators[0]]
+        labels = segment_labels(segment, used, logged)
+        made.append(
+            PolicyEstimates(
+                policy=name,
+                estimates=tuple(values[one].estimate for one in estimators),
+                tail=weight_tail(logged.weight),
+                segments=_segments(labels, estimators[0], deciding[name], logged, chosen),
+            )
+        )
+    probability = np.exp(np.minimum(used.logp, 0.0))
+    return OffPolicyReport(
+        logged=own.estimate,
+        policies=tuple(made),
+        differences=_differences(own, deciding, unit, chosen.level),
+        ranking=_ranking(deciding),
+        rows=len(table),
+        used=len(used),
+        versions=tuple(sorted(set(used.versions))),
+        propensity_counts=tuple(np.histogram(probability, bins=_BINS, range=(0.0, 1.0))[0].tolist()),
+    )
+
+
+def verdict_words(one: PolicyEstimates, report: OffPolicyReport) -> str:
+    """The judgement of a candidate in one sentence, which stands beside its verdict; figures come second."""
+    found = one.deciding
+    if found.verdict == "refuse":
+        return f"this log cannot tell the value of {one.policy}"
+    against = next(each for each in report.differences if (each.first, each.second) == (LOGGED, one.policy))
+    return (
+        f"{against.words}; its value is {found.value:.4g} ({found.low:.4g} to {found.high:.4g}, "
+        f"{found.level:.0%} by {found.estimator})"
+    )
+
+
+def offline_evidence(one: PolicyEstimates, report: OffPolicyReport, *, made_by: str, at_s: float) -> Evidence:
+    """Evidence of kind `offline` for the registry: the deciding estimate of a candidate."""
+    found = one.deciding
+    reasons = "; ".join(reason.words for reason in found.reasons)
+    return Evidence(
+        kind="offline",
+        verdict=found.verdict,
+        words=verdict_words(one, report) + (f" ({reasons})" if reasons else ""),
+        value=found.value,
+        low=found.low,
+        high=found.high,
+        count=found.n,
+        made_by=made_by,
+        at_s=at_s,
+    )
+
+
+# --------------------------------------------------------------------------------------------------- parts
+
+
+def segment_labels(segment: str, table: DecisionTable, logged: LoggedFeedback) -> list[str]:
+    """Segment of each row: `choice` (the candidate's most probable action), `version`, `route`, or `feature:N` (its
+    values where they are at most 8, else its quarters). Raises ConfigError for another name."""
+    if segment == "choice":
+        names = list(dict.fromkeys(action for actions in table.action_sets for action in actions.names))
+        return [names[place] for place in logged.target_logp.argmax(axis=1).tolist()]
+    if segment == "version":
+        return list(table.versions)
+    if segment == "route":
+        return list(table.routes) or [""] * len(table)
+    _, _, number = segment.partition("feature:")
+    width = table.contexts.shape[1]
+    if not number.isdecimal() or int(number) >= width:
+        known = ["choice", "version", "route", *(f"feature:{place}" for place in range(min(width, 3)))]
+        raise ConfigError(f"no segment {segment!r}{did_you_mean(segment, known)}; the contexts have {width} features")
+    values = table.contexts[:, int(number)]
+    if len(np.unique(values)) <= 8:
+        return [f"{value:g}" for value in values.tolist()]
+    edges = np.quantile(values, [0.25, 0.5, 0.75])
+    bounds = [-math.inf, *edges.tolist(), math.inf]
+    places = np.searchsorted(edges, values, side="right").tolist()
+    return [f"{bounds[place]:.3g} to {bounds[place + 1]:.3g}" for place in places]
+
+
+def _distribution(
+    table: DecisionTable, policy: DecisionPolicy, places: Sequence[Ints], width: int, name: str
+) -> Floats:
+    made = np.full((len(table), width), -np.inf)
+    for number, actions in enumerate(table.action_sets):
+        rows = np.flatnonzero(table.action_set == number)
+        if len(rows):
+            made[rows[:, None], places[number]] = _checked(policy, table, rows, actions, name)
+    return made
+
+
+def _checked(policy: DecisionPolicy, table: DecisionTable, rows: Ints, actions: ActionSet, name: str) -> Floats:
+    try:
+        logp = np.asarray(policy.logp_rows(table.contexts[rows], actions), np.float64)
+    except (ValueError, IndexError, TypeError) as error:
+        width = table.contexts.shape[1]
+        raise UserCodeError(
+            f"{name} failed on {len(rows)} contexts of {width} features and {len(actions)} actions: {error}"
+        ) from error
+    if logp.shape != (len(rows), len(actions)):
+        raise UserCodeError(f"{name} gave {list(logp.shape)}, expected [{len(rows)}, {len(actions)}]")
+    sums = np.exp(logp).sum(axis=1)
+    wrong = np.flatnonzero(~(np.abs(sums - 1) <= _SUM_TOLERANCE))
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserCodeError(
+            f"{name}: the probabilities of {len(wrong)} rows are no distribution; those of decision "
+            f"{table.ids[rows[row]] if table.ids else rows[row]!r} add up to {sums[row]:g}"
+        )
+    return logp
+
+
+def _require_names(
+    policies: Mapping[str, DecisionPolicy], estimators: Sequence[EstimatorName], settings: EstimateSettings
+) -> None:
+    if not policies or not estimators:
+        raise ConfigError("an estimate needs at least one policy and one estimator")
+    if LOGGED in policies:
+        raise ConfigError(f"{LOGGED!r} is the name of the policy that wrote the log: choose another for a candidate")
+    unknown = [name for name in estimators if name not in ESTIMATORS]
+    if unknown:
+        raise ConfigError(*(f"no estimator {name!r}{did_you_mean(name, ESTIMATORS)}" for name in unknown))
+    ratios = [name for name in estimators if name in SELF_NORMALISED]
+    if settings.interval == "bernstein" and ratios:
+        raise ConfigError(
+            f"{', '.join(ratios)}: Bernstein's bound holds for sums, not for ratios; use ips, dr or bootstrap"
+        )
+
+
+def _segments(
+    labels: Sequence[str],
+    name: EstimatorName,
+    found: EstimatedTerms,
+    logged: LoggedFeedback,
+    settings: EstimateSettings,
+) -> tuple[SegmentEstimate, ...]:
+    names, place, counts = np.unique(np.array(labels), return_inverse=True, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")[:_MOST_SEGMENTS]
+    made: list[SegmentEstimate] = []
+    for number in largest.tolist():
+        rows = np.flatnonzero(place == number)
+        part = logged.rows(rows)
+        estimate = terms_estimate(name, found.terms.rows(rows), part, settings)
+        made.append(SegmentEstimate(segment=str(names[number]), estimate=estimate.estimate))
+    return tuple(made)
+
+
+def _differences(
+    own: EstimatedTerms, deciding: Mapping[str, EstimatedTerms], unit: Ints, level: float
+) -> tuple[PolicyDifference, ...]:
+    def between(first: EstimatedTerms, second: EstimatedTerms) -> OffPolicyEstimate:
+        return paired_difference_of(first, second, unit, level=level)
+
+    names = list(deciding)
+    against = [PolicyDifference(first=LOGGED, second=name, estimate=between(own, deciding[name])) for name in names]
+    pairs = [
+        PolicyDifference(first=first, second=second, estimate=between(deciding[first], deciding[second]))
+        for place, first in enumerate(names)
+        for second in names[place + 1 :]
+    ]
+    return (*against, *pairs)
+
+
+def _ranking(deciding: Mapping[str, EstimatedTerms]) -> tuple[str, ...]:
+    def worth(name: str) -> tuple[bool, float]:
+        found = deciding[name].estimate
+        refused = found.verdict == "refuse" or math.isnan(found.value)
+        return (refused, -found.value if math.isfinite(found.value) else math.inf)
+
+    return tuple(sorted(deciding, key=worth))

@@ -1,0 +1,352 @@
+"""The routes of a decision service, an application for any server of ASGI.
+
+POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json.
+A request is refused by its token and its tenant's rate before its body is read.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, cast
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hone.decide.gateway.access import (
+    AccessList,
+    AccessScope,
+    CallerAccess,
+    HeldRefusals,
+    TenantLimits,
+    require_scope,
+    tenant_of,
+)
+from hone.decide.gateway.bodies import answer_body, read_batch, read_decision, read_object, read_reward, to_json
+from hone.decide.gateway.requests import RequestError, shown
+from hone.decide.gateway.service import DecisionService, ServiceAnswer, ServiceRequest
+
+_SERVED: Final = "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
+
+
+class RateLimitError(RequestError):
+    """A tenant sends more than its rate."""
+
+    def __init__(self, tenant: str, retry_after_s: float) -> None:
+        told = f"tenant {tenant!r} sends more than its rate; try again in {retry_after_s:.1f} s"
+        super().__init__(told, status=429, code="rate_limited")
+        self.tenant = tenant
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True, eq=False)
+class _RequestBatch:
+    """Requests that are answered together."""
+
+    requests: list[ServiceRequest] = field(default_factory=list[ServiceRequest])
+    answers: Sequence[ServiceAnswer | RequestError] | None = None
+    error: Exception | None = None
+    done: asyncio.Event | None = None
+    """Set once the thread has answered; None: nobody waits for a thread."""
+
+    def answer(self, service: DecisionService) -> None:
+        """Answer all of them; a failure is each one's own."""
+        try:
+            self.answers = service.answer_many(self.requests)
+        except Exception as error:  # noqa: BLE001 - each waiting request gets the failure
+            self.error = error
+
+
+class RequestBatcher:
+    """Requests that arrive at the same time are answered together: one append to the log for all of them.
+
+    `apart`: on a thread, for logs and policies that may wait; else in the event loop, which is quicker: the first
+    request of an iteration answers them all in the next one, without any hand-over.
+    """
+
+    def __init__(self, service: DecisionService, *, apart: bool) -> None:
+        self._service = service
+        self._batch = _RequestBatch()
+        self._threads = ThreadPoolExecutor(1, "decide") if apart else None
+        self._busy = False
+
+    async def answer(self, requests: Sequence[ServiceRequest]) -> Sequence[ServiceAnswer | RequestError]:
+        """Answers in the order of the requests."""
+        batch, place = self._batch, len(self._batch.requests)
+        batch.requests.extend(requests)
+        if self._threads is None:
+            await asyncio.sleep(0)  # the others of this iteration join
+            if batch is self._batch:
+                self._batch = _RequestBatch()
+                batch.answer(self._service)
+        else:
+            await self._on_thread(batch, self._threads)
+        if batch.answers is None:
+            raise batch.error or RuntimeError("requests without answers")
+        return batch.answers[place : place + len(requests)]
+
+    async def _on_thread(self, batch: _RequestBatch, threads: ThreadPoolExecutor) -> None:
+        """Wait for the thread, which takes all requests that came while it was busy."""
+        if batch.done is None:
+            batch.done = asyncio.Event()
+            if not self._busy:
+                asyncio.get_running_loop().call_soon(self._send, threads)
+                self._busy = True
+        await batch.done.wait()
+
+    def _send(self, threads: ThreadPoolExecutor) -> None:
+        batch, self._batch = self._batch, _RequestBatch()
+        work = asyncio.get_running_loop().run_in_executor(threads, batch.answer, self._service)
+        work.add_done_callback(lambda _: self._sent(batch, threads))
+
+    def _sent(self, batch: _RequestBatch, threads: ThreadPoolExecutor) -> None:
+        if batch.done is not None:
+            batch.done.set()
+        self._busy = bool(self._batch.requests)
+        if self._busy:
+            self._send(threads)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class GatewayRoutes:
+    """Handlers of the routes."""
+
+    service: DecisionService
+    batcher: RequestBatcher
+    access: AccessList = field(default_factory=AccessList)
+    limits: TenantLimits = field(default_factory=lambda: TenantLimits({}))
+    max_body_bytes: int = 1 << 20
+    openapi: Mapping[str, object] = field(default_factory=dict[str, object])
+    draining: bool = False
+    """True once the server stops: `/health` says so."""
+    held: dict[str, HeldRefusals] = field(default_factory=dict[str, HeldRefusals])
+    """Refusals that are answered late, by tenant."""
+
+    def app(self) -> ASGIApp:
+        """The application."""
+        posts = {
+            "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _one_decision, _one),
+            "/v1/reward": _PostEndpoint(self, "/v1/reward", "reward", _one_reward, _one),
+            "/v1/decide/batch": _PostEndpoint(self, "/v1/decide/batch", "decide", _many_decisions, _many),
+            "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _many_rewards, _many),
+        }
+        routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
+        routes += [
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/openapi.json", self.schema),
+        ]
+        other = Starlette(routes=routes, exception_handlers={404: self._not_served, 405: self._not_allowed})
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            """Answer at once where the path is known: Starlette's routing costs a tenth of a decision."""
+            endpoint = posts.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+            await (endpoint or other)(scope, receive, send)
+
+        return app
+
+    async def health(self, call: Request) -> Response:
+        """200 while requests are answered, 503 once the server stops."""
+        del call
+        status = {"status": "draining" if self.draining else "ok", "log_waiting": self.service.parts.writer.waiting()}
+        return Response(to_json(status), 503 if self.draining else 200, media_type="application/json")
+
+    async def metrics(self, call: Request) -> Response:
+        """Prometheus's text."""
+        try:
+            require_scope(self.access.caller(call.headers.get("authorization", "")), "read")
+        except RequestError as fault:
+            return Response(to_json(answer_body(fault)), fault.status, media_type="application/json")
+        return Response(self.service.counters_text(), media_type="text/plain; version=0.0.4")
+
+    async def schema(self, call: Request) -> Response:
+        """The description of the routes."""
+        del call
+        return Response(to_json(self.openapi), media_type="application/json")
+
+    async def _not_served(self, call: Request, error: Exception) -> Response:
+        del error
+        return _refusal(f"{call.url.path:.100} is not served; served: {_SERVED}", 404, "not_found")
+
+    async def _not_allowed(self, call: Request, error: Exception) -> Response:
+        headers = error.headers if isinstance(error, HTTPException) else None
+        told = f"{call.method:.20} {call.url.path:.100} is not served; served: {_SERVED}"
+        return _refusal(told, 405, "method_not_allowed", headers)
+
+    def refuse(self, path: str, fault: RequestError, caller: CallerAccess | None) -> None:
+        """Count a refused request, and write its line."""
+        self.service.parts.counters.faults[fault.code] += 1
+        named = {"path": path, "status": fault.status, "field": fault.field, "client": caller.client if caller else ""}
+        self.service.parts.lines.fault(fault.code, str(fault), named)
+
+    def limit(self, tenant: str, count: int) -> None:
+        """Raise RateLimitError if the tenant sends more than its rate."""
+        wait_s = self.limits.check(tenant, count, self.service.parts.clock.monotonic_s())
+        if wait_s > 0.0:
+            raise RateLimitError(tenant, wait_s)
+
+    async def hold(self, fault: RateLimitError) -> bool:
+        """Hold a refusal back for a moment; False: too many are held, its connection must be closed."""
+        held = self.held.setdefault(fault.tenant, HeldRefusals())
+        hold_s = held.begin(fault.retry_after_s, self.service.parts.clock.monotonic_s())
+        if hold_s is None:
+            return False
+        try:
+            await asyncio.sleep(hold_s)
+        finally:
+            held.end()
+        return True
+
+
+def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | None = None) -> Response:
+    body = to_json(answer_body(RequestError(words, status=status, code=code)))
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+Reader = Callable[[Mapping[str, object], str, str], list[ServiceRequest | RequestError]]
+"""From a body, the caller's key and its tenant."""
+Shaper = Callable[[Sequence[ServiceAnswer | RequestError]], tuple[int, object]]
+
+
+class _PostEndpoint:
+    """A route that takes JSON: an application of ASGI of its own, as Starlette's wrapping costs half of the time."""
+
+    def __init__(self, routes: GatewayRoutes, path: str, scope: AccessScope, read: Reader, shape: Shaper) -> None:
+        self._routes = routes
+        self._path = path
+        self._scope: AccessScope = scope
+        self._read = read
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts = self._routes.service.parts
+        began_s = parts.clock.monotonic_s()
+        headers: list[tuple[bytes, bytes]] = [(b"content-type", b"application/json")]
+        caller: CallerAccess | None = None
+        try:
+            found = _headers(scope)
+            caller = self._routes.access.caller(found.get(b"authorization", b"").decode("latin-1"))
+            status, value = await self._answer(caller, found, receive)
+        except RequestError as fault:
+            self._routes.refuse(self._path, fault, caller)
+            status, value = fault.status, answer_body(fault)
+            if isinstance(fault, RateLimitError):
+                headers.append((b"retry-after", str(max(1, round(fault.retry_after_s + 0.5))).encode()))
+                if not await self._routes.hold(fault):
+                    headers.append((b"connection", b"close"))
+            elif status == 503:
+                headers.append((b"retry-after", b"1"))
+            elif status == 401:
+                headers.append((b"www-authenticate", b"Bearer"))
+        body = to_json(value)
+        headers.append((b"content-length", str(len(body)).encode()))
+        parts.counters.responded(self._path, status, parts.clock.monotonic_s() - began_s)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(
+        self, caller: CallerAccess, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> tuple[int, object]:
+        routes = self._routes
+        require_scope(caller, self._scope)
+        if caller.tenant:
+            routes.limit(caller.tenant, 1)
+        fields = read_object(await _body(headers, receive, routes.max_body_bytes))
+        key = headers.get(b"idempotency-key", b"").decode("latin-1")
+        tenants = routes.service.parts.rules.tenants
+        entries = self._read(fields, key, caller.tenant or tenants[0])
+        answers: list[ServiceAnswer | RequestError | None] = []
+        requests: list[ServiceRequest] = []
+        for entry in entries:
+            bound = _bound(entry, caller, tenants)
+            answers.append(bound if isinstance(bound, RequestError) else None)
+            if not isinstance(bound, RequestError):
+                requests.append(bound)
+        if routes.limits.active:
+            for tenant, count in Counter(one.tenant for one in requests).items():
+                more = count - 1 if tenant == caller.tenant else count
+                if more:
+                    routes.limit(tenant, more)
+        given = iter(await routes.batcher.answer(requests)) if requests else iter(())
+        whole = [answer if answer is not None else next(given) for answer in answers]
+        return self._shape(whole)
+
+
+def _bound(
+    entry: ServiceRequest | RequestError, caller: CallerAccess, tenants: Sequence[str]
+) -> ServiceRequest | RequestError:
+    """The request, or the fault of its tenant."""
+    if isinstance(entry, RequestError):
+        return entry
+    try:
+        tenant_of(caller, entry.tenant, tenants)
+    except RequestError as fault:
+        return fault
+    return entry
+
+
+def _one_decision(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
+    return [read_decision(fields, key, tenant)]
+
+
+def _one_reward(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
+    return [read_reward(fields, key, tenant)]
+
+
+def _many_decisions(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
+    del key
+    return [_entry(entry, partial(read_decision, tenant=tenant)) for entry in read_batch(fields, "decisions")]
+
+
+def _many_rewards(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
+    del key
+    return [_entry(entry, partial(read_reward, tenant=tenant)) for entry in read_batch(fields, "rewards")]
+
+
+def _entry(entry: object, read: Callable[[Mapping[str, object]], ServiceRequest]) -> ServiceRequest | RequestError:
+    if not isinstance(entry, dict):
+        return RequestError(f"an entry must be an object, got {shown(entry)}", code="bad_type")
+    try:
+        return read(cast("dict[str, object]", entry))
+    except RequestError as fault:
+        return fault
+
+
+def _one(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
+    if isinstance(answers[0], RequestError):
+        raise answers[0]
+    return 200, answer_body(answers[0])
+
+
+def _many(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
+    return 200, {"answers": [answer_body(answer) for answer in answers]}
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    return dict(cast("Sequence[tuple[bytes, bytes]]", scope["headers"]))
+
+
+async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
+    """The body. Raises RequestError (413) as soon as it is known to be too long."""
+    told = headers.get(b"content-length", b"")
+    if told.isdigit() and int(told) > most:
+        raise RequestError(f"the body has {int(told)} bytes, at most {most} are read", status=413, code="too_large")
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestError("the client closed its connection", status=400, code="disconnected")
+        piece = cast("bytes", message.get("body", b""))
+        size += len(piece)
+        if size > most:
+            raise RequestError(f"the body has more than {most} bytes", status=413, code="too_large")
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces) if len(pieces) > 1 else piece

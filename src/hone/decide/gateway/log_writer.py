@@ -1,0 +1,203 @@
+"""The log on the path of an answer, or behind it.
+
+`before`: a record is in the log before its request is answered; a request whose record the log did not take gets 503.
+`after`: records wait in a bounded buffer that a thread writes; a kill loses what waits. The numbers that were given out
+are kept in a small memory-mapped file, which survives the kill of the process: after a restart the numbers go on, and
+the log's watermarks show the gap.
+"""
+
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, Protocol
+
+from hone.core.decisions import DecisionRecord
+from hone.core.errors import HoneError
+from hone.decide.gateway.requests import RequestError
+from hone.decide.log.protocol import DecisionLog, RefusedRecord
+
+FLUSH_S: Final = 0.05
+"""Longest time that a record waits in the buffer of `after`, while the log is quick enough."""
+BATCH: Final = 500
+
+
+class LogWriter(Protocol):
+    """Takes the records of answers."""
+
+    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+        """Take records; -> those that the log knows with other content. Raises RequestError (503) if they cannot be
+        taken: then their requests must not be answered."""
+        ...
+
+    def waiting(self) -> int:
+        """Records that are taken and not yet in the log."""
+        ...
+
+    def close(self) -> None:
+        """Write the records that wait."""
+        ...
+
+
+def _unavailable(error: Exception) -> RequestError:
+    told = f"the decision log does not take records ({error!s:.200}): nothing was decided; try again"
+    return RequestError(told, status=503, code="log_unavailable")
+
+
+class WriteBefore:
+    """Append on the path."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self._log = log
+
+    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+        """Append the records; -> those that the log knows with other content. Raises RequestError (503)."""
+        try:
+            return self._log.append(records).refused
+        except (HoneError, OSError) as error:
+            raise _unavailable(error) from error
+
+    def waiting(self) -> int:
+        """None wait."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+
+class WriteAfter:
+    """A bounded buffer with a thread that writes it. `start` before use."""
+
+    def __init__(self, log: DecisionLog, *, capacity: int, tell: Callable[[str, str], None]) -> None:
+        self._log = log
+        self._capacity = capacity
+        self._tell = tell
+        self._buffer: deque[DecisionRecord] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="log-writer", daemon=True)
+
+    def start(self) -> "WriteAfter":
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def write(self, records: Sequence[DecisionRecord]) -> tuple[RefusedRecord, ...]:
+        """Put the records into the buffer; refusals are told later. Raises RequestError (503) if it is full."""
+        with self._wake:
+            if len(self._buffer) + len(records) > self._capacity:
+                raise _unavailable(BufferError(f"{len(self._buffer)} records wait, the buffer is full"))
+            self._buffer.extend(records)
+            if len(self._buffer) >= BATCH:
+                self._wake.notify()
+        return ()
+
+    def waiting(self) -> int:
+        """Records in the buffer."""
+        return len(self._buffer)
+
+    def close(self) -> None:
+        """Write the records that wait; gives up after the log has failed for ten seconds."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(10.0)
+        if self._buffer:
+            self._tell("log_unavailable", f"{len(self._buffer)} records could not be written before the end")
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                if not self._closing and len(self._buffer) < BATCH:
+                    self._wake.wait(FLUSH_S)
+                batch = [self._buffer[place] for place in range(min(BATCH, len(self._buffer)))]
+                if not batch and self._closing:
+                    return
+            if batch and self._written(batch):
+                self._drop(len(batch))
+
+    def _drop(self, count: int) -> None:
+        with self._wake:
+            for _ in range(count):
+                self._buffer.popleft()
+
+    def _written(self, batch: list[DecisionRecord]) -> bool:
+        """Append; a failure is told, and tried again: sending twice stores once."""
+        try:
+            refused = self._log.append(batch).refused
+        except (HoneError, OSError) as error:
+            self._tell("log_unavailable", f"{len(self._buffer)} records wait: {error!s:.200}")
+            with self._wake:
+                self._wake.wait(FLUSH_S if not self._closing else 1.0)
+            return False
+        for record in refused:
+            self._tell("record_refused", record.message)
+        return True
+
+
+class SequenceNumbers:
+    """Numbers of records, from 0 without a gap, one sequence for each tenant.
+
+    With a folder (`after`) they survive a kill of the process. Without one (`before`) the log knows them: after a
+    failed append, which may have stored its records all the same, the log is asked again.
+    """
+
+    def __init__(self, logged: Callable[[str], int], folder: Path | None = None) -> None:
+        self._logged = logged
+        """Records of a tenant that the log has."""
+        self._folder = folder
+        self._next: dict[str, int] = {}
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def resume(self, tenant: str) -> int:
+        """Go on after the log's records; how many numbers were given out before and are not in the log."""
+        issued = logged = self._logged(tenant)
+        if self._folder is not None:
+            self._maps[tenant] = held = _counter_file(self._folder, tenant)
+            issued = max(logged, int.from_bytes(held[:8], "little"))
+        self._set(tenant, issued)
+        return issued - logged
+
+    def take(self, tenant: str) -> int:
+        """The next number. Raises RequestError (503) while the log cannot be asked."""
+        if tenant not in self._next:
+            try:
+                self._set(tenant, self._logged(tenant))
+            except (HoneError, OSError) as error:
+                raise _unavailable(error) from error
+        number = self._next[tenant]
+        self._set(tenant, number + 1)
+        return number
+
+    def refused(self, records: Sequence[DecisionRecord], source: str) -> None:
+        """Take numbers of records that were not written again."""
+        own = [record for record in records if record.source == source]
+        for tenant in {record.tenant for record in own}:
+            if self._folder is None:
+                self._next.pop(tenant, None)
+            else:
+                self._set(tenant, min(record.seq for record in own if record.tenant == tenant))
+
+    def close(self) -> None:
+        """Close the files."""
+        for held in self._maps.values():
+            held.close()
+        self._maps.clear()
+
+    def _set(self, tenant: str, number: int) -> None:
+        self._next[tenant] = number
+        held = self._maps.get(tenant)
+        if held is not None:
+            held[:8] = number.to_bytes(8, "little")
+
+
+def _counter_file(folder: Path, tenant: str) -> mmap.mmap:
+    """A file of eight bytes, named by a hash: a tenant's name is no path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{blake2b(tenant.encode(), digest_size=16).hexdigest()}.count"
+    with path.open("a+b") as file:
+        if path.stat().st_size < 8:
+            file.truncate(8)
+        return mmap.mmap(file.fileno(), 8)

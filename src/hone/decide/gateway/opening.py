@@ -1,0 +1,347 @@
+"""From a service file to a running service: its folder, log, policies, learners and monitor.
+
+FOLDER/            beside the file, named by the service
+  lock             held by the process that serves
+  instance         name of this gateway as the writer of records
+  decisions.db     the log, unless it is on a server
+  versions/HASH/   every published version
+  learned/         checkpoints of what was learnt
+  issued/          numbers given out, of `durable = "after"`
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from hone.config.resolve import ResolvedConfig, load
+from hone.core.clock import Clock
+from hone.core.decisions import Choice, Decision, DecisionRecord, is_shadow_kind
+from hone.core.errors import ResourceError
+from hone.decide.evaluate.policies import open_decision_policy
+from hone.decide.gateway.access import AccessList
+from hone.decide.gateway.assembly import make_catalogue, make_policies, open_access
+from hone.decide.gateway.counters import FaultLines
+from hone.decide.gateway.drift_watch import DriftWatch, ShippedLibrary
+from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers, WriteAfter, WriteBefore
+from hone.decide.gateway.online_policies import OnlinePolicies
+from hone.decide.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
+from hone.decide.gateway.requests import ActionInput, ContextInput, Decided, Rewarded
+from hone.decide.gateway.rollout_listener import RolloutListener
+from hone.decide.gateway.saved_learning import LearningCheckpoints
+from hone.decide.gateway.schemas import FeatureSchema
+from hone.decide.gateway.service import DecisionService, RecordListener, ServiceParts, ServiceRules, decided_answer
+from hone.decide.gateway.service_config import LogTableConfig, ServiceFileConfig
+from hone.decide.gateway.shadow_asker import ShadowAsker
+from hone.decide.joins.join import build_view
+from hone.decide.joins.view import DecisionView
+from hone.decide.log.opening import open_decision_log
+from hone.decide.log.protocol import DecisionLog, LoggedRecord
+from hone.decide.monitor.alarms import AlarmLog
+from hone.decide.monitor.monitor import ServiceMonitor, resident_bytes
+from hone.decide.monitor.response import DriftResponder
+from hone.run.store.lock import RunLock
+
+PAGE: Final = 2000
+"""Records that are read from the log at a time."""
+MOST_OPEN: Final = 50_000
+"""Decisions of a tenant that wait for their reward in memory."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OpenedService:
+    """A service that decides, and everything that it holds open."""
+
+    service: DecisionService
+    policies: OnlinePolicies
+    log: DecisionLog
+    resolved: ResolvedConfig[ServiceFileConfig]
+    folder: Path
+    access: AccessList
+    clock: Clock
+    held: ExitStack
+    """Log, lock and threads."""
+    monitor: ServiceMonitor | None = None
+    rollouts: RolloutListener | None = None
+    """Watcher of the service's rollouts; None: `hone ship` watches them."""
+    shadows: ShadowAsker | None = None
+
+    @property
+    def config(self) -> ServiceFileConfig:
+        """The service file."""
+        return self.resolved.config
+
+    def decide(
+        self,
+        unit: str,
+        context: ContextInput = None,
+        actions: Sequence[ActionInput] | None = None,
+        *,
+        deadline_s: float | None = None,
+        tenant: str = "",
+        id: str = "",
+    ) -> Decided:
+        """Decide for a unit. Raises RequestError for a request that cannot be answered as it stands."""
+        name = tenant or self.config.service.tenants[0]
+        return self.service.decide(unit, context, actions, deadline_s=deadline_s, tenant=name, id=id)
+
+    def reward(
+        self, id: str, value: float, kind: str = "reward", *, at_s: float | None = None, tenant: str = "", key: str = ""
+    ) -> Rewarded:
+        """Tell an outcome of a decision: now, days later, or twice under one `key`. Raises RequestError."""
+        name = tenant or self.config.service.tenants[0]
+        return self.service.reward(id, value, kind, at_s=at_s, tenant=name, key=key)
+
+    def replay(self, decision: Decision) -> Choice:
+        """Decide a logged decision again, by its version. Raises DataError for a lost version."""
+        return self.service.replay(decision)
+
+    def view(self, tenant: str = "", as_of_s: float | None = None) -> DecisionView:
+        """The log's decisions with their rewards as known at `as_of_s` (now unless given)."""
+        records = (logged.record for logged in pages(self.log))
+        moment = self.clock.now_s() if as_of_s is None else as_of_s
+        name = tenant or self.config.service.tenants[0]
+        return build_view(records, as_of_s=moment, join=self.config.join, tenant=name)
+
+    def close(self) -> None:
+        """Write what waits, and give the folder free; a second call has no effect."""
+        self.held.close()
+
+
+def read_service_file(path: Path) -> ResolvedConfig[ServiceFileConfig]:
+    """Read and check a service file. Raises ConfigError with all faults, each with its line."""
+    return load(ServiceFileConfig, path)
+
+
+def service_folder(path: Path, config: ServiceFileConfig) -> Path:
+    """Folder of the service: beside the file, named by the service or by the file."""
+    return path.parent / (config.service.name or path.stem)
+
+
+def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> OpenedService:
+    """Open the service of a file; `tell` takes log lines. Raises ConfigError, DataError, ResourceError."""
+    resolved = read_service_file(path)
+    config = resolved.config
+    access = open_access(resolved)
+    folder = service_folder(path, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = FaultLines(tell, clock)
+    with ExitStack() as opened:
+        lock = _locked(folder, clock)
+        opened.callback(lock.close)
+        log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
+        opened.callback(log.close)
+        policies = make_policies(path.parent, folder, config, clock, lines)
+        watch = _watch(config, folder, policies, lines)
+        monitor = None if watch is None else watch.monitor
+        rollouts = _rollouts(config, folder, policies, lines)
+        if rollouts is not None:
+            opened.callback(rollouts.close)
+        asker = _shadow_asker(policies, lines)
+        listeners = [one for one in (policies, watch, rollouts, asker) if one is not None]
+        parts = _parts(config, folder, log, policies, listeners, lines)
+        saved = _checkpoints(config, folder, log, policies, parts)
+        opened.callback(saved.close)
+        service = DecisionService(replace(parts, listeners=(*parts.listeners, saved)))
+        opened.callback(service.close)
+        if asker is not None:
+            parts.counters.shadows = asker.counts
+            opened.callback(asker.start(service.log_shadows).close)
+        read_log_again(log, parts, policies, monitor, saved)
+        return OpenedService(
+            service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
+            monitor=monitor, rollouts=rollouts, shadows=asker, held=opened.pop_all(),
+        )  # fmt: skip
+
+
+def log_address(folder: Path, config: LogTableConfig) -> str:
+    """Address of the log: a file in the service's folder, or a server's as it stands."""
+    return config.address if "://" in config.address else str(folder / config.address)
+
+
+def _parts(
+    config: ServiceFileConfig,
+    folder: Path,
+    log: DecisionLog,
+    policies: OnlinePolicies,
+    listeners: Sequence[RecordListener],
+    lines: FaultLines,
+) -> ServiceParts:
+    service, after = config.service, config.log.durable == "after"
+    source = f"{folder.name}-{_instance(folder)}"
+    numbers = SequenceNumbers(partial(_logged, log, source), folder / "issued" if after else None)
+    for tenant in service.tenants:
+        if lost := numbers.resume(tenant):
+            lines.fault("records_lost", f"{lost} records waited when the process was killed", {"tenant": tenant})
+    writer: LogWriter = WriteBefore(log)
+    if after:
+        told = partial(_told, lines)
+        writer = WriteAfter(log, capacity=config.log.buffer, tell=told).start()
+    return ServiceParts(
+        rules=ServiceRules(
+            source=source, seed=service.seed, tenants=tuple(service.tenants), deadline_s=service.deadline_s
+        ),
+        schema=FeatureSchema(service.features), catalogue=make_catalogue(service), policies=policies, writer=writer,
+        numbers=numbers, recent=RecentRequests(service.remember), clock=policies.clock, lines=lines,
+        listeners=tuple(listeners),
+    )  # fmt: skip
+
+
+def _checkpoints(
+    config: ServiceFileConfig, folder: Path, log: DecisionLog, policies: OnlinePolicies, parts: ServiceParts
+) -> LearningCheckpoints:
+    service = config.service
+    learns_by = (config.policy.model_dump_json(), config.join.model_dump_json(), service.features, service.actions,
+                 service.action_features, service.tenants)  # fmt: skip
+    return LearningCheckpoints(
+        folder=folder / "learned", log=log, policies=policies, source=parts.rules.source,
+        digest=sha256(repr(learns_by).encode()).hexdigest(), remember=service.remember, waiting=parts.writer.waiting,
+        clock=policies.clock, tell=partial(_told, parts.lines),
+    )  # fmt: skip
+
+
+def _told(lines: FaultLines, code: str, words: str) -> None:
+    lines.fault(code, words, {})
+
+
+def _logged(log: DecisionLog, source: str, tenant: str) -> int:
+    """Numbers of this gateway that the log has seen of a tenant."""
+    marks = [mark for mark in log.watermarks() if (mark.tenant, mark.source) == (tenant, source)]
+    return marks[0].highest + 1 if marks else 0
+
+
+def _watch(config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, lines: FaultLines) -> DriftWatch | None:
+    if config.monitor is None:
+        return None
+    registry = folder / config.rollout.registry
+    library = ShippedLibrary(registry, folder.name, lambda path: policies.wrap(open_decision_policy(path)))
+    responder = DriftResponder(config.monitor, library, AlarmLog(folder / "alarms.jsonl"))
+    names = config.service.features
+    monitor = ServiceMonitor(config.monitor, responder, names=names, seed=config.service.seed, memory=resident_bytes)
+    return DriftWatch(
+        monitor=monitor, responder=responder, registry=registry, service=folder.name, jobs=folder / "jobs.db",
+        tell=partial(_told, lines),
+    )  # fmt: skip
+
+
+def _rollouts(
+    config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, lines: FaultLines
+) -> RolloutListener | None:
+    if not config.rollout.watch:
+        return None
+    return RolloutListener(
+        config=config, service=folder.name, registry=folder / config.rollout.registry, clock=policies.clock,
+        log_address=log_address(folder, config.log), tell=partial(_told, lines),
+        open_policy=lambda path: policies.wrap(open_decision_policy(path)),
+    )  # fmt: skip
+
+
+def _shadow_asker(policies: OnlinePolicies, lines: FaultLines) -> ShadowAsker | None:
+    shipped = policies.shipped
+    if shipped is None:
+        return None
+    return ShadowAsker(
+        shadow_of=shipped.shadow, versions=shipped.shadows, clock=policies.clock, tell=partial(_told, lines)
+    )
+
+
+def _locked(folder: Path, clock: Clock) -> RunLock:
+    try:
+        lock = RunLock.acquire(folder / "lock", folder.name)
+    except ResourceError as error:
+        told = f"service {folder.name} is served by another process ({error}); stop it, or give [service] another name"
+        raise ResourceError(told) from None
+    lock.write_holder(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(clock.now_s())))
+    return lock
+
+
+def _instance(folder: Path) -> str:
+    """Name of this gateway among those that write to the same log, drawn when its folder was made."""
+    path = folder / "instance"
+    if not path.is_file():
+        path.write_text(uuid.uuid4().hex[:8], encoding="ascii")
+    return path.read_text(encoding="ascii")
+
+
+def pages(log: DecisionLog, after: int = 0) -> Iterator[LoggedRecord]:
+    """Records of a log after a position, in the order of arrival."""
+    while page := log.read(after, PAGE):
+        yield from page
+        after = page[-1].position
+
+
+def read_log_again(
+    log: DecisionLog,
+    parts: ServiceParts,
+    policies: OnlinePolicies,
+    monitor: ServiceMonitor | None,
+    checkpoints: LearningCheckpoints,
+) -> None:
+    """Learn from the log as the service did before it stopped, and remember its latest answers.
+
+    With a checkpoint the learners go on from it, and the log is read from its open decisions on. Raises DataError for a
+    state of another model, and as the log.
+    """
+    policies.publishing = False
+    saved = checkpoints.load()
+    again = _ReadAgain(parts, set() if saved is None else saved.open_ids())
+    for logged in pages(log, 0 if saved is None else saved.start):
+        if saved is not None and logged.position > saved.position:
+            saved.restore(policies, again.held, again.last)
+            saved = None
+        known = again.take(logged.record)
+        if saved is None:
+            checkpoints.observe(logged.record)
+            if known:
+                policies.observe(logged.record)
+    if saved is not None:
+        saved.restore(policies, again.held, again.last)
+    checkpoints.started()
+    policies.publishing = True
+    for tenant in parts.rules.tenants:
+        policies.publish(tenant)
+    if monitor is not None:
+        monitor.reopen(again.unrewarded.values())
+
+
+class _ReadAgain:
+    """Answers, open decisions and latest decisions of a log that is read again."""
+
+    def __init__(self, parts: ServiceParts, wanted: set[tuple[str, str]]) -> None:
+        self._parts, self._wanted = parts, wanted
+        self.held: dict[tuple[str, str], Decision] = {}
+        """The decisions that a checkpoint wants."""
+        self.last: dict[str, Decision] = {}
+        """Latest decision of each tenant."""
+        self.unrewarded: dict[tuple[str, str], Decision] = {}
+
+    def take(self, record: DecisionRecord) -> bool:
+        """Read a record; False for one that teaches nothing: of another tenant, or with features that mean something
+        else."""
+        parts = self._parts
+        if record.tenant not in parts.rules.tenants:
+            return False
+        if not isinstance(record, Decision) and is_shadow_kind(record.kind):
+            return False
+        if not isinstance(record, Decision):
+            self.unrewarded.pop((record.tenant, record.decision_id), None)
+            if record.source != parts.rules.source:
+                digest = reward_digest(record.decision_id, record.kind, record.value, record.at_s)
+                parts.recent.remember_reward(record.tenant, numbered_key(record.source, record.seq), digest)
+            return True
+        if record.schema != parts.schema.hash:
+            return False
+        key = record.tenant, record.id
+        digest = request_digest(record.unit, record.context, record.actions)
+        parts.recent.remember(record.tenant, digest, decided_answer(record))
+        self.last[record.tenant] = self.unrewarded[key] = record
+        if len(self.unrewarded) > MOST_OPEN:
+            del self.unrewarded[next(iter(self.unrewarded))]
+        if key in self._wanted:
+            self.held[key] = record
+        return True

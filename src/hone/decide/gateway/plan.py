@@ -1,0 +1,171 @@
+"""The plan of a service, derived from its file: what is served, logged and learnt, the memory, and what is missing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hone.core.clock import Clock
+from hone.core.errors import ConfigError, ErrorCollector, HoneError
+from hone.decide.gateway.assembly import make_catalogue, open_access
+from hone.decide.gateway.opening import MOST_OPEN, log_address, read_service_file, service_folder
+from hone.decide.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
+from hone.decide.gateway.service_config import ServiceFileConfig
+from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, plan_warnings, preview, stage_name
+from hone.decide.shield.certificate import read_certificate
+from hone.decide.shield.service import open_shield
+
+ANSWER_BYTES: Final = 900
+"""Memory of a remembered answer."""
+OPEN_BYTES: Final = 1100
+"""Memory of a decision that waits for its reward, beside its features and scores."""
+
+
+def plan_lines(path: Path, *, clock: Clock) -> list[str]:
+    """Lines of the plan. Raises ConfigError with every fault of the file, tokens that are not set included."""
+    resolved = read_service_file(path)
+    config, faults = resolved.config, ErrorCollector(ConfigError)
+    try:
+        open_access(resolved)
+    except ConfigError as error:
+        faults.extend(error.messages)
+    if isinstance(config.policy, FolderServiceConfig) and not (path.parent / config.policy.path).is_dir():
+        origin = resolved.origins.get("policy.path", "[policy]")
+        faults.add(f"{origin}: policy.path {config.policy.path!r} is no folder beside {path.name}")
+    shield: list[str] = []
+    try:
+        shield = list(_shield_lines(path, config, clock))
+    except HoneError as error:
+        if not faults.messages:
+            raise
+        faults.extend(error.messages)
+    faults.raise_if_any()
+    folder = service_folder(path, config)
+    parts = (
+        _service_lines(path, folder, config),
+        shield,
+        _rollout_lines(config),
+        _memory_lines(config),
+        _missing_lines(config),
+    )
+    return [line for lines in parts for line in lines]
+
+
+def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Iterator[str]:
+    service, log, join = config.service, config.log, config.join
+    catalogue = make_catalogue(service)
+    actions = "named by each request" if catalogue.declared is None else f"{len(service.actions)} declared"
+    yield f"service    {folder.name} ({path.name}), files in {folder}"
+    yield f"context    {len(service.features)} features: {', '.join(service.features) or 'none'}"
+    yield f"actions    {actions}{f', {len(service.action_features)} features each' if service.action_features else ''}"
+    yield f"policy     {_policy_words(config)}"
+    kept = "before the answer" if log.durable == "before" else f"behind the answer, at most {log.buffer} waiting"
+    yield f"log        {log_address(folder, log)}, {kept}{', flushed to disk' if log.full_sync else ''}"
+    learns = "at the first one" if join.rule == "first" else f"when the window closes, {_span(join.window_s)} later"
+    yield f"rewards    {join.rule} of kind {join.kind!r} within {_span(join.window_s)}, learnt {learns}"
+    callers = ", ".join(f"{client.name} ({'+'.join(client.scopes)})" for client in service.clients)
+    yield f"callers    {callers or 'everybody on this machine, without a token'}"
+    rate = f"{service.limit.per_s:g} a second, {service.limit.burst:g} at once" if service.limit.per_s else "no limit"
+    yield f"tenants    {', '.join(service.tenants)}; requests of each: {rate}"
+    yield f"deadline   {1000 * service.deadline_s:g} ms, then the last good version, then {_default_words(config)}"
+
+
+def _policy_words(config: ServiceFileConfig) -> str:
+    policy, count = config.policy, len(config.service.actions)
+    if isinstance(policy, FolderServiceConfig):
+        return f"{policy.path}, floor {policy.floor:g}"
+    if isinstance(policy, LearningServiceConfig):
+        least = f", every action has probability {policy.floor / count:.3g} or more" if count else ""
+        return f"{policy.kind}, floor {policy.floor:g}{least}; a version every {policy.publish_every} rewards"
+    return "uniform: every action with equal probability; nothing is learnt"
+
+
+def _default_words(config: ServiceFileConfig) -> str:
+    return config.service.safe_action or "each action with equal probability"
+
+
+def _shield_lines(path: Path, config: ServiceFileConfig, clock: Clock) -> Iterator[str]:
+    """What the shield holds. Raises as `open_shield`: a claim that does not hold comes with its counterexample."""
+    if config.shield is None:
+        return
+    names = config.service.features
+    open_shield(config.shield, path.parent, names, clock, actions=make_catalogue(config.service).declared)
+    rules, deadline_ms = config.shield.rules, 1000 * config.shield.deadline_s
+    if rules is not None:
+        count = "one rule" if len(rules.rules) == 1 else f"{len(rules.rules)} rules"
+        yield f"shield     {count}, not proved; after {deadline_ms:g} ms, or blind: {rules.fallback}"
+        yield from (f"rule       {', '.join(one.actions)}: only if {one.only_if}" for one in rules.rules)
+        free = sorted(set(rules.actions) - {action for one in rules.rules for action in one.actions})
+        yield f"rule       {', '.join(free)}: always"
+        return
+    certificate = read_certificate(path.parent / config.shield.certificate)
+    approved = "approved by its sha256" if config.shield.sha256 else "any whose proof holds is taken: give its sha256"
+    yield f"shield     {config.shield.certificate}, {certificate.sha256[:8]}, a {certificate.spec.kind}; {approved}"
+    yield f"shield     after {deadline_ms:g} ms, or blind: {certificate.spec.fallback}"
+    yield from (f"proved     {words}" for words in certificate.proved)
+    yield from (f"assumed    {words}" for words in certificate.assumed)
+
+
+def _rollout_lines(config: ServiceFileConfig) -> Iterator[str]:
+    """Stages of a rollout, and the smallest loss that each can find where the file tells mean and spread."""
+    rollout = config.rollout
+    guardrails = tuple(
+        RolloutGuardrail(kind=one.kind, low=one.low, high=one.high, higher_is_better=one.better == "higher",
+                         tolerance=one.tolerance)
+        for one in rollout.guardrails
+    )  # fmt: skip
+    plan = RolloutPlan(
+        name="plan", service="plan", version="", control="", stages=tuple(rollout.stages), requests=rollout.requests,
+        shadow_requests=rollout.shadow_requests, alpha=rollout.alpha, guardrails=guardrails,
+    )  # fmt: skip
+    names = ", ".join(stage_name(share) for share in plan.stages)
+    yield f"rollout    {names}, {rollout.requests} requests each; alpha {rollout.alpha:g} over all stages"
+    if not rollout.watch:
+        yield "missing    [rollout] watch: a rollout moves, or goes back, only while a `hone ship` follows it"
+    for one in rollout.guardrails:
+        if one.mean is None or one.sd is None or one.mean == 0:
+            yield f"missing    mean and sd of guardrail {one.kind!r}: `hone ship --dry-run` reads them from the log"
+            continue
+        history = GuardrailHistory(kind=one.kind, mean=one.mean, sd=one.sd, worth=one.worth)
+        found = (
+            f"{stage.stage} {'nothing' if stage.detectable is None else format(stage.detectable, '.1%')}"
+            for stage in preview(plan, history)
+        )
+        yield f"detects    loss of {one.kind!r} with probability 80% by the end of: {', '.join(found)}"
+        yield from (f"note       {words}" for words in plan_warnings(plan, history))
+
+
+def _memory_lines(config: ServiceFileConfig) -> Iterator[str]:
+    service = config.service
+    width = 8 * (len(service.features) + len(service.actions))
+    answers = service.remember * ANSWER_BYTES
+    tenants = len(service.tenants)
+    waiting = tenants * MOST_OPEN * (OPEN_BYTES + width) if isinstance(config.policy, LearningServiceConfig) else 0
+    total = (answers + waiting) / 2**20
+    yield (
+        f"memory     at most about {total:.0f} MiB beside the program: {service.remember} answers"
+        + (f", {tenants * MOST_OPEN} decisions that wait for their reward" if waiting else "")
+    )
+
+
+def _missing_lines(config: ServiceFileConfig) -> Iterator[str]:
+    """What the file leaves open, and what that means."""
+    service, policy = config.service, config.policy
+    if not service.clients:
+        yield "missing    [[service.clients]]: without tokens the service listens on this machine only"
+    if not service.limit.per_s:
+        yield "missing    [service.limit] per_s: a tenant that floods the service slows down the others"
+    if config.monitor is None:
+        yield "missing    [monitor]: nobody watches for drift"
+    if config.shield is None:
+        yield "missing    [shield]: every declared action may be taken in every context"
+    if isinstance(policy, FolderServiceConfig) and not policy.floor:
+        yield "missing    [policy] floor: actions of probability 0 cannot be estimated from the log"
+    if config.log.durable == "after":
+        yield 'note       durable = "after": a kill loses what waits; the log\'s watermarks show how much'
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"

@@ -1,0 +1,396 @@
+"""The decision service: decide, log, answer; take rewards, log, learn.
+
+One lock: calls from several threads are answered one after another. Several requests can be answered together, with
+one append to the log (`answer_many`): the HTTP server does so with requests that arrive at the same time.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias, cast
+
+from hone.core.clock import Clock
+from hone.core.decisions import (
+    ActionSet,
+    Choice,
+    Decision,
+    DecisionRecord,
+    Floats,
+    Outcome,
+    ShadowChoice,
+    decision_key,
+    is_shadow_kind,
+)
+from hone.decide.gateway.counters import FaultLines, GatewayCounters
+from hone.decide.gateway.fallback_chain import FallbackChain
+from hone.decide.gateway.log_writer import LogWriter, SequenceNumbers
+from hone.decide.gateway.recent_requests import RecentRequests, numbered_key, request_digest, reward_digest
+from hone.decide.gateway.requests import (
+    DEFAULT_TENANT,
+    ActionInput,
+    ContextInput,
+    Decided,
+    DecisionRequest,
+    RequestError,
+    Rewarded,
+    RewardRequest,
+    check_number,
+    check_text,
+    shown,
+)
+from hone.decide.gateway.schemas import ActionCatalogue, FeatureSchema
+from hone.decide.log.faults import MAX_SEQ
+
+ServiceRequest: TypeAlias = DecisionRequest | RewardRequest
+ServiceAnswer: TypeAlias = Decided | Rewarded
+TICK_S: Final = 1.0
+"""Seconds between two ticks of the listeners."""
+
+
+class ServedPolicies(Protocol):
+    """The versions in service: which chain of fallbacks answers a unit."""
+
+    def chain(self, tenant: str, unit: str) -> tuple[FallbackChain, str]:
+        """The chain, and the route to log."""
+        ...
+
+    def replay(self, decision: Decision) -> Choice:
+        """The choice that the decision's version makes again."""
+        ...
+
+
+class RecordListener(Protocol):
+    """Listener of what was logged: a monitor, a learner. It must be quick, and must not raise."""
+
+    def observe(self, record: DecisionRecord) -> None:
+        """Take a record that is in the log, or on its way."""
+        ...
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRules:
+    """Fixed settings of a service."""
+
+    source: str
+    """Name of this gateway as the writer of records."""
+    seed: int = 0
+    tenants: tuple[str, ...] = (DEFAULT_TENANT,)
+    deadline_s: float = 0.05
+    max_skew_s: float = 300.0
+    """A reward may be so far in the future of the gateway's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceParts:
+    """Parts of a service; `open_service` makes them from a service file."""
+
+    rules: ServiceRules
+    schema: FeatureSchema
+    catalogue: ActionCatalogue
+    policies: ServedPolicies
+    writer: LogWriter
+    numbers: SequenceNumbers
+    recent: RecentRequests
+    clock: Clock
+    lines: FaultLines
+    counters: GatewayCounters = field(default_factory=GatewayCounters)
+    listeners: tuple[RecordListener, ...] = ()
+    new_id: Callable[[], str] = lambda: os.urandom(16).hex()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PreparedAnswer:
+    """An answer whose record is not in the log yet."""
+
+    record: DecisionRecord
+    answer: ServiceAnswer
+    digest: bytes
+    key: str = ""
+    failures: tuple[tuple[str, str], ...] = ()
+
+
+class DecisionService:
+    """A service over its parts."""
+
+    def __init__(self, parts: ServiceParts) -> None:
+        self.parts = parts
+        self._lock = threading.Lock()
+        self._next_tick_s = float("-inf")
+
+    def decide(
+        self,
+        unit: str,
+        context: ContextInput = None,
+        actions: Sequence[ActionInput] | None = None,
+        *,
+        deadline_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        id: str = "",
+    ) -> Decided:
+        """Decide for a unit. Raises RequestError for a request that cannot be answered as it stands."""
+        request = DecisionRequest(
+            unit=unit, context=context, actions=actions, id=id, tenant=tenant, deadline_s=deadline_s
+        )
+        return cast("Decided", _answer_of(self.answer_many([request])[0]))
+
+    def reward(
+        self,
+        id: str,
+        value: float,
+        kind: str = "reward",
+        *,
+        at_s: float | None = None,
+        tenant: str = DEFAULT_TENANT,
+        key: str = "",
+    ) -> Rewarded:
+        """Tell an outcome of a decision: now, days later, before the decision is logged. Raises RequestError."""
+        request = RewardRequest(id=id, value=value, kind=kind, tenant=tenant, at_s=at_s, key=key)
+        return cast("Rewarded", _answer_of(self.answer_many([request])[0]))
+
+    def answer_many(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
+        """Answer requests together, with one append to the log; a fault stands in its request's place."""
+        with self._lock:
+            if self.parts.clock.monotonic_s() >= self._next_tick_s:
+                self._tick()
+            return self._answer_all(requests)
+
+    def log_shadows(self, choices: Sequence[tuple[Decision, ShadowChoice]]) -> None:
+        """Log choices of versions in the shadow, with one append. Raises RequestError (503)."""
+        source, numbers = self.parts.rules.source, self.parts.numbers
+        with self._lock:
+            outcomes: list[Outcome] = []
+            try:
+                for decision, choice in choices:
+                    outcome = Outcome(
+                        decision_id=decision.id, tenant=decision.tenant, kind=choice.kind, value=choice.logp,
+                        at_s=self.parts.clock.now_s(), source=source, seq=numbers.take(decision.tenant),
+                    )  # fmt: skip
+                    outcomes.append(outcome)
+            except RequestError:
+                numbers.refused(outcomes, source)
+                raise
+            fault, _ = self._write(outcomes)
+            if fault is not None:
+                raise fault
+            for outcome in outcomes:
+                self._observed(outcome)
+
+    def replay(self, decision: Decision) -> Choice:
+        """Decide a logged decision again, by its version: equal to the bit. Raises DataError for a lost version."""
+        return self.parts.policies.replay(decision)
+
+    def tick(self) -> None:
+        """Do what is due by time; requests do it too, once a second."""
+        with self._lock:
+            self._tick()
+
+    def counters_text(self, gauges: Sequence[tuple[str, str, float]] = ()) -> str:
+        """Prometheus's text."""
+        own = [("hone_log_waiting", "Records that are not in the log yet.", float(self.parts.writer.waiting()))]
+        return self.parts.counters.text([*own, *gauges])
+
+    def close(self) -> None:
+        """Write the records that wait."""
+        self.parts.writer.close()
+        self.parts.numbers.close()
+
+    # ------------------------------------------------------------------------------------------ parts
+
+    def _tick(self) -> None:
+        self._next_tick_s = self.parts.clock.monotonic_s() + TICK_S
+        now_s = self.parts.clock.now_s()
+        for listener in self.parts.listeners:
+            listener.tick(now_s)
+
+    def _answer_all(self, requests: Sequence[ServiceRequest]) -> list[ServiceAnswer | RequestError]:
+        answers: list[ServiceAnswer | RequestError | None] = []
+        prepared: list[tuple[int, _PreparedAnswer]] = []
+        repeats: dict[int, int] = {}
+        fresh: dict[tuple[str, str], int] = {}
+        for place, request in enumerate(requests):
+            try:
+                result = self._prepare(request, fresh, prepared)
+            except RequestError as fault:
+                answers.append(fault)
+                continue
+            if isinstance(result, _PreparedAnswer):
+                if isinstance(result.record, Decision):
+                    fresh[result.record.tenant, result.record.id] = len(prepared)
+                prepared.append((place, result))
+                answers.append(None)
+            elif isinstance(result, int):
+                repeats[place] = result
+                answers.append(None)
+            else:
+                answers.append(result)
+        fault, refused = self._write([one.record for _, one in prepared])
+        for place, one in prepared:
+            answers[place] = fault or refused.get(_number(one.record)) or self._finish(one)
+        for place, first in repeats.items():
+            answers[place] = fault or prepared[first][1].answer
+        return cast("list[ServiceAnswer | RequestError]", answers)
+
+    def _prepare(
+        self,
+        request: ServiceRequest,
+        fresh: dict[tuple[str, str], int],
+        prepared: Sequence[tuple[int, _PreparedAnswer]],
+    ) -> "_PreparedAnswer | ServiceAnswer | int":
+        """What a request becomes: a record with its answer, the answer that it got before, or one of this batch."""
+        if request.tenant not in self.parts.rules.tenants:
+            told = f"no tenant {request.tenant!r:.60} here"
+            raise RequestError(told, status=404, code="unknown_tenant", field="tenant")
+        if isinstance(request, RewardRequest):
+            return self._prepare_reward(request)
+        check_text(request.unit, "unit")
+        context = self.parts.schema.read(request.context)
+        actions = self.parts.catalogue.read(request.actions)
+        digest = b""
+        if request.id:
+            check_text(request.id, "id")
+            digest = request_digest(request.unit, context, actions)
+            known = self.parts.recent.answer(request.tenant, request.id, digest)
+            if known is not None:
+                return known
+            first = fresh.get((request.tenant, request.id))
+            if first is not None and prepared[first][1].digest == digest:
+                return first
+            if first is not None:
+                told = f"id {request.id!r:.60} stands twice in one batch, with different requests"
+                raise RequestError(told, status=409, code="id_reused", field="id")
+        return self._decide(request, context, actions, digest)
+
+    def _decide(self, request: DecisionRequest, context: Floats, actions: ActionSet, digest: bytes) -> _PreparedAnswer:
+        parts, tenant = self.parts, request.tenant
+        began_s = parts.clock.monotonic_s()
+        decision_id = request.id or parts.new_id()
+        key = decision_key(parts.rules.seed, tenant, decision_id)
+        chain, route = parts.policies.chain(tenant, request.unit)
+        deadline_s = parts.rules.deadline_s if request.deadline_s is None else request.deadline_s
+        served = chain.choose(context, actions, key, began_s + deadline_s)
+        choice = served.choice
+        decision = Decision(
+            id=decision_id, tenant=tenant, unit=request.unit, at_s=parts.clock.now_s(), context=context,
+            actions=actions, choice=choice, executed=choice.action, executed_logp=choice.logp, version=served.version,
+            route=route, draw_key=key, schema=parts.schema.hash, latency_s=parts.clock.monotonic_s() - began_s,
+            source=parts.rules.source, seq=parts.numbers.take(tenant),
+        )  # fmt: skip
+        return _PreparedAnswer(
+            record=decision, answer=decided_answer(decision), digest=digest, failures=served.failures
+        )
+
+    def _prepare_reward(self, request: RewardRequest) -> "_PreparedAnswer | Rewarded":
+        parts, rules = self.parts, self.parts.rules
+        check_text(request.id, "id")
+        value = check_number(request.value, "value")
+        check_text(request.kind, "kind")
+        if is_shadow_kind(request.kind):
+            told = f"kind {request.kind!r:.60} is for choices of versions in the shadow, which the gateway logs itself"
+            raise RequestError(told, code="reserved_kind", field="kind")
+        now_s = parts.clock.now_s()
+        at_s = now_s if request.at_s is None else check_number(request.at_s, "at_s")
+        if at_s < 0.0:
+            told = f"at_s must be seconds since 1970, got {at_s:g}"
+            raise RequestError(told, code="bad_value", field="at_s")
+        if at_s > now_s + rules.max_skew_s:
+            told = (
+                f"at_s is {at_s - now_s:.0f} s ahead of the gateway's clock, at most {rules.max_skew_s:g} s are "
+                "accepted; set the clock of the source, or leave at_s out; nothing was stored"
+            )
+            raise RequestError(told, code="clock_skew", field="at_s")
+        digest = reward_digest(request.id, request.kind, value, request.at_s)
+        numbered = _own_number(request, rules.source)
+        if request.key:
+            check_text(request.key, "key")
+        key = request.key or (numbered_key(*numbered) if numbered else "")
+        if key and parts.recent.repeated_reward(request.tenant, key, digest, strict=bool(request.key)):
+            return Rewarded(id=request.id, status="repeated")
+        known = parts.recent.knows(request.tenant, request.id)
+        source, seq = numbered or (rules.source, parts.numbers.take(request.tenant))
+        outcome = Outcome(
+            decision_id=request.id, tenant=request.tenant, kind=request.kind, value=value, at_s=at_s, source=source,
+            seq=seq,
+        )  # fmt: skip
+        answer = Rewarded(id=request.id, status="joined" if known else "waiting")
+        return _PreparedAnswer(record=outcome, answer=answer, digest=digest, key=key)
+
+    def _write(
+        self, records: Sequence[DecisionRecord]
+    ) -> tuple[RequestError | None, dict[tuple[str, str, int], RequestError]]:
+        """The fault of all records, if the log took none; the faults of those that it knows with other content."""
+        if not records:
+            return None, {}
+        try:
+            refused = self.parts.writer.write(records)
+        except RequestError as fault:
+            self.parts.numbers.refused(records, self.parts.rules.source)
+            self.parts.lines.fault(fault.code, str(fault), {"records": len(records)})
+            return fault, {}
+        faults = {
+            (one.tenant, one.source, one.seq): RequestError(one.message, status=409, code="number_reused", field="seq")
+            for one in refused
+        }
+        return None, faults
+
+    def _finish(self, one: _PreparedAnswer) -> ServiceAnswer:
+        """Remember an answer whose record the log took, and tell the listeners."""
+        parts, record = self.parts, one.record
+        if isinstance(record, Decision):
+            parts.recent.remember(record.tenant, one.digest, cast("Decided", one.answer))
+            parts.counters.decided(record.tenant, record.version, one.failures[0][1] if one.failures else "")
+            for version, reason in one.failures:
+                parts.lines.fault("fallback", reason, {"id": record.id, "version": version, "by": record.version})
+        else:
+            if one.key:
+                parts.recent.remember_reward(record.tenant, one.key, one.digest)
+            parts.counters.rewards[record.tenant, cast("Rewarded", one.answer).status] += 1
+        self._observed(record)
+        return one.answer
+
+    def _observed(self, record: DecisionRecord) -> None:
+        for listener in self.parts.listeners:
+            listener.observe(record)
+
+
+def _number(record: DecisionRecord) -> tuple[str, str, int]:
+    return record.tenant, record.source, record.seq
+
+
+def _own_number(request: RewardRequest, own: str) -> tuple[str, int] | None:
+    """Source and number that the caller gave, if any. Raises RequestError."""
+    if not request.source and request.seq == -1:
+        return None
+    check_text(request.source, "source")
+    if isinstance(request.seq, bool) or not isinstance(request.seq, int) or not 0 <= request.seq <= MAX_SEQ:
+        told = f"seq must be a whole number from 0 to {MAX_SEQ}, got {shown(request.seq)}"
+        raise RequestError(told, code="bad_type", field="seq")
+    if request.at_s is None:
+        told = "a reward with source and seq needs at_s, too: sent again, it must be the same record"
+        raise RequestError(told, code="missing_field", field="at_s")
+    if request.source == own:
+        raise RequestError(f"source {own!r} is the gateway's own name", code="reserved_source", field="source")
+    return request.source, request.seq
+
+
+def decided_answer(decision: Decision) -> Decided:
+    """The answer that a decision is given as."""
+    return Decided(
+        id=decision.id,
+        action=decision.actions.names[decision.executed],
+        index=decision.executed,
+        logp=decision.executed_logp,
+        version=decision.version,
+        route=decision.route,
+        intervention=decision.choice.intervention,
+    )
+
+
+def _answer_of(answer: ServiceAnswer | RequestError) -> ServiceAnswer:
+    if isinstance(answer, RequestError):
+        raise answer
+    return answer

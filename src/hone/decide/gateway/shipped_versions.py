@@ -1,0 +1,92 @@
+"""Versions that `hone ship` brought into the registry: which units they serve, and their policies.
+
+The registry may be unreachable: the last good assignment goes on, and a version that cannot be opened is answered by
+the service's own policy. The logged version is always the one that decided.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hone.core.clock import Clock
+from hone.core.decisions import Decision, DecisionPolicy
+from hone.core.errors import HoneError
+from hone.decide.evaluate.policies import open_decision_policy
+from hone.decide.gateway.fallback_chain import ServingVersion
+from hone.decide.gateway.guarded_policy import GuardedPolicy
+from hone.decide.gateway.watch import RouterWatch
+from hone.decide.registry.registry import VersionRegistry
+from hone.decide.rollout.router import UnitRoute
+
+_RETRY_S = 10.0
+"""Seconds until a version that could not be opened is tried again."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ShippedVersions:
+    """Assignment and versions of a registry."""
+
+    folder: Path
+    """Folder of the registry; it may come later."""
+    service: str
+    layer: str
+    wrap: Callable[[DecisionPolicy], DecisionPolicy]
+    clock: Clock
+    tell: Callable[[str, str], None]
+    _watch: RouterWatch | None = None
+    _opened: dict[str, ServingVersion] = field(default_factory=dict[str, ServingVersion])
+    _failed: dict[str, float] = field(default_factory=dict[str, float])
+    """Version -> monotonic time of the next try."""
+    _nobody: UnitRoute = field(default_factory=lambda: UnitRoute(arm="live", stage="", version="", label=""))
+
+    def route(self, tenant: str, unit: str) -> UnitRoute:
+        """The route of a unit."""
+        return self._nobody if self._watch is None else self._watch.router().route(tenant, unit)
+
+    def version(self, number: str) -> ServingVersion | None:
+        """An opened version; None: the service's own policy answers."""
+        return self._opened.get(number) or (self._open(number) if number and self._watch is not None else None)
+
+    def shadow(self, decision: Decision) -> ServingVersion | None:
+        """The version in the shadow that a decision is shown to; None: none, or it is not open."""
+        if not decision.route.endswith(":shadow"):
+            return None
+        route = self.route(decision.tenant, decision.unit)
+        return self._opened.get(route.shadow) if route.label == decision.route else None
+
+    def shadows(self) -> set[str]:
+        """Versions in the shadow."""
+        ranges = () if self._watch is None else self._watch.router().ranges
+        return {one.route.shadow for one in ranges if one.route.shadow}
+
+    def prepare(self) -> None:
+        """Find the registry, open the versions that it serves or shows requests to, and close the others."""
+        if self._watch is None and (self.folder / "registry.db").is_file():
+            registry = VersionRegistry(self.folder)
+            self._watch = RouterWatch(registry=registry, service=self.service, layer=self.layer, clock=self.clock)
+        if self._watch is None:
+            return
+        router = self._watch.router()
+        if self._watch.fault:
+            self.tell("registry_unreachable", f"the last good assignment goes on: {self._watch.fault}")
+        served = {router.live.version, *(one.route.version for one in router.ranges), *self.shadows()}
+        for number in served:
+            self.version(number)
+        for number in self._opened.keys() - served:
+            closed = self._opened.pop(number)
+            if closed.guard is not None:
+                closed.guard.close()
+
+    def _open(self, number: str) -> ServingVersion | None:
+        now_s = self.clock.monotonic_s()
+        if self._watch is None or self._failed.get(number, 0.0) > now_s:
+            return None
+        try:
+            policy = self.wrap(open_decision_policy(self._watch.registry.policy_folder(number)))
+        except HoneError as error:
+            self._failed[number] = now_s + _RETRY_S
+            self.tell("version_unreadable", f"version {number}: {error}; the service's own policy answers")
+            return None
+        version = ServingVersion(name=number, policy=policy, guard=GuardedPolicy(policy, self.clock).start())
+        self._opened[number] = version
+        return version

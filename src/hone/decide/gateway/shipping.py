@@ -1,0 +1,209 @@
+"""Rollouts of the service in a service file: its registry, its log, and the plan that its tables make.
+
+Belongs here: wiring of the service file (`serve.gateway`) with rollouts (`serve.rollout`). Does not: what is printed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import hone
+from hone.core.clock import Clock
+from hone.core.decisions import DecisionPolicy, DecisionRecord
+from hone.core.errors import ConfigError
+from hone.decide.evaluate.policies import open_decision_policy
+from hone.decide.gateway.assembly import make_wrapper
+from hone.decide.gateway.opening import log_address, read_service_file, service_folder
+from hone.decide.gateway.rollout_listener import process_name
+from hone.decide.gateway.service_config import ServiceFileConfig
+from hone.decide.joins.join import build_view
+from hone.decide.log.opening import open_decision_log
+from hone.decide.log.protocol import DecisionLog
+from hone.decide.registry.registry import VersionRegistry, open_registry
+from hone.decide.registry.versions import PolicyVersion, VersionOrigin, files_of, version_id
+from hone.decide.rollout.config import GuardrailConfig
+from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollout, start_rollout
+from hone.decide.rollout.exposures import end_position
+from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan
+from hone.decide.rollout.router import BUCKETS
+from hone.decide.rollout.watcher import RolloutWatcher
+from hone.run.policy_folder import policy_folder
+
+_HISTORY: Final = 50_000
+"""Latest records of the log that tell an outcome's mean and spread."""
+_PAGE: Final = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRollouts:
+    """A service, opened to roll versions out."""
+
+    file: Path
+    service: str
+    folder: Path
+    config: ServiceFileConfig
+    registry: VersionRegistry
+    log: DecisionLog
+    clock: Clock
+
+    def tools(self) -> RolloutTools:
+        """Tools of the drivers."""
+        return RolloutTools(
+            registry=self.registry, log=self.log, clock=self.clock, join=self.config.join,
+            slack_s=self.config.rollout.slack_s, open_policy=self._policy,
+        )  # fmt: skip
+
+    def watcher(self, tell: Callable[[str, str], None]) -> RolloutWatcher:
+        """Watcher of the service's rollouts, for this process."""
+        return RolloutWatcher(
+            tools=self.tools(), service=self.service, holder=process_name(), every_s=self.config.rollout.look_every_s,
+            tell=tell,
+        )  # fmt: skip
+
+    def _policy(self, version: str) -> DecisionPolicy:
+        """The policy of a version, as the service serves it."""
+        wrap = make_wrapper(self.file.parent, self.config, self.clock)
+        return wrap(open_decision_policy(self.registry.policy_folder(version)))
+
+    def origin(self, parent: str) -> VersionOrigin:
+        """Origin of a policy that is added now."""
+        return VersionOrigin(code=f"hone {hone.__version__}", parent=parent)
+
+    def policy_version(self, policy: Path, parent: str) -> str:
+        """Identity that a policy's version has, without adding it. Raises DataError for a policy that cannot decide."""
+        if self._known(policy):
+            return policy.name
+        open_decision_policy(policy)
+        return version_id(files_of(policy_folder(policy)), self.origin(parent))
+
+    def add(self, policy: Path, parent: str) -> PolicyVersion:
+        """Add a policy to the registry, unless its version is named. Raises DataError for one that cannot decide."""
+        if self._known(policy):
+            return self.registry.version(policy.name)
+        open_decision_policy(policy)
+        at_s = self.clock.now_s()
+        folder = policy_folder(policy)
+        return self.registry.add(folder, self.origin(parent), at_s=at_s, made_by=f"hone ship {policy}")
+
+    def _known(self, policy: Path) -> bool:
+        """True for the name of a version in the registry, such as a retrained candidate's."""
+        return not policy.exists() and any(one.id == str(policy) for one in self.registry.versions())
+
+    def plan(self, version: str, name: str = "") -> RolloutPlan:
+        """Plan of a rollout, by the service file."""
+        rollout = self.config.rollout
+        first, last = (round(end * BUCKETS) for end in rollout.range)
+        return RolloutPlan(
+            name=name or self.next_name(),
+            service=self.service,
+            version=version,
+            control=self.registry.live(self.service),
+            stages=tuple(rollout.stages),
+            requests=rollout.requests,
+            shadow_requests=rollout.shadow_requests,
+            alpha=rollout.alpha,
+            guardrails=tuple(_guardrail(one) for one in rollout.guardrails),
+            needs=tuple(rollout.evidence),
+            first=first,
+            last=last,
+        )
+
+    def next_name(self) -> str:
+        """Name of the next rollout: `r1`, `r2`, ..."""
+        return f"r{len(self.registry.rollouts(self.service)) + 1}"
+
+    def latest(self) -> str:
+        """Name of the latest rollout. Raises ConfigError if there is none."""
+        names = self.registry.rollouts(self.service)
+        if not names:
+            raise ConfigError(_no_rollout(self.service, self.file))
+        return names[-1]
+
+    def start(self, plan: RolloutPlan) -> RolloutDriver:
+        """Begin a rollout. Raises ConfigError with everything that is in its way."""
+        return start_rollout(self.tools(), plan)
+
+    def resume(self, name: str) -> RolloutDriver:
+        """Continue a rollout from its journal."""
+        return resume_rollout(self.tools(), self.service, name)
+
+    def histories(self) -> list[GuardrailHistory]:
+        """Mean and spread of each guardrail's outcome: as the file says, else as the latest records say."""
+        measured: tuple[float, float] | None = None
+        found: list[GuardrailHistory] = []
+        for one in self.config.rollout.guardrails:
+            mean, sd = one.mean, one.sd
+            if (mean is None or sd is None) and one.kind == self.config.join.kind:
+                measured = measured or self._measured()
+                mean, sd = (measured[0] if mean is None else mean), (measured[1] if sd is None else sd)
+            if mean is not None and sd is not None and sd > 0 and mean != 0:
+                found.append(GuardrailHistory(kind=one.kind, mean=mean, sd=sd, worth=one.worth))
+        return found
+
+    def _measured(self) -> tuple[float, float]:
+        """Mean and standard deviation of the rewards of the latest decisions; 0 and 0 without any."""
+        tenant = self.config.service.tenants[0]
+        records = list(_latest(self.log, tenant))
+        if not records:
+            return 0.0, 0.0
+        view = build_view(records, as_of_s=self.clock.now_s(), join=self.config.join, tenant=tenant)
+        rewards = view.table.reward[view.table.known]
+        return (float(np.mean(rewards)), float(np.std(rewards))) if len(rewards) else (0.0, 0.0)
+
+
+def _latest(log: DecisionLog, tenant: str) -> Iterator[DecisionRecord]:
+    position = max(0, end_position(log) - _HISTORY)
+    while page := log.read(position, _PAGE, tenant=tenant):
+        yield from (one.record for one in page)
+        position = page[-1].position
+
+
+def _guardrail(one: GuardrailConfig) -> RolloutGuardrail:
+    return RolloutGuardrail(
+        kind=one.kind,
+        low=one.low,
+        high=one.high,
+        higher_is_better=one.better == "higher",
+        tolerance=one.tolerance,
+        default=one.default,
+    )
+
+
+@contextmanager
+def open_rollouts(file: Path, clock: Clock, *, create: bool = True) -> Iterator[ServiceRollouts]:
+    """Open the service of a file for the block; without `create`, one that had a rollout before.
+
+    Raises ConfigError with all faults of the file, each with its line.
+    """
+    config = read_service_file(file).config
+    folder = service_folder(file, config)
+    if not create and not registry_folder(folder, config).is_dir():
+        raise ConfigError(_no_rollout(service_name(file, config), file))
+    folder.mkdir(parents=True, exist_ok=True)
+    registry = open_registry(registry_folder(folder, config), create=True)
+    log = open_decision_log(log_address(folder, config.log), full_sync=config.log.full_sync)
+    try:
+        yield ServiceRollouts(
+            file=file, service=service_name(file, config), folder=folder, config=config, registry=registry, log=log,
+            clock=clock,
+        )  # fmt: skip
+    finally:
+        log.close()
+
+
+def _no_rollout(service: str, file: Path) -> str:
+    return f"service {service!r} has no rollout; begin one with `hone ship POLICY --to {file}`"
+
+
+def registry_folder(folder: Path, config: ServiceFileConfig) -> Path:
+    """Folder of the service's registry."""
+    return folder / config.rollout.registry
+
+
+def service_name(file: Path, config: ServiceFileConfig) -> str:
+    """Name of the service: its own, or the file's."""
+    return config.service.name or file.stem

@@ -1,0 +1,354 @@
+"""A decision log in Redis, for the processes of several hosts. Needs the extra `redis`.
+
+A batch is one script, which runs whole or not at all. It takes a record's seq with HSETNX, and appends to the stream
+with an id that the server gives: ids made of seqs would lose records that arrive out of order, without an error. The
+server must write each command to its append-only file before it answers (`appendonly yes`, `appendfsync always`), and
+have rewritten that file since it started (`redis_connection.py`).
+"""
+
+import secrets
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.retry import Retry
+
+from hone.core.decisions import ActionSet, DecisionRecord
+from hone.core.errors import DataError, ResourceError
+from hone.decide.log.arrivals import RecordTally, SourceProgress, differing_fields, erasure_digest, refusal
+from hone.decide.log.codec import (
+    EncodedRecord,
+    decode_actions,
+    decode_labels,
+    decode_record,
+    encode_actions,
+    encode_batch,
+    encode_labels,
+)
+from hone.decide.log.protocol import AppendAck, LogCounts, LoggedRecord, SourceWatermark
+from hone.decide.log.redis_connection import PREFIX, connect, rewrite_file
+from hone.decide.log.redis_records import (
+    HEAD,
+    entry_id,
+    pack_record,
+    part_digest,
+    place_of,
+    position_of,
+    stored_row,
+    text_of,
+)
+from hone.decide.log.redis_scripts import APPEND, EMPTY
+from hone.decide.log.session import DAY_S, chunks
+from hone.run.store.durable import DiskFullError, failpoint
+
+FORMAT: Final = 1
+_WAIT_S: Final = 30.0
+_COUNTS: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
+_PAGE: Final = 2000
+_CACHED: Final = 1024
+"""Shared parts of each kind that are kept in memory."""
+Item = TypeVar("Item")
+
+
+def open_redis_log(address: str) -> "RedisLog":
+    """Open the log of a Redis database: `redis://host:6379/0`.
+
+    Raises ResourceError if the server cannot be reached or may lose what it acknowledged, DataError if the log is of
+    another format.
+    """
+    client = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
+        address, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 1),
+        redis_connect_func=connect,
+    )  # fmt: skip
+    log = RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
+    try:
+        with log.talking():
+            log.prepare()
+    except BaseException:
+        client.close()
+        raise
+    return log
+
+
+@dataclass(slots=True)
+class RedisLog:
+    """A `DecisionLog` over a Redis server. Threads may share it."""
+
+    client: redis.Redis
+    name: str
+    """Address, for messages."""
+    _salt: bytes = b""
+    _erased: set[bytes] = field(default_factory=set[bytes])
+    _actions_read: dict[bytes, ActionSet] = field(default_factory=dict[bytes, ActionSet])
+    _labels_read: dict[bytes, tuple[str, ...]] = field(default_factory=dict[bytes, tuple[str, ...]])
+
+    def prepare(self) -> None:
+        """Check the server's settings, and make or check the log's format. Raises ResourceError, DataError."""
+        for setting, wanted in (("appendonly", "yes"), ("appendfsync", "always")):
+            value = self._ask("CONFIG GET", setting)
+            found = value.get(setting, "unknown")
+            if found != wanted:
+                raise ResourceError(
+                    f"the Redis server {self.name} has {setting} {found}, so it could lose acknowledged records; set "
+                    f"{setting} {wanted} (redis.conf, or CONFIG SET)"
+                )
+        for field_name, value in (("format", str(FORMAT).encode()), ("salt", secrets.token_bytes(16))):
+            self._ask("HSETNX", f"{PREFIX}meta", field_name, value)
+        kind, self._salt = self._ask("HMGET", f"{PREFIX}meta", "format", "salt")
+        if int(kind) != FORMAT:
+            raise DataError(f"{self.name} holds a log of format {int(kind)}, this version of hone reads {FORMAT}")
+
+    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
+        """Store a batch; see `DecisionLog`."""
+        encoded = encode_batch(batch)
+        with self.talking():
+            while True:
+                known, arguments = len(self._erased), self._arguments(encoded)
+                if known != len(self._erased):
+                    continue  # a decision of an erased unit was new: its outcomes are judged again
+                status, *answer = self._ask("EVAL", APPEND, 1, PREFIX, known, *arguments)
+                if status == b"done":
+                    break
+                self._refresh()
+            results, numbers = answer
+            marks = tuple(self._progress(number).public for number in numbers)
+        results = [bytes(one) for one in results]
+        refused = [
+            refusal(one, differing_fields(stored_row(held), stored_row(pack_record(one)[0])))
+            for one, held in zip(encoded, results, strict=True)
+            if held not in {b"stored", b"repeated", b"erased"}
+        ]
+        return AppendAck(
+            stored=results.count(b"stored"), repeated=results.count(b"repeated"), erased=results.count(b"erased"),
+            refused=tuple(refused), watermarks=tuple(sorted(marks, key=lambda one: (one.tenant, one.source))),
+        )  # fmt: skip
+
+    def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
+        """Records above a position; see `DecisionLog`."""
+        found: list[LoggedRecord] = []
+        with self.talking():
+            for position, record in self._scan(after):
+                if len(found) >= limit:
+                    break
+                if tenant is None or record.tenant == tenant:
+                    found.append(LoggedRecord(position, decode_record(record)))
+        return found
+
+    def read_day(self, tenant: str, day: int) -> list[LoggedRecord]:
+        """Records of a tenant's day; see `DecisionLog`."""
+        with self.talking():
+            return [
+                LoggedRecord(position, decode_record(record))
+                for position, record in self._scan()
+                if record.tenant == tenant and int(record.at_s // DAY_S) == day
+            ]
+
+    def days(self) -> list[tuple[str, int]]:
+        """Tenants and days; see `DecisionLog`."""
+        with self.talking():
+            return sorted({(record.tenant, int(record.at_s // DAY_S)) for _, record in self._scan()})
+
+    def counts(self) -> LogCounts:
+        """Counts over all tenants; see `DecisionLog`."""
+        with self.talking():
+            values = [self._source(number, *_COUNTS) for number in self._sources()]
+        return RecordTally(*(sum(column) for column in zip(*values, strict=True))).public
+
+    def watermarks(self) -> tuple[SourceWatermark, ...]:
+        """Progress of every source; see `DecisionLog`."""
+        with self.talking():
+            marks = [self._progress(number).public for number in self._sources()]
+        return tuple(sorted(marks, key=lambda one: (one.tenant, one.source)))
+
+    def decision_ids(self, tenant: str, unit: str) -> tuple[str, ...]:
+        """Ids of a unit's decisions; see `DecisionLog`."""
+        with self.talking():
+            found = {record.decision for _, record in self._scan() if (record.tenant, record.unit) == (tenant, unit)}
+        return tuple(sorted(found))
+
+    def erase(self, tenant: str, unit: str, *, decision_ids: Iterable[str] = ()) -> int:
+        """Erase a unit; see `DecisionLog`. The append-only file is rewritten without it."""
+        with self.talking():
+            self._note_erased([erasure_digest(self._salt, "unit", tenant, unit)])
+        ids = {*decision_ids, *self.decision_ids(tenant, unit)}
+        with self.talking():
+            self._note_erased(erasure_digest(self._salt, "decision", tenant, one) for one in sorted(ids))
+            failpoint("decisions.before_erasure")
+            own = [
+                (record.unit is not None, position)
+                for position, record in self._scan()
+                if record.tenant == tenant and (record.unit == unit or (record.unit is None and record.decision in ids))
+            ]
+            # Decisions go last: they tell which outcomes are the unit's, if this is cut short and made again.
+            erased = self._empty("erased", [position for _, position in sorted(own)])
+            self._rewrite_file()
+        return erased
+
+    def retire(self, positions: Sequence[int]) -> int:
+        """Forget records that were copied elsewhere; see `DecisionLog`."""
+        with self.talking():
+            return self._empty("retired", positions)
+
+    def close(self) -> None:
+        """Close the connections; see `DecisionLog`."""
+        self.client.close()
+
+    @contextmanager
+    def talking(self) -> Generator[None]:
+        """Convert errors of the block's commands. Raises ResourceError, DiskFullError."""
+        try:
+            yield
+        except redis.RedisError as error:
+            words = f"{self.name}: {str(error).strip() or type(error).__name__}"
+            # Redis 6 reports memory that ran out within a script as an error of the script.
+            if isinstance(error, OutOfMemoryError) or "OOM command" in str(error) or "MISCONF" in str(error):
+                raise DiskFullError(f"no space left at {words}; free some and send the batch again") from error
+            raise ResourceError(
+                f"cannot use the decision log {words}; acknowledged records are kept, send the batch again when the "
+                "server answers"
+            ) from error
+
+    def _ask(self, *command: str | bytes | float) -> Any:  # noqa: ANN401 - replies have the form of their command
+        return cast("Any", self.client.execute_command(*command))  # pyright: ignore[reportUnknownMemberType]
+
+    # ---- sources
+
+    def _sources(self) -> list[bytes]:
+        return sorted(self._ask("HVALS", f"{PREFIX}sources"), key=int)
+
+    def _source(self, number: bytes, *names: str) -> list[int]:
+        values = self._ask("HMGET", f"{PREFIX}source:{text_of(number)}", *names)
+        return [0 if value is None else int(value) for value in values]
+
+    def _progress(self, number: bytes) -> SourceProgress:
+        names = self._ask("HMGET", f"{PREFIX}source:{text_of(number)}", "tenant", "name")
+        first, watermark, highest, seen = self._source(number, "first", "watermark", "highest", "seen")
+        return SourceProgress(int(number), text_of(names[0]), text_of(names[1]), first, watermark, highest, seen)
+
+    # ---- records
+
+    def _arguments(self, encoded: Sequence[EncodedRecord]) -> list[bytes | str | int]:
+        """Arguments of the script: shared parts of the batch, then its records."""
+        parts: dict[bytes, tuple[str, bytes]] = {}
+        records: list[bytes | str | int] = []
+        for one in encoded:
+            data, actions = pack_record(one)
+            if self._erased and self._is_erased(one):
+                records += [one.tenant, one.source, one.seq, b""]
+                continue
+            records += [one.tenant, one.source, one.seq, data]
+            labels = encode_labels(one.labels)
+            parts[part_digest(labels)] = ("labels", labels)
+            if one.actions is not None:
+                parts[actions] = ("actions", encode_actions(one.actions))
+        shared = [item for digest, (kind, part) in parts.items() for item in (kind, digest, part)]
+        return [len(parts), *shared, *records]
+
+    def _scan(self, after: int = 0) -> Iterator[tuple[int, EncodedRecord]]:
+        """Records by position, a page at a time."""
+        while True:
+            entries = self._ask("XRANGE", f"{PREFIX}stream", f"({entry_id(after)}", "+", "COUNT", _PAGE)
+            if not entries:
+                return
+            places = [place_of(fields[b"k"]) for _, fields in entries]
+            held = self._held(places)
+            sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
+            self._load_parts(held.values())
+            for (entry, _), (number, seq) in zip(entries, places, strict=True):
+                after = position_of(text_of(entry))
+                data = held.get((number, seq))
+                if data and self._has_parts(data, number, seq):
+                    yield after, self._unpack(data, sources[number], int(seq))
+
+    def _held(self, places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes]:
+        """Contents of records by the number of their source and their seq, without those that are empty."""
+        held: dict[tuple[str, str], bytes] = {}
+        for number in sorted({one[0] for one in places}):
+            seqs = [seq for other, seq in places if other == number]
+            values = self._ask("HMGET", f"{PREFIX}records:{number}", *seqs)
+            held.update({(number, seq): value for seq, value in zip(seqs, values, strict=True) if value})
+        return held
+
+    def _load_parts(self, held: Iterable[bytes]) -> None:
+        heads = [HEAD.unpack_from(data) for data in held]
+        _load(self._ask, self._actions_read, "actions", {head[2] for head in heads if head[0] == b"d"}, decode_actions)
+        _load(self._ask, self._labels_read, "labels", {head[3] for head in heads}, decode_labels)
+
+    def _has_parts(self, data: bytes, number: str, seq: str) -> bool:
+        """False for a record that was erased while it was read. Raises DataError if its shared parts are lost."""
+        row = stored_row(data)
+        if row.labels in self._labels_read and (row.unit is None or row.actions in self._actions_read):
+            return True
+        if self._held([(number, seq)]):
+            raise DataError(f"{self.name}: the set of actions or the labels of seq {seq}, source {number}, are missing")
+        return False
+
+    def _unpack(self, data: bytes, progress: SourceProgress, seq: int) -> EncodedRecord:
+        row = stored_row(data)
+        actions = None if row.unit is None else self._actions_read[cast("bytes", row.actions)]
+        labels = self._labels_read[cast("bytes", row.labels)]
+        return EncodedRecord(
+            progress.tenant, progress.source, seq, row.at_s, row.decision or "", row.unit, actions, labels,
+            row.body or b"",
+        )  # fmt: skip
+
+    # ---- erasure and retirement
+
+    def _is_erased(self, one: EncodedRecord) -> bool:
+        """True if a record's unit or decision was erased; outcomes that came before their decision are erased now."""
+        decision = erasure_digest(self._salt, "decision", one.tenant, one.decision)
+        if one.unit is None:
+            return decision in self._erased
+        if erasure_digest(self._salt, "unit", one.tenant, one.unit) not in self._erased:
+            return False
+        if decision not in self._erased:
+            self._note_erased([decision])
+            self._empty(
+                "erased",
+                [
+                    position
+                    for position, record in self._scan()
+                    if (record.tenant, record.decision, record.unit) == (one.tenant, one.decision, None)
+                ],
+            )
+        return True
+
+    def _note_erased(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            self._ask("HSETNX", f"{PREFIX}erased", digest, 1)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Learn of erasures by other processes."""
+        self._erased = {bytes(digest) for digest in self._ask("HKEYS", f"{PREFIX}erased")}
+
+    def _empty(self, kind: str, positions: Sequence[int]) -> int:
+        """Take the content out of records -> records that had content."""
+        return sum(int(self._ask("EVAL", EMPTY, 1, PREFIX, kind, *map(entry_id, chunk))) for chunk in chunks(positions))
+
+    def _rewrite_file(self) -> None:
+        """Rewrite the append-only file, as the old one holds the erased bytes. Raises ResourceError."""
+        try:
+            rewrite_file(lambda: self._ask("INFO", "persistence"), lambda: self._ask("BGREWRITEAOF"), again=True)
+        except ResponseError as error:
+            raise ResourceError(f"erased from {self.name}, but not from its file ({error}); erase again") from error
+
+
+def _load(
+    ask: Callable[..., Any],
+    cache: dict[bytes, Item],
+    kind: str,
+    digests: set[bytes],
+    decode: Callable[[bytes], Item],
+) -> None:
+    if len(cache) + len(digests) > _CACHED:
+        cache.clear()
+    missing = sorted(digests - cache.keys())
+    if missing:
+        for digest, part in zip(missing, ask("HMGET", f"{PREFIX}{kind}", *missing), strict=True):
+            if part is not None:  # None: its last record was erased since
+                cache[digest] = decode(part)

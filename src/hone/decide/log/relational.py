@@ -1,0 +1,321 @@
+"""A decision log in the tables of a relational database.
+
+The statements are those that SQLite and PostgreSQL both know; a `DatabaseSession` runs them, and brings the
+differences: types of columns, transactions, the insertion of many rows, and overwriting of erased content.
+"""
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from hone.core.decisions import DecisionRecord
+from hone.decide.log.arrivals import RecordTally, SourceProgress, StoredRow, differing_fields, erasure_digest, refusal
+from hone.decide.log.codec import EncodedRecord, decode_record, encode_batch
+from hone.decide.log.protocol import AppendAck, LogCounts, LoggedRecord, RefusedRecord, SourceWatermark
+from hone.decide.log.session import DAY_S, DatabaseSession, chunks, marks
+from hone.decide.log.shared_parts import SharedParts
+from hone.run.store.durable import failpoint
+
+_RECORD: Final = "r.position, s.tenant, s.name, r.seq, r.at_s, r.decision, r.unit, r.actions, r.labels, r.body"
+_TALLY: Final = ("decisions", "outcomes", "repeated", "refused", "erased", "retired")
+_SAVE: Final = (
+    f"update sources set watermark = ?, highest = ?, seen = ?, {', '.join(f'{one} = {one} + ?' for one in _TALLY)} "
+    "where id = ?"
+)
+
+
+@dataclass(slots=True)
+class RelationalLog:
+    """A `DecisionLog` over a database session. Threads may share it: a transaction is one thread's."""
+
+    session: DatabaseSession
+    parts: SharedParts
+    _erased: set[bytes] = field(default_factory=set[bytes])
+    _last_erased: int = 0
+
+    def append(self, batch: Sequence[DecisionRecord]) -> AppendAck:
+        """Store a batch; see `DecisionLog`."""
+        encoded = encode_batch(batch)
+        with self._transaction():
+            ack = self._append(encoded)
+            failpoint("decisions.before_commit")
+        failpoint("decisions.after_commit")
+        return ack
+
+    def _append(self, encoded: Sequence[EncodedRecord]) -> AppendAck:
+        self._refresh()
+        sources = self._progress({(one.tenant, one.source) for one in encoded})
+        known = self._known_rows(encoded, sources)
+        fresh: list[StoredRow] = []
+        refused: list[RefusedRecord] = []
+        if self._erased:
+            self._erase_late(one for one in encoded if (sources[one.tenant, one.source].number, one.seq) not in known)
+        for one in encoded:
+            progress = sources[one.tenant, one.source]
+            place = (progress.number, one.seq)
+            stored = known.get(place)
+            if stored is None and one.seq >= progress.first:
+                row = known[place] = self._new_row(one, progress.number)
+                fresh.append(row)
+                progress.add(one.seq)
+                progress.tally.note(decision=one.unit is not None, erased=row.body is None)
+            elif stored is not None and (differing := self._differing(stored, one)):
+                refused.append(refusal(one, differing))
+                progress.tally.refused += 1
+            else:
+                progress.tally.repeated += 1
+        self.session.insert(fresh)
+        for progress in sources.values():
+            self._advance(progress)
+            self._save(progress)
+        tallies = [progress.tally for progress in sources.values()]
+        erased = sum(row.body is None for row in fresh)
+        return AppendAck(
+            stored=len(fresh) - erased, erased=erased, repeated=sum(tally.repeated for tally in tallies),
+            refused=tuple(refused), watermarks=tuple(progress.public for progress in sources.values()),
+        )  # fmt: skip
+
+    def read(self, after: int = 0, limit: int = 1000, *, tenant: str | None = None) -> list[LoggedRecord]:
+        """Records above a position; see `DecisionLog`."""
+        where, values = ("", ()) if tenant is None else ("and s.tenant = ? ", (tenant,))
+        return self._read(f"r.position > ? {where}order by r.position limit ?", (after, *values, limit))
+
+    def read_day(self, tenant: str, day: int) -> list[LoggedRecord]:
+        """Records of a tenant's day; see `DecisionLog`."""
+        where = "s.tenant = ? and r.at_s >= ? and r.at_s < ? order by r.position"
+        return self._read(where, (tenant, float(DAY_S * day), float(DAY_S * (day + 1))))
+
+    def days(self) -> list[tuple[str, int]]:
+        """Tenants and days; see `DecisionLog`."""
+        statement = (
+            f"select distinct s.tenant, cast(floor(r.at_s / {DAY_S}) as bigint) from records r "
+            "join sources s on s.id = r.source where r.body is not null"
+        )
+        with self.session.transaction(write=False):
+            return sorted((str(tenant), int(day)) for tenant, day in self.session.rows(statement))
+
+    def counts(self) -> LogCounts:
+        """Counts over all tenants; see `DecisionLog`."""
+        with self.session.transaction(write=False):
+            sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _TALLY)
+            (row,) = self.session.rows(f"select {sums} from sources")
+        return RecordTally(*map(int, row)).public
+
+    def watermarks(self) -> tuple[SourceWatermark, ...]:
+        """Progress of every source; see `DecisionLog`."""
+        with self.session.transaction(write=False):
+            rows = self.session.rows("select id, tenant, name, first, watermark, highest, seen from sources")
+        return tuple(SourceProgress(*row).public for row in sorted(rows, key=lambda row: row[1:3]))
+
+    def decision_ids(self, tenant: str, unit: str) -> tuple[str, ...]:
+        """Ids of a unit's decisions; see `DecisionLog`."""
+        with self.session.transaction(write=False):
+            return self._decision_ids(tenant, unit)
+
+    def erase(self, tenant: str, unit: str, *, decision_ids: Iterable[str] = ()) -> int:
+        """Erase a unit; see `DecisionLog`."""
+        with self._transaction():
+            self._refresh()
+            ids = sorted({*decision_ids, *self._decision_ids(tenant, unit)})
+            salt = self.session.salt
+            self._note_erased(erasure_digest(salt, "decision", tenant, one) for one in ids)
+            self._note_erased([erasure_digest(salt, "unit", tenant, unit)])
+            positions = self._find(tenant, "r.unit = ?", (unit,)) + self._outcomes_of(tenant, ids)
+            erased = self._empty(positions, "erased")
+            failpoint("decisions.before_erasure")
+        self.session.overwrite_erased()
+        return erased
+
+    def retire(self, positions: Sequence[int]) -> int:
+        """Forget records that were copied elsewhere; see `DecisionLog`."""
+        with self._transaction():
+            retired = self._empty(positions, "retired")
+            numbers = self.session.rows("select id, first, watermark from sources")
+            for number, first, watermark in numbers:
+                self._drop_empty(number, first, watermark)
+        return retired
+
+    def close(self) -> None:
+        """Close the connection; see `DecisionLog`."""
+        self.session.close()
+
+    @contextmanager
+    def _transaction(self) -> Generator[None]:
+        """A transaction that writes; if it is rolled back, all that was learnt inside is forgotten."""
+        try:
+            with self.session.transaction(write=True):
+                yield
+        except BaseException:
+            self.parts.forget()
+            self._erased.clear()
+            self._last_erased = 0
+            raise
+
+    def _refresh(self) -> None:
+        """Learn of erasures by other processes since the last transaction."""
+        news = self.session.rows("select id, digest from erased where id > ? order by id", (self._last_erased,))
+        if news:
+            self._erased.update(bytes(digest) for _, digest in news)
+            self._last_erased = news[-1][0]
+            self.parts.forget()  # sets of actions that only erased records used are gone
+
+    def _new_row(self, one: EncodedRecord, source: int) -> StoredRow:
+        """Row of a new record, empty if its unit or its decision was erased; then no part of it is stored."""
+        if self._erased and self._is_erased(one):
+            return StoredRow(source, one.seq, 0.0, None, None, None, None, None)
+        actions = None if one.actions is None else self.parts.actions_number(one.actions)
+        labels = self.parts.labels_number(one.labels)
+        return StoredRow(source, one.seq, one.at_s, one.decision, one.unit, actions, labels, one.body)
+
+    def _differing(self, stored: StoredRow, one: EncodedRecord) -> list[str]:
+        """Fields in which a record differs from the stored one."""
+        if stored.body is None:
+            return []  # there is nothing to compare with
+        actions = None if one.actions is None else self.parts.known_actions(one.actions)
+        labels = self.parts.known_labels(one.labels)
+        arrived = StoredRow(stored.source, one.seq, one.at_s, one.decision, one.unit, actions, labels, one.body)
+        return differing_fields(stored, arrived)
+
+    def _read(self, where: str, values: Sequence[object]) -> list[LoggedRecord]:
+        statement = (
+            f"select {_RECORD} from records r join sources s on s.id = r.source where r.body is not null and {where}"
+        )
+        with self.session.transaction(write=False):
+            rows = self.session.rows(statement, values)
+            actions_of = self.parts.actions({row[7] for row in rows})
+            labels_of = self.parts.labels({row[8] for row in rows})
+        records: list[LoggedRecord] = []
+        for position, tenant, source, seq, at_s, decision, unit, actions, labels, body in rows:
+            shared = None if actions is None else actions_of[actions]
+            one = EncodedRecord(tenant, source, seq, at_s, decision, unit, shared, labels_of[labels], bytes(body))
+            records.append(LoggedRecord(position, decode_record(one)))
+        return records
+
+    # ---- sources
+
+    def _progress(self, names: Iterable[tuple[str, str]]) -> dict[tuple[str, str], SourceProgress]:
+        columns = "id, tenant, name, first, watermark, highest, seen"
+        result: dict[tuple[str, str], SourceProgress] = {}
+        for tenant, source in sorted(names):
+            found = self.session.rows(f"select {columns} from sources where tenant = ? and name = ?", (tenant, source))
+            if not found:
+                statement = f"insert into sources (tenant, name) values (?, ?) returning {columns}"
+                found = self.session.rows(statement, (tenant, source))
+            result[tenant, source] = SourceProgress(*found[0])
+        return result
+
+    def _known_rows(
+        self, encoded: Sequence[EncodedRecord], sources: dict[tuple[str, str], SourceProgress]
+    ) -> dict[tuple[int, int], StoredRow]:
+        """Rows that the log has already, of records that arrive."""
+        seqs: dict[int, list[int]] = {}
+        for one in encoded:
+            progress = sources[one.tenant, one.source]
+            if progress.first <= one.seq <= progress.highest:
+                seqs.setdefault(progress.number, []).append(one.seq)
+        known: dict[tuple[int, int], StoredRow] = {}
+        for number, wanted in seqs.items():
+            for chunk in chunks(wanted):
+                statement = (
+                    f"select {', '.join(StoredRow._fields)} from records where source = ? and seq in {marks(chunk)}"
+                )
+                for row in self.session.rows(statement, (number, *chunk)):
+                    stored = StoredRow(*row)
+                    known[number, stored.seq] = stored
+        return known
+
+    def _advance(self, progress: SourceProgress) -> None:
+        """Move a watermark over seqs that stood behind a gap until now."""
+        if not progress.has_gaps:
+            return
+        statement = (
+            "select r.seq from records r where r.source = ? and r.seq >= ? and not exists (select 1 from records n "
+            "where n.source = r.source and n.seq = r.seq + 1) order by r.seq limit 1"
+        )
+        following = (progress.number, progress.watermark + 1)
+        if self.session.rows("select 1 from records where source = ? and seq = ?", following):
+            progress.watermark = int(self.session.rows(statement, following)[0][0])
+
+    def _save(self, progress: SourceProgress) -> None:
+        self.session.run(
+            _SAVE, (progress.watermark, progress.highest, progress.seen, *progress.tally.values, progress.number)
+        )
+
+    # ---- erasure and retirement
+
+    def _is_erased(self, one: EncodedRecord) -> bool:
+        """True if a record's unit, or an outcome's decision, was erased."""
+        kind, name = ("decision", one.decision) if one.unit is None else ("unit", one.unit)
+        return erasure_digest(self.session.salt, kind, one.tenant, name) in self._erased
+
+    def _erase_late(self, encoded: Iterable[EncodedRecord]) -> None:
+        """Note new decisions of erased units, and erase their outcomes that came first."""
+        for one in encoded:
+            if one.unit is not None and self._is_erased(one):
+                self._note_erased([erasure_digest(self.session.salt, "decision", one.tenant, one.decision)])
+                self._empty(self._outcomes_of(one.tenant, [one.decision]), "erased")
+
+    def _note_erased(self, digests: Iterable[bytes]) -> None:
+        for digest in digests:
+            if digest not in self._erased:
+                self.session.run("insert into erased (digest) values (?) on conflict do nothing", (digest,))
+                self._erased.add(digest)
+
+    def _decision_ids(self, tenant: str, unit: str) -> tuple[str, ...]:
+        statement = (
+            "select distinct r.decision from records r join sources s on s.id = r.source "
+            "where s.tenant = ? and r.unit = ?"
+        )
+        return tuple(sorted(str(row[0]) for row in self.session.rows(statement, (tenant, unit))))
+
+    def _find(self, tenant: str, where: str, values: Sequence[object]) -> list[int]:
+        statement = f"select r.position from records r join sources s on s.id = r.source where s.tenant = ? and {where}"
+        return [int(row[0]) for row in self.session.rows(statement, (tenant, *values))]
+
+    def _outcomes_of(self, tenant: str, ids: Sequence[str]) -> list[int]:
+        return [
+            position
+            for chunk in chunks(ids)
+            for position in self._find(tenant, f"r.unit is null and r.decision in {marks(chunk)}", chunk)
+        ]
+
+    def _empty(self, positions: Sequence[int], kind: Literal["erased", "retired"]) -> int:
+        """Take the content out of records, and count them as erased or retired -> records that had content."""
+        emptied = 0
+        for chunk in chunks(positions):
+            inside = f"position in {marks(chunk)} and body is not null"
+            sums = "sum(case when unit is null then 0 else 1 end), sum(case when unit is null then 1 else 0 end)"
+            found = self.session.rows(f"select source, {sums} from records where {inside} group by source", chunk)
+            actions = self.session.rows(f"select distinct actions from records where {inside}", chunk)
+            nothing = "at_s = 0, decision = null, unit = null, actions = null, labels = null, body = null"
+            self.session.run(f"update records set {nothing} where {inside}", chunk)
+            for source, decisions, outcomes in found:
+                statement = (
+                    f"update sources set decisions = decisions - ?, outcomes = outcomes - ?, {kind} = {kind} + ? "
+                )
+                self.session.run(f"{statement}where id = ?", (decisions, outcomes, decisions + outcomes, source))
+                emptied += decisions + outcomes
+            if kind == "erased":
+                self._drop_actions([row[0] for row in actions if row[0] is not None])
+        return emptied
+
+    def _drop_actions(self, numbers: Sequence[int]) -> None:
+        """Delete sets of actions that no record uses any more: their names may be personal."""
+        if not numbers:
+            return
+        statement = f"select distinct actions from records where actions in {marks(numbers)}"
+        used = {row[0] for row in self.session.rows(statement, numbers)}
+        unused = [number for number in numbers if number not in used]
+        if unused:
+            self.session.run(f"delete from action_sets where id in {marks(unused)}", unused)
+        self.parts.forget()
+
+    def _drop_empty(self, number: int, first: int, watermark: int) -> None:
+        """Delete the empty rows at the beginning of a source: all its seqs below `first` are known without them."""
+        statement = "select seq from records where source = ? and body is not null order by seq limit 1"
+        held = self.session.rows(statement, (number,))
+        begin = min(watermark + 1, int(held[0][0]) if held else watermark + 1)
+        if begin > first:
+            self.session.run("delete from records where source = ? and seq < ?", (number, begin))
+            self.session.run("update sources set first = ? where id = ?", (begin, number))

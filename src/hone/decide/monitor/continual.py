@@ -1,0 +1,132 @@
+"""A bandit that keeps learning in a world that changes: it starts anew when the monitor finds drift, and goes on from
+an older version when one explains the recent rewards."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hone.core.decisions import Decision, DecisionPolicy, Outcome
+from hone.core.state import State
+from hone.decide.bandits.learning import BanditLearner
+from hone.decide.bandits.policy import BanditPolicy
+from hone.decide.monitor.alarms import MonitorAlarm
+from hone.decide.monitor.config import MonitorConfig
+from hone.decide.monitor.monitor import ServiceMonitor
+from hone.decide.monitor.response import DriftAction, DriftResponder
+from hone.decide.monitor.tenant import RewardedDecision
+from hone.decide.pages.drift_page import ServedPeriod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShelvedLearner:
+    """Learner of an earlier phase."""
+
+    state: State
+    policy: BanditPolicy
+
+
+class ContinualLearner:
+    """Learner of one tenant's decisions with a monitor on its residual.
+
+    After an alarm a fresh learner takes over, taught by the rewards since the change. With `act = "recall"` the learner
+    of each phase is kept, at most `most` of them, and goes on where its scores predict the rewards since a later change
+    better than the served scores did. Rewards come in the order of their decisions' arrival in `learn`.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], BanditLearner],
+        config: MonitorConfig,
+        *,
+        names: Sequence[str] = (),
+        seed: int = 0,
+        most: int = 8,
+    ) -> None:
+        self._make, self._most = make, most
+        self.learner = make()
+        self.alarms: list[MonitorAlarm] = []
+        self.actions: list[DriftAction] = []
+        self.version = "phase-0"
+        """Name of the phase that is learnt now; recalls bring an older name back."""
+        self._phases = 1
+        self._shelf: dict[str, ShelvedLearner] = {}
+        self._left = self.version
+        self._changed: MonitorAlarm | None = None
+        self._responder = DriftResponder(config, self, self)
+        self.monitor = ServiceMonitor(config, self._responder, names=names, seed=seed)
+        self.served_periods: list[ServedPeriod] = []
+        """Earlier periods of each phase, by number of rewards."""
+        self._period, self._reason = 0, "first"
+
+    @property
+    def served(self) -> BanditPolicy:
+        """The policy as it decides now."""
+        return self.learner.policy
+
+    def learn(self, decision: Decision, outcome: Outcome) -> None:
+        """Take a decision with its reward: judge it, learn from it, and answer drift."""
+        self.monitor.observe(decision)
+        self.monitor.observe(outcome)
+        if np.isfinite(outcome.value):
+            self._teach([RewardedDecision(decision=decision, reward=outcome.value, predicted=0.0)])
+        if self._changed is not None:
+            self._start_anew(decision.tenant, self._changed)
+        for action in self._responder.step(self.monitor, outcome.at_s):
+            self.actions.append(action)
+            if action.kind == "recall":
+                self._go_on(action)
+
+    def alarm(self, alarm: MonitorAlarm) -> None:
+        """Take an alarm of the monitor."""
+        self.alarms.append(alarm)
+        if alarm.signal == self._responder.config.on:
+            self._changed = alarm
+
+    def older(self, tenant: str) -> Sequence[str]:
+        """Names of the earlier phases, latest first, without the one that the last alarm ended: it learnt from the
+        rewards that it would be judged by."""
+        del tenant
+        return [name for name in reversed(self._shelf) if name not in (self.version, self._left)]
+
+    def policy(self, version: str) -> DecisionPolicy:
+        """The policy at the end of a phase."""
+        return self._shelf[version].policy
+
+    def _start_anew(self, tenant: str, alarm: MonitorAlarm) -> None:
+        self._changed, self._left = None, self.version
+        self._end_period(tenant, "started anew")
+        self._shelf.pop(self.version, None)
+        self._shelf[self.version] = ShelvedLearner(state=self.learner.state(), policy=self.learner.snapshot())
+        if len(self._shelf) > self._most:
+            del self._shelf[next(iter(self._shelf))]
+        self.learner, self.version = self._make(), f"phase-{self._phases}"
+        self._phases += 1
+        self._teach(self.monitor.recent(tenant, alarm.recent))
+
+    def _go_on(self, action: DriftAction) -> None:
+        self._end_period(action.tenant, "recall")
+        self.learner, self.version = self._make(), action.version
+        self.learner.restore(self._shelf[action.version].state)
+        self._teach(self.monitor.recent(action.tenant, action.count))
+
+    def periods(self, tenant: str) -> list[ServedPeriod]:
+        """All periods with the one that goes on."""
+        return [*self.served_periods, self._running(tenant)]
+
+    def _end_period(self, tenant: str, reason: str) -> None:
+        self.served_periods.append(self._running(tenant))
+        self._period, self._reason = self.monitor.rewards(tenant), reason
+
+    def _running(self, tenant: str) -> ServedPeriod:
+        return ServedPeriod(
+            version=self.version, first=self._period, last=self.monitor.rewards(tenant), reason=self._reason
+        )  # fmt: skip
+
+    def _teach(self, rows: Sequence[RewardedDecision]) -> None:
+        for row in rows:
+            decision = row.decision
+            self.learner.observe(
+                decision.context[None], np.array([decision.executed]), np.array([row.reward]),
+                action_set=decision.actions,
+            )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Retraining: a job becomes a frozen view of the log, a `hone train` in a process of its own, and a candidate version
+with evidence from decisions that it was not trained on."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from hone.core.clock import Clock
+from hone.core.decisions import Evidence
+from hone.core.errors import DataError, HoneError
+from hone.decide.evaluate.policies import open_decision_policy
+from hone.decide.joins.parquet import freeze_view, frozen_hash, is_frozen_view
+from hone.decide.joins.view import DecisionView, take_decisions
+from hone.decide.monitor.candidate import candidate_evidence, refusal_words
+from hone.decide.monitor.config import RetrainConfig
+from hone.decide.monitor.jobs import JobQueue, QueuedJob
+from hone.decide.monitor.response import DriftAction
+from hone.decide.monitor.training_process import run_training
+from hone.decide.registry.registry import VersionRegistry
+from hone.decide.registry.versions import VersionOrigin
+from hone.run.store.folder import open_run
+
+JUDGED_SHARE = 0.5
+"""Share of the units whose decisions judge the candidate and are not trained on."""
+LEASE_S = 30.0
+RUN = "candidate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainParts:
+    """Parts of a retraining beside its job."""
+
+    service: str
+    config: RetrainConfig
+    folder: Path
+    """Folder of the jobs' views and runs."""
+    registry: VersionRegistry
+    view: Callable[[str], DecisionView]
+    """The joined log of a tenant as it is known now."""
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainResult:
+    """End of a retraining that trained a policy."""
+
+    version: str
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def words(self) -> str:
+        """The judgement in one sentence."""
+        refused = refusal_words(self.evidence)
+        return f"version {self.version} is refused: {refused}" if refused else f"version {self.version} may be shipped"
+
+
+def submit_retraining(queue: JobQueue, action: DriftAction, *, service: str, at_s: float) -> bool:
+    """Queue the retraining that drift asks for; False if the tenant waits for one already."""
+    job = f"{service}-{action.tenant}-{int(at_s * 1000)}"
+    work = {"since_s": repr(action.since_s), "words": action.evidence.words}
+    return queue.submit(job, tenant=action.tenant, work=work, at_s=at_s)
+
+
+def work_once(queue: JobQueue, parts: RetrainParts, *, worker: str) -> QueuedJob | None:
+    """Claim a job, carry it out and write its result; None: there was none. A failure is the result of its job."""
+    job = queue.claim(worker, now_s=parts.clock.now_s(), lease_s=LEASE_S)
+    if job is None:
+        return None
+    lease = _JobLease(queue, job, parts.clock)
+    try:
+        done = retrain(job, parts, abandoned=lease.lost)
+        result = {"version": done.version, "words": done.words}
+        refused = any(row.verdict != "ok" for row in done.evidence)
+        queue.finish(job, {**result, "refused": "yes" if refused else "no"})
+    except HoneError as error:
+        if not lease.lost():
+            queue.finish(job, {"words": str(error)}, failed=True)
+    return job
+
+
+def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool] = lambda: False) -> RetrainResult:
+    """Train a candidate on the decisions since the change and judge it on those of other units.
+
+    Raises DataError for too few decisions and for a training that does not finish, with its last output.
+    """
+    folder = parts.folder / job.id
+    trained, judged = split_view(parts.view(job.tenant), since_s=float(job.work["since_s"]))
+    if min(len(trained.closed()), len(judged.closed())) < 2:
+        raise DataError(
+            f"job {job.id}: {len(trained.table)} decisions to train on and {len(judged.table)} to judge by since "
+            f"{job.work['since_s']} s are too few; wait for more rewards"
+        )
+    view, runs = folder / "view", folder / f"attempt-{job.attempt}"
+    digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
+    resumed = take_over_run(folder, job.attempt, parts.clock)
+    config = parts.config
+    end = run_training(
+        (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
+        timeout_s=config.timeout_s, memory_bytes=config.memory_bytes, clock=parts.clock, abandoned=abandoned,
+    )  # fmt: skip
+    if end.state != "finished":
+        raise DataError(f"job {job.id}: training on {len(trained.table)} decisions failed: {end.words}")
+    run, at_s = runs / RUN, parts.clock.now_s()
+    origin = VersionOrigin(
+        config=Path(config.config).read_text(encoding="utf-8"), parent=parts.registry.live(parts.service), view=digest
+    )  # fmt: skip
+    version = parts.registry.add(_policy_folder(run, parts.clock), origin, at_s=at_s, made_by=job.id).id
+    evidence = candidate_evidence(
+        judged.closed(), open_decision_policy(run), minimum_gain=config.minimum_gain, made_by=job.id, at_s=at_s
+    )  # fmt: skip
+    for row in evidence:
+        parts.registry.add_evidence(version, row)
+    return RetrainResult(version=version, evidence=evidence)
+
+
+def take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
+    """Copy the run of the latest attempt that left a checkpoint into this attempt's folder -> the options of
+    `hone train` that go on from it. A copy, as a worker that was only stopped may still write into its own."""
+    for earlier in range(attempt - 1, 0, -1):
+        run = folder / f"attempt-{earlier}" / RUN
+        try:
+            open_run(run, clock=clock).checkpoints().newest_intact()
+        except DataError:  # it left none
+            continue
+        shutil.copytree(run, folder / f"attempt-{attempt}" / RUN, ignore=shutil.ignore_patterns("lock"))
+        return ("--resume",)
+    return ()
+
+
+def _policy_folder(run: Path, clock: Clock) -> Path:
+    """Files of a run's newest policy, which become the version."""
+    return open_run(run, clock=clock).checkpoints().newest_policy().policy_folder
+
+
+def split_view(view: DecisionView, *, since_s: float) -> tuple[DecisionView, DecisionView]:
+    """The decisions from `since_s` on, apart by unit: those to train on, and those to judge by.
+
+    A unit's side is a hash of its name, so that it is the same in every view.
+    """
+    recent = view.table.at_s >= since_s
+    judged = np.array([_hash_share(unit) < JUDGED_SHARE for unit in view.table.units], np.bool_)
+    return _rows_of(view, np.flatnonzero(recent & ~judged)), _rows_of(view, np.flatnonzero(recent & judged))
+
+
+def _hash_share(unit: str) -> float:
+    """A number in [0, 1) that is the hash of a unit."""
+    return int.from_bytes(blake2b(unit.encode(), digest_size=8, person=b"hone-retrain").digest(), "big") * 2.0**-64
+
+
+def _rows_of(view: DecisionView, rows: np.ndarray) -> DecisionView:
+    return replace(
+        view, table=take_decisions(view.table, rows), first_delay_s=view.first_delay_s[rows],
+        reward_so_far=view.reward_so_far[rows], corrected=view.corrected[rows],
+    )  # fmt: skip
+
+
+class _JobLease:
+    """Lease of a job, renewed at a third of its length while the work goes on."""
+
+    def __init__(self, queue: JobQueue, job: QueuedJob, clock: Clock) -> None:
+        self._queue, self._job, self._clock = queue, job, clock
+        self._renewed_s, self._lost = clock.now_s(), False
+
+    def lost(self) -> bool:
+        """True once another worker holds the job."""
+        now_s = self._clock.now_s()
+        if not self._lost and now_s - self._renewed_s > LEASE_S / 3:
+            try:
+                self._queue.renew(self._job, until_s=now_s + LEASE_S)
+                self._renewed_s = now_s
+            except DataError:
+                self._lost = True
+        return self._lost

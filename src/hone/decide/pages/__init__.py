@@ -1,0 +1,1 @@
+"""Pages about decisions: the log, drift, and the proof of a shield."""

@@ -1,0 +1,307 @@
+"""Certificate of a shield: what is assumed, what was proved, and all that is needed to prove it again.
+
+Belongs here: making a certificate, its file, and the proof at load. A certificate is a JSON document with its own
+sha256; nobody has to trust the one who made it, as `check_certificate` proves its claims anew.
+"""
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, cast
+
+import numpy as np
+
+from hone.core.errors import ConfigError, DataError
+from hone.core.strict_json import strict_json
+from hone.decide.shield.counterexample import Counterexample, game_counterexample, invariant_counterexample
+from hone.decide.shield.game import Bools, WinningRegion, region_faults, stays_inside, winning_region
+from hone.decide.shield.grid import GridGame, closure_faults, describe_values, grid_game
+from hone.decide.shield.invariant import InvariantModel, invariant_model, prove_invariant
+from hone.decide.shield.lookup import GridShield, InvariantShield
+from hone.decide.shield.model import ControlModel, control_model
+from hone.decide.shield.sensors import ActionMatcher, sensor_reader
+from hone.decide.shield.spec import GameShieldConfig, InvariantShieldConfig, RuleShieldConfig, shield_spec
+
+CERTIFICATE_FORMAT: Final = 1
+GRID_ASSUMPTIONS: Final = (
+    "between two decisions nothing is worse than at their ends (an invariant proves that, a game does not)",
+    "the extreme disturbances are the worst, and arithmetic is exact to 1e-9 of a cell",
+)
+ProvedSpec = GameShieldConfig | InvariantShieldConfig
+
+
+class UnprovedShieldError(DataError):
+    """A claim of a shield that could not be proved, with the trajectory that contradicts it, if there is one."""
+
+    def __init__(self, *messages: str, counterexample: Counterexample | None = None) -> None:
+        super().__init__(*messages)
+        self.counterexample = counterexample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShieldCertificate:
+    """Claims of a shield, and the data that prove them again."""
+
+    spec: ProvedSpec
+    """The model, with the bounds on what others do."""
+    assumed: tuple[str, ...]
+    """What the proof takes for granted, in words."""
+    proved: tuple[str, ...]
+    """What follows from it, in words."""
+    region: str = ""
+    """Winning region of a game: its flags as bits, compressed, in base 64."""
+    worst: Mapping[str, float] | None = None
+    """Worst disturbance of an invariant."""
+    sha256: str = ""
+    """Hash of everything above."""
+
+
+def certify(spec: ProvedSpec) -> ShieldCertificate:
+    """Solve and prove a shield. Raises ConfigError for a model that makes none, UnprovedShieldError with a
+    counterexample, ResourceError without z3."""
+    model = checked_model(spec)
+    if isinstance(spec, GameShieldConfig):
+        made = grid_game(model)
+        solved = winning_region(made.game)
+        proved = prove_region(spec, model, made, solved.winning, solved=solved)
+        return _hashed(
+            ShieldCertificate(
+                spec=spec,
+                assumed=(*assumptions(model), *GRID_ASSUMPTIONS),
+                proved=proved,
+                region=_packed(solved.winning),
+            )
+        )
+    proved, worst = prove_conditions(spec, model)
+    return _hashed(ShieldCertificate(spec=spec, assumed=assumptions(model), proved=proved, worst=worst))
+
+
+def checked_model(spec: ProvedSpec) -> ControlModel:
+    """The model of a spec. Raises ConfigError with every fault, a fallback that is no action included."""
+    model = control_model(spec.model)
+    if spec.fallback not in model.actions:
+        raise ConfigError(f"fallback = {spec.fallback!r}: none of the actions {', '.join(model.actions)}")
+    return model
+
+
+def assumptions(model: ControlModel) -> tuple[str, ...]:
+    """What a proof takes for granted, in sentences."""
+    bounds = [
+        f"{name} is between {one.low:g} and {one.high:g}, chosen by others as they like"
+        for name, one in model.config.disturbances.items()
+    ]
+    moves = [f"{name} after a step is {expression.text}" for name, expression in model.next.items()]
+    parts = [f"where {name} is {expression.text}" for name, expression in model.let.items()]
+    numbers = [describe_values(model.constants)] if model.constants else []
+    return (
+        *bounds, *moves, *parts, *numbers,
+        f"a decision is made every {model.config.step_s:g} s and carried out at once",
+        "sensors tell the state exactly, or on the dangerous side of it",
+    )  # fmt: skip
+
+
+def prove_region(
+    spec: GameShieldConfig,
+    model: ControlModel,
+    made: GridGame,
+    region: Bools,
+    *,
+    solved: WinningRegion | None = None,
+) -> tuple[str, ...]:
+    """Prove that a region of the grid is safe forever under the fallback -> the claims, in sentences.
+
+    One pass over all cells: it is not solved again but to find a counterexample. Raises UnprovedShieldError.
+    """
+    if made.order_faults:
+        raise UnprovedShieldError(
+            *(f"the grid does not cover the model: {fault}" for fault in made.order_faults[:3]),
+            "mark the side of each variable that is worse, or `neither` for one that takes values of the grid only",
+        )
+    if not region.any():
+        raise UnprovedShieldError("no state of the grid is safe forever: give the system more room or weaker bounds")
+    if gaps := closure_faults(made.grid, region, "the region"):
+        raise UnprovedShieldError(*gaps)
+    fallback = model.actions.index(spec.fallback)
+    faults = region_faults(made.game, region, fallback=fallback)
+    if len(faults):
+        found = game_counterexample(model, made, solved or winning_region(made.game), region)
+        raise UnprovedShieldError(
+            _failed(
+                f"{spec.fallback} may leave the region of {int(region.sum())} states from {len(faults)} of them, for "
+                f"example {describe_values(made.grid.state(int(faults[0])))}", found
+            ),
+            counterexample=found,
+        )  # fmt: skip
+    return (
+        f"{int(region.sum())} of {len(region)} states are safe forever, whatever others do within their bounds",
+        f"{spec.fallback} keeps each of them safe, so that a shield that is late or blind may take it",
+        f"{model.safe.text} holds in each of them at the end of every step",
+        "a more dangerous cell leads to a more dangerous one, so that a state between cells is covered",
+    )
+
+
+def prove_conditions(
+    spec: InvariantShieldConfig, model: ControlModel
+) -> tuple[tuple[str, ...], Mapping[str, float] | None]:
+    """Prove an invariant by z3 -> its claims and the worst disturbance. Raises UnprovedShieldError, ResourceError."""
+    asked = _asked(spec, model)
+    proof = prove_invariant(asked)
+    last = proof.claims[-1]
+    if not last.proved:
+        found = invariant_counterexample(model, last)
+        words = f"not proved: {last.claim}"
+        raise UnprovedShieldError(
+            f"{words} ({last.reason})" if last.reason else _failed(words, found), counterexample=found
+        )
+    return tuple(claim.claim for claim in proof.claims), proof.worst
+
+
+def _asked(spec: InvariantShieldConfig, model: ControlModel) -> InvariantModel:
+    return invariant_model(model, spec.invariant, model.actions.index(spec.fallback))
+
+
+def _failed(words: str, found: Counterexample | None) -> str:
+    return f"{words}; counterexample: {found.summary()}" if found is not None else words
+
+
+# --------------------------------------------------------------------------------------------------- opening
+
+
+def check_certificate(certificate: ShieldCertificate, *, expected: str = "") -> ControlModel:
+    """Prove every claim of a certificate again. Raises DataError for a wrong hash, UnprovedShieldError for a claim that
+    does not hold, ResourceError without z3."""
+    return _checked(certificate, expected)[0]
+
+
+def _checked(certificate: ShieldCertificate, expected: str) -> tuple[ControlModel, GridGame | None, Bools | None]:
+    own = _digest(certificate)
+    if certificate.sha256 != own:
+        raise DataError(
+            f"the certificate says sha256 {certificate.sha256[:16]}..., its content has {own[:16]}...: it was changed "
+            "after the proof; prove the shield again from its source"
+        )
+    if expected and expected != own:
+        raise DataError(
+            f"the certificate has sha256 {own[:16]}..., the service expects {expected[:16]}...: name the certificate "
+            "that was approved, or approve this one by its sha256"
+        )
+    return prove_claims(certificate)
+
+
+def prove_claims(certificate: ShieldCertificate) -> tuple[ControlModel, GridGame | None, Bools | None]:
+    """Prove the claims of a certificate, whatever its hash says -> its model, and the game and the region of a grid.
+
+    Raises UnprovedShieldError for a claim that does not hold, ResourceError without z3.
+    """
+    spec = certificate.spec
+    model = checked_model(spec)
+    if isinstance(spec, InvariantShieldConfig):
+        worst = prove_conditions(spec, model)[1]
+        if worst != certificate.worst:
+            raise UnprovedShieldError(f"the worst disturbance is {worst}, not {certificate.worst}")
+        return model, None, None
+    made = grid_game(model)
+    region = _unpacked(certificate.region, len(made.game.safe))
+    prove_region(spec, model, made, region)
+    return model, made, region
+
+
+def open_certificate(
+    certificate: ShieldCertificate, features: Sequence[str], *, expected: str = ""
+) -> GridShield | InvariantShield:
+    """Shield of a certificate for contexts with these features, after every claim was proved again.
+
+    Raises as `check_certificate`, and ConfigError for a sensor that is none of the features.
+    """
+    model, made, region = _checked(certificate, expected)
+    spec = certificate.spec
+    reader = sensor_reader(model.variables, features)
+    matcher = ActionMatcher(model.actions, spec.fallback)
+    if isinstance(spec, InvariantShieldConfig):
+        names = {name for columns in model.columns for name in columns}
+        columns = {name: np.array([one[name] for one in model.columns]) for name in names}
+        assert certificate.worst is not None
+        return InvariantShield(
+            certificate=certificate.sha256, proved=_asked(spec, model), worst=certificate.worst, columns=columns,
+            reader=reader, matcher=matcher,
+        )  # fmt: skip
+    assert made is not None
+    assert region is not None
+    stays = stays_inside(made.game, region).T & region[:, None]
+    table = np.vstack([stays, np.zeros_like(stays[:1])])
+    table.setflags(write=False)
+    return GridShield(certificate=certificate.sha256, grid=made.grid, reader=reader, matcher=matcher, table=table)
+
+
+# --------------------------------------------------------------------------------------------------- the file
+
+
+def certificate_text(certificate: ShieldCertificate) -> str:
+    """JSON document of a certificate."""
+    return json.dumps(_document(certificate) | {"sha256": certificate.sha256}, indent=1) + "\n"
+
+
+def read_certificate(path: Path) -> ShieldCertificate:
+    """Read a certificate without judging it. Raises DataError for a file that is none."""
+    try:
+        document = strict_json(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}; make it with `hone shield FILE.toml`") from None
+    values = cast("dict[str, object]", document) if isinstance(document, dict) else dict[str, object]()
+    if values.get("format") != CERTIFICATE_FORMAT:
+        raise DataError(f"{path}: not a certificate of a shield of format {CERTIFICATE_FORMAT}")
+    try:
+        return _from_document(values, place=str(path))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: damaged: {type(error).__name__}: {error}") from None
+    except ConfigError as error:
+        raise DataError(*error.messages) from None
+
+
+def _from_document(document: Mapping[str, object], *, place: str) -> ShieldCertificate:
+    spec = shield_spec(cast("Mapping[str, object]", document["spec"]), place=place)
+    if isinstance(spec, RuleShieldConfig):
+        raise DataError(f"{place}: rules have no certificate")
+    worst = cast("Mapping[str, float] | None", document["worst"])
+    return ShieldCertificate(
+        spec=spec,
+        assumed=tuple(map(str, cast("list[str]", document["assumed"]))),
+        proved=tuple(map(str, cast("list[str]", document["proved"]))),
+        region=str(document["region"]),
+        worst=None if worst is None else {name: float(value) for name, value in worst.items()},
+        sha256=str(document["sha256"]),
+    )
+
+
+def _document(certificate: ShieldCertificate) -> dict[str, object]:
+    values = {name: value for name, value in asdict(certificate).items() if name not in {"spec", "sha256"}}
+    return {"format": CERTIFICATE_FORMAT, "spec": certificate.spec.model_dump(mode="json"), **values}
+
+
+def _digest(certificate: ShieldCertificate) -> str:
+    canonical = json.dumps(_document(certificate), sort_keys=True, separators=(",", ":"))
+    return sha256(canonical.encode()).hexdigest()
+
+
+def _hashed(certificate: ShieldCertificate) -> ShieldCertificate:
+    return replace(certificate, sha256=_digest(certificate))
+
+
+def _packed(region: Bools) -> str:
+    return base64.b64encode(zlib.compress(np.packbits(region).tobytes(), 9)).decode()
+
+
+def _unpacked(text: str, count: int) -> Bools:
+    size = -(-count // 8)
+    try:
+        opened = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
+    except (binascii.Error, zlib.error) as error:
+        raise DataError(f"the region of the certificate is damaged: {error}") from None
+    if len(opened) != size:
+        raise DataError(f"the certificate's region has {len(opened)} bytes, its grid of {count} cells needs {size}")
+    return np.unpackbits(np.frombuffer(opened, np.uint8), count=count).astype(np.bool_)

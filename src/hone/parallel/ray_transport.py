@@ -1,0 +1,267 @@
+"""Replicas as Ray actors: the `FleetTransport` of clusters."""
+
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hone import __version__
+from hone.core.errors import ResourceError
+from hone.core.fleet import AskAnswers, GenerationAsk, PublishedWeights
+from hone.engine.fleet.fleet_transport import (
+    AskAnswered,
+    AskRefused,
+    FleetEvent,
+    ReplicaAlive,
+    ReplicaFailed,
+    ReplicaJoined,
+    ReplicaLoaded,
+    ReplicaLost,
+    ReplicaUnreachable,
+)
+from hone.engine.fleet.replica import TakenWeights
+from hone.parallel.config import ClusterConfig
+from hone.parallel.connect import connect_to_ray, last_line, own_signal_handlers
+from hone.parallel.placement import NodeRoom, needed_store_bytes, placement_faults
+from hone.parallel.replica_actor import RefusedAsk, ReplicaActor, ReplicaFault, ReplicaHello, ReplicaSpec, end_process
+
+_THREADS: Final = 64
+"""Largest number of asks that a replica works on at the same time."""
+_LEAST_STORE: Final = 128 << 20
+_NODES_S: Final = 1.0
+"""Interval at which a cluster that lacks room is looked at again: machines may still come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorCall:
+    """A call of an actor that has not returned."""
+
+    replica: str
+    method: str
+    number: int = 0
+    """The ask's; 0: it is none."""
+
+
+class RayTransport:
+    """Implements `FleetTransport`. Connects at `open`, and disconnects at `close` if the connection is its own."""
+
+    def __init__(self, config: ClusterConfig, spec: ReplicaSpec) -> None:
+        self.config, self.spec = config, spec
+        self._owns_connection = False
+        self._count = 0
+        self._actors: dict[str, Any] = {}
+        self._hellos: dict[str, ReplicaHello] = {}
+        self._calls: dict[ray.ObjectRef, ActorCall] = {}
+        self._lock = threading.Lock()
+        self._spec_ref: ray.ObjectRef | None = None
+        self._folder: Path | None = None
+        self._token = ""
+
+    # ----------------------------------------------------------------------------------------- command
+
+    def open(self) -> None:
+        """Connect, and check that there is room. Raises ResourceError with all faults."""
+        rollout = self.config.rollout
+        store = rollout.store_mib << 20 if rollout.store_mib else None
+        store = store or max(_LEAST_STORE, needed_store_bytes(self.spec.settings.layout.nbytes))
+        self._owns_connection = connect_to_ray(self.config.address, store_bytes=store)
+        began = time.monotonic()
+        wait_s = 0.0 if self.config.address == "local" else self.config.patience_s
+        while faults := placement_faults(_rooms(), rollout, self.spec.settings.layout.nbytes):
+            if time.monotonic() - began >= wait_s:
+                self.close()
+                raise ResourceError(*faults)
+            time.sleep(_NODES_S)
+        if rollout.weights_folder is not None:
+            self._folder = Path(rollout.weights_folder) / f"hone-{uuid4().hex[:12]}"  # a name, no chance
+            self._token = str(self._folder / "shared")
+            try:
+                self._folder.mkdir(parents=True)
+                Path(self._token).touch()
+            except OSError as error:
+                raise ResourceError(f"cluster.rollout.weights_folder cannot be written: {error}") from None
+        self._spec_ref = ray.put(self.spec)
+
+    def start(self) -> str:
+        """Begin a replica's process."""
+        self._count += 1
+        name, rollout = f"replica {self._count}", self.config.rollout
+        remote: Any = ray.remote  # its type knows no keyword
+        made = (
+            remote(concurrency_groups={"control": 4})(ReplicaActor)
+            .options(
+                num_cpus=rollout.cpus,
+                num_gpus=rollout.gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=min(_THREADS, max(2, self.spec.settings.slots)),
+                scheduling_strategy="SPREAD",
+            )
+            .remote()
+        )
+        with self._lock:
+            self._actors[name] = made
+        self._call(name, "open", self._spec_ref, self._token)
+        return name
+
+    def put(self, version: int, flat: NDArray[np.uint8], digest: str) -> PublishedWeights:
+        """Offer weights, in the object store or in the shared folder. Raises ResourceError where there is no room."""
+        if self._folder is None:
+            try:
+                part: object = ray.put(flat)
+            except (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError) as error:
+                raise ResourceError(
+                    f"the object store has no room for {flat.nbytes} bytes of weights: {error}"
+                ) from None
+            return PublishedWeights(version=version, digest=digest, parts=(part,))
+        path = self._folder / f"weights-{version}"
+        try:
+            flat.tofile(path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
+            (self._folder / f"weights-{version - 2}").unlink(missing_ok=True)
+        except OSError as error:
+            raise ResourceError(f"weights cannot be published through {self._folder}: {error}") from None
+        return PublishedWeights(version=version, digest=digest, parts=(str(path),))
+
+    def load(self, replica: str, weights: PublishedWeights) -> None:
+        """Let a replica take up weights."""
+        self._call(replica, "load", weights)
+
+    def ask(self, replica: str, ask: GenerationAsk) -> None:
+        """Ask a replica."""
+        self._call(replica, "answer", ask, number=ask.number)
+
+    def cancel(self, replica: str, number: int) -> None:
+        """Tell a replica that nobody waits for the ask any more."""
+        self._call(replica, "cancel", number)
+
+    def ping(self, replica: str) -> None:
+        """Ask a replica for a sign of life."""
+        self._call(replica, "passes")
+
+    def end(self, replica: str) -> None:
+        """End a replica's process. Ray asks the process, and one that is stopped does not listen: its machine kills
+        it, if it is still the same process."""
+        with self._lock:
+            actor, hello = self._actors.pop(replica, None), self._hellos.pop(replica, None)
+            self._calls = {ref: call for ref, call in self._calls.items() if call.replica != replica}
+        if actor is None:
+            return
+        ray.kill(actor, no_restart=True)
+        if hello is None:
+            return
+        if hello.node_id == ray.get_runtime_context().get_node_id():
+            end_process(hello.pid, hello.start_ticks)
+            return
+        there = NodeAffinitySchedulingStrategy(hello.node_id, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(end_process)
+        task.options(scheduling_strategy=there).remote(hello.pid, hello.start_ticks)
+
+    def close(self) -> None:
+        """End all replicas, and the connection if it is this transport's."""
+        if ray.is_initialized():
+            for replica in list(self._actors):
+                self.end(replica)
+        if self._owns_connection:
+            self._owns_connection = False
+            with own_signal_handlers():
+                ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def poll(self, timeout_s: float) -> list[FleetEvent]:
+        """Events since the last call; waits for the first one up to `timeout_s`."""
+        with self._lock:
+            refs = list(self._calls)
+        if not refs:
+            time.sleep(timeout_s)
+            return []
+        if ray.wait(refs, num_returns=1, timeout=timeout_s)[0]:
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+            return [event for ref in done if (event := self._event_of(ref)) is not None]
+        return []
+
+    def _call(self, replica: str, method: str, *given: object, number: int = 0) -> None:
+        with self._lock:
+            actor = self._actors.get(replica)
+            if actor is None:
+                return
+            ref = _METHODS[method](actor).remote(*given)
+            self._calls[ref] = ActorCall(replica=replica, method=method, number=number)
+
+    def _event_of(self, ref: ray.ObjectRef) -> FleetEvent | None:
+        with self._lock:
+            call = self._calls.pop(ref, None)
+        if call is None:
+            return None  # of a replica that was ended meanwhile
+        try:
+            result: object = ray.get(ref)
+        except exceptions.ActorUnavailableError:
+            return ReplicaUnreachable(replica=call.replica)
+        except exceptions.ObjectLostError:
+            return AskRefused(replica=call.replica, number=call.number) if call.number else None
+        except exceptions.RayError as error:
+            return self._lost(call, error)
+        return self._told(call, result)
+
+    def _told(self, call: ActorCall, result: object) -> FleetEvent | None:
+        match result:
+            case AskAnswers():
+                return AskAnswered(replica=call.replica, number=call.number, answers=result)
+            case TakenWeights():
+                return ReplicaLoaded(replica=call.replica, taken=result)
+            case RefusedAsk():
+                return AskRefused(replica=call.replica, number=call.number)
+            case ReplicaFault():
+                return ReplicaFailed(replica=call.replica, error=result.error(), number=call.number or None)
+            case ReplicaHello():
+                return self._hear_hello(call.replica, result)
+            case int():
+                return ReplicaAlive(replica=call.replica, passes=result)
+            case _:
+                return None
+
+    def _hear_hello(self, replica: str, hello: ReplicaHello) -> FleetEvent:
+        with self._lock:
+            self._hellos[replica] = hello
+        if hello.hone_version != __version__:
+            error = f"{hello.node} has hone {hello.hone_version}, and this process {__version__}; install one version"
+            return ReplicaFailed(replica=replica, error=ResourceError(error))
+        return ReplicaJoined(replica=replica, node=hello.node, arithmetic=hello.arithmetic)
+
+    def _lost(self, call: ActorCall, error: exceptions.RayError) -> FleetEvent:
+        """The loss of a replica, or a fault of its installation."""
+        unmade = isinstance(error, exceptions.RayActorError) and error.actor_init_failed
+        if call.method == "open" and (unmade or isinstance(error, exceptions.RayTaskError)):
+            cause = f"a replica cannot be opened: {last_line(error)}; install one hone on every machine"
+            return ReplicaFailed(replica=call.replica, error=ResourceError(cause))
+        with self._lock:
+            hello = self._hellos.get(call.replica)
+        self.end(call.replica)
+        where = "while it started" if hello is None else f"process {hello.pid} on {hello.node}"
+        return ReplicaLost(replica=call.replica, cause=f"lost {where}: {last_line(error)}")
+
+
+_METHODS: Final = {
+    "open": lambda actor: actor.open.options(concurrency_group="control"),
+    "load": lambda actor: actor.load.options(concurrency_group="control"),
+    "passes": lambda actor: actor.passes.options(concurrency_group="control"),
+    "cancel": lambda actor: actor.cancel.options(concurrency_group="control"),
+    "answer": lambda actor: actor.answer,
+}
+
+
+def _rooms() -> list[NodeRoom]:
+    """The machines of the connected cluster."""
+    return [NodeRoom.of_node(node) for node in ray.nodes() if node["Alive"]]

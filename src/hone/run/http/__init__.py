@@ -1,0 +1,1 @@
+"""Parts of an HTTP service that every service of hone uses: the socket it listens on, histograms of latency."""

@@ -1,0 +1,111 @@
+"""Maps of a policy on a grid as inline SVG and as rows of text: colours show values, arrows show actions.
+
+Belongs here: drawing. The colours are mixed from the page's own, so that light and dark mode both work.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hone.run.report.html import Html, element, format_number, join, styled, text
+from hone.run.report.svg import Attributes, label
+from hone.run.store.maps import GridCell, GridSlice, PolicyMap
+
+ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
+TURNS = {"right": 0, "down": 90, "left": 180, "up": 270}
+SIDE = 40.0
+MAX_SLICES = 24
+
+
+def draw_policy_map(grid: PolicyMap) -> Html:
+    """Draw every grid of the map on one colour scale."""
+    low, high = value_range(grid)
+    grids = [_slice(one, low, high) for one in grid.slices[:MAX_SLICES]]
+    words = (
+        f"Arrows: actions of the policy of step {grid.step:,}. Colour: {grid.worth_is}, from {format_number(low)} to "
+        f"{format_number(high)}."
+    )
+    parts = [styled("p", "note", text(words)), styled("div", "maps", *grids)]
+    if len(grid.slices) > MAX_SLICES:
+        parts.append(styled("p", "note", text(f"{MAX_SLICES} of {len(grid.slices)}.")))
+    return join(parts)
+
+
+def value_range(found: PolicyMap) -> tuple[float, float]:
+    """Smallest and largest value of the map."""
+    known = [cell.worth for one in found.slices for cell in one.cells if cell.worth is not None]
+    return (min(known), max(known)) if known else (0.0, 0.0)
+
+
+def _slice(one: GridSlice, low: float, high: float) -> Html:
+    width, height = SIDE * one.columns, SIDE * one.rows
+    cells = [
+        _cell(cell, SIDE * (place % one.columns), SIDE * (place // one.columns), low, high)
+        for place, cell in enumerate(one.cells)
+    ]
+    box: Attributes = {"viewBox": f"-1 -1 {width + 2:.0f} {height + 2:.0f}", "class": "map", "role": "img"}
+    box["style"] = f"max-width: {min(1.2 * width, 1000):.0f}px"
+    title = [styled("figcaption", "note", text(one.title))] if one.title else []
+    return element("figure", *title, element("svg", *cells, attributes=box))
+
+
+def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
+    square: Attributes = {
+        "x": x,
+        "y": y,
+        "width": SIDE,
+        "height": SIDE,
+        "class": "wall" if cell.mark == "#" else "floor",
+    }
+    if cell.worth is not None:
+        share = 8 + 72 * (cell.worth - low) / ((high - low) or 1.0)
+        square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
+    parts = [element("title", text(describe_cell(cell))), element("rect", attributes=square)]
+    if cell.mark.strip() and cell.mark != "#":
+        parts.append(label(x + 5, y + 12, cell.mark, "mark"))
+    others = [name for name in cell.moves if name not in TURNS]
+    turns = {name: share for name, share in cell.moves.items() if name in TURNS}
+    parts += [_arrow(x + SIDE / 2, y + SIDE / 2, name, share, alone=len(turns) == 1) for name, share in turns.items()]
+    if others:
+        parts.append(label(x + SIDE / 2, y + SIDE - 4, others[0], "act middle"))
+    return element("g", *parts)
+
+
+def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
+    """Draw an arrow: several start near the centre, a single one is centred and leaves the cell's text free."""
+    size = 5 + 9 * share
+    back, tip = (0.675 * size, 0.675 * size) if alone else (0.35 * size, size)
+    points = f"M -{back:.1f} 0 H {tip:.1f} M {tip - 5:.1f} -4 L {tip:.1f} 0 L {tip - 5:.1f} 4"
+    turn = f"translate({x:.1f} {y:.1f}) rotate({TURNS[name]})"
+    style: Attributes = {"d": points, "transform": turn, "class": "arrow", "opacity": max(0.25, share**0.5)}
+    return element("path", attributes=style)
+
+
+def describe_cell(cell: GridCell) -> str:
+    """Describe a cell in words."""
+    moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
+    worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
+    return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here"
+
+
+def text_rows(one: GridSlice) -> list[list[str]]:
+    """Rows for a terminal: the most probable action of each cell, or its mark."""
+    rows: list[list[str]] = []
+    for row in np.arange(len(one.cells)).reshape(one.rows, one.columns).tolist():
+        rows.append([cell_symbol(one.cells[place]) for place in row])
+    return rows
+
+
+def cell_symbol(cell: GridCell) -> str:
+    """One character: the most probable action, `+` for a tie of four or more, or the cell's mark."""
+    if not cell.moves:
+        return cell.mark.strip() or "·"
+    if len(cell.moves) >= 4 and max(cell.moves.values()) - min(cell.moves.values()) < 1e-9:
+        return "+"
+    name = next(iter(cell.moves))
+    return ARROWS.get(name, name[:1].upper())
+
+
+def value_shares(one: GridSlice, low: float, high: float) -> Sequence[float | None]:
+    """Value of each cell scaled to 0..1; None without a decision."""
+    return [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]

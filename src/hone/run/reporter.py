@@ -1,0 +1,311 @@
+"""Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hone.core.clock import Clock
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.errors import DataError, InterruptedRun, UserCodeError
+from hone.core.state import State, substate
+from hone.run.callbacks import (
+    NO_CALLBACKS,
+    CheckpointEvent,
+    EvaluationEvent,
+    EventT,
+    RunCallbacks,
+    StepEvent,
+    StoppedByCallback,
+    wants_stop,
+)
+from hone.run.config import RunSettings
+from hone.run.display import ProgressDisplay
+from hone.run.job import EvaluationResult, TrainingJob
+from hone.run.learning_watch import LearningWatch, StepSignals
+from hone.run.signals import StopRequest
+from hone.run.step_timing import Stopwatch
+from hone.run.store.answers import write_answers
+from hone.run.store.checkpoints import CheckpointFolder, step_name
+from hone.run.store.durable import DiskFullError
+from hone.run.store.evaluations import EvaluationScore, read_evaluations, write_evaluations
+from hone.run.store.folder import RunFolder
+from hone.run.store.learning import LEARNING, write_learning_findings
+from hone.run.store.metrics import MetricsWriter
+from hone.run.store.samples import write_samples
+from hone.run.store.survivorship import write_survivorship
+
+DISK_RETRY_S = 5.0
+"""Between two tries at a full disk."""
+
+
+@dataclass
+class MetricsWindow:
+    """Means of metrics over the steps since the last line: the largest where a name ends in `_max`, totals for times.
+    Saved with a checkpoint, so that a resume changes nothing."""
+
+    sums: dict[str, float] = field(default_factory=dict[str, float])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            if name.endswith("_max") and name in self.sums:
+                self.sums[name] = max(self.sums[name], value)
+                continue
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> Metrics:
+        means = {
+            name: total if name.startswith("time/") else total / self.counts[name] for name, total in self.sums.items()
+        }
+        self.sums, self.counts = {}, {}
+        return means
+
+    def state(self) -> State:
+        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+
+    def restore(self, state: State) -> None:
+        self.sums = {name: _number(value) for name, value in substate(state, "sums").items()}
+        self.counts = {name: int(_number(value)) for name, value in substate(state, "counts").items()}
+
+
+@dataclass
+class RunReporter:
+    """Implements `loop.Report` for one run folder."""
+
+    job: TrainingJob[Any]
+    folder: RunFolder
+    checkpoints: CheckpointFolder
+    metrics: MetricsWriter
+    settings: RunSettings
+    steps: int
+    progress: ProgressDisplay
+    stop: StopRequest
+    stopwatch: Stopwatch
+    clock: Clock
+    callbacks: RunCallbacks = NO_CALLBACKS
+    window: MetricsWindow = field(default_factory=MetricsWindow)
+    learning: LearningWatch = field(default_factory=LearningWatch)
+    saved_step: int = 0
+    last_step: int = 0
+    """The last step whose metrics were taken in: it can be saved while the next one is under way."""
+    selection_score: float | None = None
+    """The figure of this step by which checkpoints are compared; None where there is none."""
+    best_evaluation: float | None = None
+    """Best score of the evaluations so far; None before the first."""
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock.monotonic_s()
+        self._stopped_by = ""
+        self._callback_fault: UserCodeError | None = None
+
+    def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        self.report_notices()
+        told = self.job.recipe.source.metrics() | metrics
+        best = False
+        if self._is_due(step, self.job.evaluate_every) and self.job.evaluate is not None:
+            told |= self._evaluate(step, self.job.evaluate)
+            best = self._take_best(told.get("eval/score", math.nan))
+            self.report_notices()
+        self.selection_score = self._selection_score_of(told)
+        self._watch_learning(step, told, episodes, credits)
+        now_s = self.clock.monotonic_s()
+        self.window.add(told | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
+        self._began_s = now_s
+        if step % self.settings.log_every == 0 or step == self.steps:
+            line = self.window.means()
+            self._timed_write(lambda: self.metrics.append(step, line))
+            self.progress.update(step, line)
+        self.last_step = step
+        if (write_episodes := self.job.write_episodes) is not None:
+            self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
+        if self._writes_samples(step) and self.job.sample_rows is not None:
+            rows = self.job.sample_rows(step, episodes, credits)
+            self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
+        self._call(
+            "on_step",
+            self.callbacks.on_step,
+            StepEvent(step=step, steps=self.steps, metrics=told, run=self.folder.path),
+        )
+        every = self.settings.checkpoint_every
+        if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
+            self.save(step)
+        self._stop_as_asked(step)
+
+    def _call(self, name: str, callback: Callable[[EventT], bool | None] | None, event: EventT) -> None:
+        """Call a callback. What follows from it waits until the step is complete and can be saved."""
+        try:
+            if wants_stop(callback, event, name):
+                self._stopped_by = name
+        except UserCodeError as fault:
+            self._callback_fault = self._callback_fault or fault
+
+    def _stop_as_asked(self, step: int) -> None:
+        """Save the step and raise, if a signal or a callback ends the run here."""
+        if self._callback_fault is not None:
+            self.save(step)
+            raise UserCodeError(
+                *self._callback_fault.messages, f"step {step} of {self.steps} is saved; a resume goes on after it"
+            )
+        if self._stopped_by and step < self.steps:
+            self.save(step)
+            raise StoppedByCallback(f"stopped after step {step} of {self.steps}: {self._stopped_by} returned False")
+        if self.stop.requested and step < self.steps:
+            self.save(step)
+            self.folder.log(f"stopped by {self.stop.signal_name} after step {step} of {self.steps}, which is saved")
+            raise InterruptedRun(
+                f"stopped after step {step} of {self.steps}; saved in {self.folder.checkpoints_folder}. "
+                "Go on with --resume.",
+                exit_code=self.stop.exit_code,
+            )
+
+    def report_learning(self) -> None:
+        """Show, log and save the steps of the run that taught nothing, if any."""
+        lines = self.learning.summary()
+        if (self.folder.path / LEARNING).exists():
+            write_learning_findings(self.folder.path, lines)  # those of steps that a resume did over are out of date
+        self._show_findings(lines)
+
+    def _watch_learning(self, step: int, metrics: Metrics, episodes: Episodes, credits: Credits) -> None:
+        signals = StepSignals(
+            advantage_is_zero=not credits.advantage.any(),
+            timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
+        )
+        self._show_findings(self.learning.see(step, metrics, signals))
+
+    def _show_findings(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.folder.log(line, level="WARNING")
+            self.progress.note(line)
+        if lines:
+            write_learning_findings(self.folder.path, self.learning.summary())
+
+    def report_notices(self) -> None:
+        """Show notices on the screen and write them to the log."""
+        for note in self.job.pop_notices():
+            self.folder.log(note, level="WARNING")
+            self.progress.note(note)
+
+    def save(self, step: int) -> None:
+        """A whole checkpoint of this step, once."""
+        if self.saved_step == step:
+            return
+        self.metrics.sync()
+        recipe = self.job.recipe
+        state: State = {
+            "step": step,
+            "steps": self.steps,
+            "source": recipe.source.state(),
+            "learner": recipe.learner.state(),
+            "report": {
+                "window": self.window.state(),
+                "score": self.selection_score,
+                "learning": self.learning.state(),
+                "best_evaluation": self.best_evaluation,
+            },
+        }
+        if (counts := self.job.survivorship) is not None:
+            state["survivorship"] = counts.state()
+            self._timed_write(lambda: write_survivorship(self.folder.path, counts.record()))
+        policy, score = self.job.save_policy, self.selection_score
+        self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
+        self.saved_step = step
+        folder = self.checkpoints.folder / step_name(step)
+        event = CheckpointEvent(step=step, checkpoint=folder, run=self.folder.path)
+        self._call("on_checkpoint", self.callbacks.on_checkpoint, event)
+
+    def _timed_write(self, write: Callable[[], object]) -> None:
+        """`_written`, timed. It counts towards the next step, as `time/step_s` does: this one's line is written."""
+        self.stopwatch.time("save", lambda: self._write_with_retry(write))
+
+    def _write_with_retry(self, write: Callable[[], object]) -> None:
+        """Write, and wait for space where there is none. Raises DiskFullError when the wait was in vain."""
+        waited_s = 0.0
+        while True:
+            try:
+                write()
+            except DiskFullError as fault:
+                if waited_s >= self.settings.disk_wait_s or self.stop.requested:
+                    raise
+                if not waited_s:
+                    self.progress.note(f"waiting up to {self.settings.disk_wait_s:g} s for space: {fault}")
+                pause_s = min(DISK_RETRY_S, self.settings.disk_wait_s - waited_s)
+                self.sleep(pause_s)
+                waited_s += pause_s
+            else:
+                return
+
+    def restore(self, state: State) -> None:
+        self.window.restore(substate(state, "window"))
+        self.selection_score = _number_or_none(state.get("score"))
+        self.best_evaluation = _number_or_none(state.get("best_evaluation"))
+        if "learning" in state:  # a checkpoint from before hone 0.2 has none
+            self.learning.restore(substate(state, "learning"))
+
+    def _selection_score_of(self, metrics: Metrics) -> float | None:
+        """Evaluation scores are compared with evaluation scores only: where there is a judge, a training score is
+        none, and so is an older step's."""
+        return (
+            metrics.get("eval/score")
+            if self.job.evaluate is not None
+            else metrics.get("reward/mean", self.selection_score)
+        )
+
+    def _take_best(self, score: float) -> bool:
+        """Whether no evaluation scored more; of equal ones the latest is the best, as in `CheckpointFolder`."""
+        if not (math.isfinite(score) and (self.best_evaluation is None or score >= self.best_evaluation)):
+            return False
+        self.best_evaluation = score
+        return True
+
+    def _evaluate(self, step: int, evaluate: Callable[[], EvaluationResult]) -> Metrics:
+        verdict = self.stopwatch.time("evaluate", evaluate)
+        estimate = verdict.estimate
+        if verdict.answers:
+            write_answers(self.folder.path, step, verdict.answers)
+        verdict.write_records(self.folder.path, step)
+        for warning in verdict.warnings:
+            self.folder.log(f"evaluation of step {step}: {warning}", level="WARNING")
+        before, _ = read_evaluations(self.folder.path)
+        name = f"step {step}"
+        found = EvaluationScore(
+            stage=name,
+            metric="score",
+            mean=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
+            n=estimate.n,
+            warnings=tuple(verdict.warnings),
+        )
+        write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
+        event = EvaluationEvent(
+            step=step,
+            score=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
+            n=estimate.n,
+            metrics=verdict.metrics,
+            run=self.folder.path,
+        )
+        self._call("on_evaluation", self.callbacks.on_evaluation, event)
+        return verdict.metrics
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step == self.steps or (every > 0 and step % every == 0)
+
+    def _writes_samples(self, step: int) -> bool:
+        return self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
+
+
+def _number_or_none(value: object) -> float | None:
+    return None if value is None else _number(value)
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise DataError(f"the saved report state holds {value!r} where a number should be")
+    return float(value)

@@ -1,0 +1,353 @@
+"""One run from config to finished folder: build, lock, restore, train, save, report.
+
+Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is written when (`reporter.py`).
+"""
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hone import __version__
+from hone.core.clock import Clock, SystemClock
+from hone.core.config import ConfigSetting
+from hone.core.episode_state import pack_episodes
+from hone.core.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    HoneError,
+    LostRankError,
+    LostResourceError,
+    ResourceError,
+    UserCodeError,
+)
+from hone.core.out_of_memory import memory_errors
+from hone.core.state import State, integer, substate
+from hone.native.memory import keep_freed_memory
+from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
+from hone.run.config import RunConfig
+from hone.run.display import HangupSafeDisplay, ProgressDisplay
+from hone.run.job import TrainingJob
+from hone.run.loop import train
+from hone.run.memory_plan import MemoryPlan, planned_words
+from hone.run.memory_watch import MemoryWatch
+from hone.run.report.run_page import write_report
+from hone.run.reporter import RunReporter
+from hone.run.resume import (
+    NO_CONSENT,
+    ResumeConsent,
+    allowed_changes,
+    code_fingerprints,
+    ranks_note,
+    refuse_fewer_steps,
+    steps_note,
+)
+from hone.run.signals import StopRequest, stop_on_signals
+from hone.run.step_timing import Stopwatch, timed
+from hone.run.store.certificate import CERTIFICATE, GradientCertificate, read_certificate, write_certificate
+from hone.run.store.checkpoints import CheckpointFolder
+from hone.run.store.codec import write_state
+from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
+from hone.run.store.manifest import RunMetadata, config_hash
+from hone.run.store.memory_use import memory_line, write_memory_use
+from hone.run.store.metrics import MetricsWriter, open_metrics
+from hone.run.summary import closing_lines, evaluation_lines
+
+MAX_RESTARTS = 3
+"""Starts of all ranks after the loss of one; a further loss ends the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """Request for a run: recipe, config, origins of its values, and folder."""
+
+    config: RunConfig
+    settings: Mapping[str, ConfigSetting]
+    """Every dotted key of the config with its value and origin."""
+    build: Callable[[RunConfig], TrainingJob[Any]]
+    root: Path
+    """The folder of all runs."""
+    resume: bool = False
+    consent: ResumeConsent = NO_CONSENT
+    """Changes that a resume accepts."""
+    certify: Callable[[TrainingJob[Any], RunConfig, str], GradientCertificate | None] | None = None
+    """Job, its config and the config's hash -> the certificate of the loss; None: the loss is not examined."""
+    memory: MemoryPlan | None = None
+    """Planned memory, to stand beside the measured one."""
+    callbacks: RunCallbacks = NO_CALLBACKS
+    """Called after steps, evaluations and checkpoints; one that returns False ends the run early."""
+    notes: Sequence[str] = ()
+    """Notes for the user on how this run came about."""
+
+
+def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None = None) -> RunFolder:
+    """Carry out a run and return its folder, unlocked. After the loss of a rank it goes on from the last checkpoint, at
+    most `MAX_RESTARTS` times.
+
+    Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
+    InterruptedRun after a signal, with a checkpoint.
+    """
+    for restart in range(1, MAX_RESTARTS + 1):
+        try:
+            return _run_once(request, progress, clock)
+        except LostRankError as fault:
+            begun = (request.root / request.config.name / "manifest.json").is_file()
+            note = f"{fault}; all ranks start again, from the last checkpoint ({restart} of {MAX_RESTARTS})"
+            progress.note(note)
+            request = replace(request, resume=begun, notes=[*request.notes, note])
+    return _run_once(request, progress, clock)
+
+
+def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | None) -> RunFolder:
+    """Carry out a run until it ends or a rank is lost."""
+    clock = clock or SystemClock()
+    config, progress = request.config, HangupSafeDisplay(progress)
+    prepare_device(config)
+    code = code_fingerprints(request.settings)
+    allowed = allowed_changes(request.consent, request.settings)
+    check_run(request.root, config.name, config=request.settings, code=code, resume=request.resume, allowed=allowed)
+    if request.resume:
+        checkpoints = CheckpointFolder(folder=request.root / config.name / "checkpoints")
+        refuse_fewer_steps(checkpoints, config.steps, config.name)
+    settings = {key: setting.value for key, setting in request.settings.items()}
+    memory = MemoryWatch.begin(config.run.device)
+    with memory_errors(settings, partial(planned_words, request.memory)):
+        job = request.build(config)
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.close)
+        facts = RunMetadata(
+            hone_version=__version__,
+            dataset_fingerprint=job.dataset_fingerprint,
+            recipe=config.recipe,
+            machine=f"{platform.machine()}, {config.run.threads} threads, {config.run.device}",
+            versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+            code=code,
+        )
+        with (
+            _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
+            stop_on_signals(progress.note) as stop,
+            memory_errors(settings, partial(planned_words, request.memory)),
+        ):
+            job.write_protect(folder.path)
+            job.open_folder(folder.path)
+            _certify(request, job, folder, progress)
+            folder.log(_train(request, job, facts, folder, progress, stop, clock))
+            use = memory.used(request.memory)
+            write_memory_use(folder.path, use)
+            speed = closing_lines(folder, job.measure_matmuls, clock)
+            for line in [*evaluation_lines(folder), *speed, *job.closing_lines(), f"{memory_line(use)}."]:
+                folder.log(line)
+                progress.note(line)
+            write_report(folder.path)
+        return folder
+
+
+def prepare_device(config: RunConfig) -> None:
+    """Threads and device, before any tensor is made. Raises ResourceError when the device is not there."""
+    device = config.run.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ResourceError(f'run.device = "{device}": no CUDA device here (only cpu); set run.device = "cpu"')
+    if device != "cpu" and not device.startswith("cuda"):
+        raise ResourceError(f'run.device = "{device}" is not known; use "cpu", "cuda" or "cuda:0"')
+    torch.set_num_threads(config.run.threads)
+    keep_freed_memory()
+
+
+def checkpoints_bytes(job: TrainingJob[Any], config: RunConfig) -> int:
+    """Bytes of a run's checkpoints: weights and two moments each, and one more while it is written."""
+    policy = job.recipe.learner.policy
+    if not isinstance(policy, torch.nn.Module):
+        return 0
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in policy.parameters())
+    return 3 * weights * (config.run.keep_last + config.run.keep_best + 1)
+
+
+@contextlib.contextmanager
+def _open_folder(order: RunRequest, facts: RunMetadata, clock: Clock, need_bytes: int) -> Iterator[RunFolder]:
+    name = order.config.name
+    if order.resume:
+        folder = resume_run(
+            order.root,
+            name,
+            config=order.settings,
+            metadata=facts,
+            clock=clock,
+            allowed=allowed_changes(order.consent, order.settings),
+        )
+    else:
+        folder = create_run(order.root, name, config=order.settings, metadata=facts, clock=clock, need_bytes=need_bytes)
+    try:
+        yield folder
+    except HoneError:
+        if not order.resume:
+            folder.discard_unused()
+        raise
+    finally:
+        folder.close()
+
+
+def _has_certificate(folder: RunFolder) -> bool:
+    try:
+        return read_certificate(folder.path) is not None
+    except DataError as fault:
+        folder.log(f"{fault}; it is made anew", level="WARNING")
+        return False
+
+
+def _certify(order: RunRequest, job: TrainingJob[Any], folder: RunFolder, progress: ProgressDisplay) -> None:
+    """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by.
+
+    A resume makes up for a certificate that is missing or damaged.
+    """
+    if order.certify is None or not order.config.run.certify or (order.resume and _has_certificate(folder)):
+        return
+    try:
+        kept = order.certify(job, order.config, config_hash(order.settings))
+    except HoneError as fault:
+        folder.log(f"no certificate of the loss: {fault}", level="WARNING")
+        return
+    if kept is None:
+        return
+    write_certificate(folder.path, kept)
+    folder.log(kept.summary(), level="INFO" if kept.passed else "WARNING")
+    if not kept.passed:
+        progress.note(f"{kept.summary()}; see {folder.path / CERTIFICATE}")
+
+
+def _train(
+    order: RunRequest,
+    job: TrainingJob[Any],
+    facts: RunMetadata,
+    folder: RunFolder,
+    progress: ProgressDisplay,
+    stop: StopRequest,
+    clock: Clock,
+) -> str:
+    """Train from the beginning or from the newest checkpoint; returns how it ended."""
+    config = order.config
+    checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
+    state, done, notes = _initial_state(order, job, checkpoints)
+    metrics = _open_records(order, facts, folder, done, notes, progress)
+    watch = Stopwatch(clock)
+    reporter = RunReporter(
+        job=job,
+        folder=folder,
+        checkpoints=checkpoints,
+        metrics=metrics,
+        settings=config.run,
+        steps=config.steps,
+        progress=progress,
+        stop=stop,
+        stopwatch=watch,
+        clock=clock,
+        callbacks=order.callbacks,
+        saved_step=done,
+        last_step=done,
+    )
+    if state is not None:
+        reporter.restore(substate(state, "report"))
+        if job.survivorship is not None and "survivorship" in state:  # checkpoints of earlier versions have none
+            job.survivorship.restore(substate(state, "survivorship"))
+    progress.start(config.steps, f"{config.name} ({config.recipe})")
+    try:
+        return _run_steps(reporter, watch, first_step=done + 1)
+    finally:
+        progress.close()
+        metrics.close()
+
+
+def _run_steps(reporter: RunReporter, watch: Stopwatch, *, first_step: int) -> str:
+    """Run the training loop; returns how it ended. A step that fails loses nothing that is done."""
+    job, folder = reporter.job, reporter.folder
+    try:
+        train(timed(job.recipe, watch), steps=reporter.steps, callback=reporter, first_step=first_step)
+        reporter.report_learning()
+    except StoppedByCallback as stopped:
+        return str(stopped)
+    except DivergedError as fault:
+        place = _save_divergence(job, folder, watch)
+        raise DivergedError(*fault.messages, f"the batch and the weights are in {place}") from fault
+    except LostResourceError:
+        reporter.report_notices()
+        if reporter.last_step:
+            reporter.save(reporter.last_step)  # whole but for the running episodes, which begin anew
+        raise
+    except UserCodeError as fault:
+        for message in fault.messages:  # the answers that could not be scored are among them
+            folder.log(message, level="ERROR")
+        raise
+    return f"finished step {reporter.steps}"
+
+
+def _open_records(
+    order: RunRequest, facts: RunMetadata, folder: RunFolder, done: int, notes: list[str], progress: ProgressDisplay
+) -> MetricsWriter:
+    """Record the changes of a resume and open the metrics after step `done`; `notes` and those of both are shown."""
+    if order.resume:
+        changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
+        told = [f"from step {done + 1} on: {change}" for change in changes]
+        notes = [*notes, *told, *ranks_note(changes, order.config)]
+    metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
+    for note in [*notes, *repairs]:
+        folder.log(note, level="WARNING")
+        progress.note(note)
+    return metrics
+
+
+def _initial_state(
+    order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder
+) -> "tuple[State | None, int, list[str]]":
+    """The state to go on from, if any, the steps that are done, and what is to be told."""
+    cleaned = checkpoints.remove_leftovers()
+    notes = [*order.notes, *job.warnings, *cleaned]
+    never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
+    if not order.resume:
+        return None, 0, notes
+    if never_saved:
+        if checkpoints.folder.exists():
+            checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
+        return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
+    state, done, told = _restore(order, job, checkpoints)
+    return state, done, notes + told
+
+
+def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder) -> tuple[State, int, list[str]]:
+    """Put the recipe where the newest whole checkpoint stands; returns its state, its step, and what is to be told."""
+    checkpoint = checkpoints.newest_intact()
+    notes = [*checkpoint.warnings, f"resuming from {checkpoint.folder}"]
+    state = checkpoint.state()
+    done = integer(state, "step")
+    try:
+        job.load_policy(checkpoint.policy_folder)
+        job.recipe.learner.restore(substate(state, "learner"))
+        job.recipe.source.restore(substate(state, "source"))
+    except (DataError, LookupError, TypeError, ValueError, RuntimeError, AssertionError) as fault:
+        if not order.consent.config:
+            raise
+        raise ConfigError(
+            f"the state of {checkpoint.folder} does not fit the changed settings: {fault}. Nothing was changed; undo "
+            "the changes that concern the size of networks, optimizers or buffers, or start a new run"
+        ) from fault
+    before = integer(state, "steps") if "steps" in state else order.config.steps
+    if before != order.config.steps:
+        notes.append(steps_note(before, order.settings))
+    notes += checkpoints.set_aside_after(done)
+    return state, done, notes
+
+
+def _save_divergence(job: TrainingJob[Any], folder: RunFolder, watch: Stopwatch) -> Path:
+    """Save the data of a diverged step: its episodes, its credits, and the policy before it."""
+    place = folder.path / "diverged"
+    (place / "policy").mkdir(parents=True, exist_ok=True)
+    job.save_policy(place / "policy")
+    episodes, credits = watch.episodes, watch.credits
+    if episodes is not None and credits is not None:
+        write_state(place, {**pack_episodes(episodes), "advantage": credits.advantage})
+    return place

@@ -1,0 +1,51 @@
+"""Config of a saved run as nested tables.
+
+Belongs here: nothing that imports torch: the commands read it before they load a model.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from hone.core.clock import SystemClock
+from hone.core.strict_json import Json
+from hone.run.store.folder import open_run
+
+
+def is_control(policy: Path) -> bool:
+    """True if a folder contains a control policy (a language model has a `config.json` instead)."""
+    return (policy / "policy.json").is_file()
+
+
+def config_tree(run: Path) -> dict[str, Json]:
+    """Config of a run as nested tables."""
+    tree: dict[str, Json] = {}
+    for key, setting in open_run(run, clock=SystemClock()).config().items():
+        _insert_nested(tree, key.split("."), setting.value)
+    return {name: _lists(value) for name, value in tree.items()}
+
+
+def _insert_nested(tree: dict[str, Json], path: Sequence[str], value: Json) -> None:
+    head, *rest = path
+    if not rest:
+        tree[head] = value
+        return
+    branch = tree.setdefault(head, {})
+    if isinstance(branch, dict):
+        _insert_nested(branch, rest, value)
+
+
+def _lists(value: Json) -> Json:
+    """Convert tables with the keys 0, 1, 2 ... back to lists, which dotted keys had replaced."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _lists(child) for key, child in value.items()}
+    if inner and list(inner) == [str(number) for number in range(len(inner))]:
+        return list(inner.values())
+    return inner
+
+
+def table_of(tree: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """A table of a config; {} where there is none."""
+    value = tree.get(name)
+    return cast("dict[str, Json]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,311 @@
+"""Folder of one run, `runs/<name>/`.
+
+Belongs here: making, finding, locking and naming the files of a run (`config.json`, `manifest.json`, `metrics.jsonl`,
+`samples/`, `checkpoints/`, `certificate.json`, `learning.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and
+refusing whatever would overwrite another run.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hone.core.clock import Clock
+from hone.core.config import ConfigSetting
+from hone.core.errors import ConfigError, DataError, ResourceError
+from hone.run.store.certificate import CERTIFICATE
+from hone.run.store.checkpoints import CheckpointFolder, step_name
+from hone.run.store.durable import raise_write_error, remove_tree, replace_file, require_space, to_json, writing
+from hone.run.store.lock import RunLock
+from hone.run.store.manifest import (
+    RUN_FORMAT,
+    Manifest,
+    RunChange,
+    RunMetadata,
+    config_diff,
+    config_hash,
+    read_config,
+    read_manifest,
+    settings_json,
+)
+from hone.run.store.resume import NO_CHANGES, AllowedChanges, refuse_differences, resume_differences
+
+NAME_PATTERN = r"[A-Za-z0-9._-]{1,128}"
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
+LOCK = "lock"
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless `name` is a valid folder name of a run."""
+    if not re.fullmatch(NAME_PATTERN, name) or name.startswith("."):
+        raise ConfigError(
+            f"run name {name[:80]!r} ({len(name)} characters) must be 1 to 128 letters (a-z), digits, _, - and ., "
+            "and not begin with a dot"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RunFolder:
+    """Folder of a run, made by `create_run` or `resume_run` (locked until `close`), or by `open_run` for reading."""
+
+    path: Path
+    clock: Clock
+    _lock: RunLock | None = field(default=None)
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / CONFIG
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / MANIFEST
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples_folder(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    def samples_path(self, step: int) -> Path:
+        """File of the samples of `step`."""
+        return self.samples_folder / f"{step_name(step)}.parquet"
+
+    def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> CheckpointFolder:
+        """Checkpoints of the run."""
+        return CheckpointFolder(folder=self.checkpoints_folder, keep_last=keep_last, keep_best=keep_best)
+
+    def config(self) -> dict[str, ConfigSetting]:
+        """Read the resolved config with the origin of each value. Raises DataError."""
+        return read_config(self.config_path)
+
+    def manifest(self) -> Manifest:
+        """Raises DataError."""
+        return read_manifest(self.manifest_path)
+
+    def log(self, message: str, *, level: str = "INFO") -> None:
+        """Append a line `2026-01-31T12:00:00Z LEVEL message` to `log.txt`. Raises ResourceError."""
+        line = f"{_iso(self.clock)} {level} {message}\n"
+        with writing(self.log_path), self.log_path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(line)
+
+    def record_resume(
+        self, *, config: Mapping[str, ConfigSetting], metadata: RunMetadata, after_step: int
+    ) -> list[str]:
+        """Record the accepted differences of a resume and the settings that hold from now on; returns the differences.
+
+        Raises ResourceError.
+        """
+        manifest, old = self.manifest(), self.config()
+        lines = resume_differences(old, config, manifest.metadata, metadata).lines()
+        if lines or manifest.metadata.code != metadata.code or config_hash(old) != config_hash(config):
+            changed = replace(
+                manifest,
+                config_hash=config_hash(config),
+                metadata=replace(manifest.metadata, code=metadata.code),
+                changes=(*manifest.changes, *(RunChange(after_step=after_step, change=line) for line in lines)),
+            )
+            replace_file(self.manifest_path, to_json(changed.to_json(), indent=1))
+            replace_file(self.config_path, to_json(settings_json(config), indent=1))
+        return lines
+
+    def discard_unused(self) -> None:
+        """Remove a run that failed before it saved anything, so that its name is free for the next attempt.
+
+        A folder with metrics, checkpoints, samples, a saved bundle or unknown files stays as it is.
+        """
+        ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, self.log_path.name}
+        for entry in self.path.iterdir():
+            kept = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
+            if kept and entry.name not in ours:
+                return
+        remove_tree(self.path)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def create_run(
+    root: Path,
+    name: str,
+    *,
+    config: Mapping[str, ConfigSetting],
+    metadata: RunMetadata,
+    clock: Clock,
+    need_bytes: int = 0,
+) -> RunFolder:
+    """Make `root/name` for a new run and lock it.
+
+    Raises ConfigError if the name is invalid or the run exists (with the difference of the configs), and ResourceError
+    for an unusable root, too little space (`need_bytes`), or a run in use. Existing files are not changed.
+    """
+    check_name(name)
+    path = root / name
+    _check_place(root, path)
+    require_space(root, need_bytes)
+    _refuse_foreign(path)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    lock = RunLock.acquire(path / LOCK, name)
+    try:
+        _refuse_existing(path, config)
+        lock.write_holder(_iso(clock))
+        replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
+        manifest = Manifest(
+            format=RUN_FORMAT, config_hash=config_hash(config), created_at=_iso(clock), metadata=metadata
+        )
+        replace_file(path / MANIFEST, to_json(manifest.to_json(), indent=1))
+    except BaseException:
+        lock.release()
+        raise
+    return RunFolder(path=path, clock=clock, _lock=lock)
+
+
+def resume_run(
+    root: Path,
+    name: str,
+    *,
+    config: Mapping[str, ConfigSetting],
+    metadata: RunMetadata,
+    clock: Clock,
+    allowed: AllowedChanges = NO_CHANGES,
+) -> RunFolder:
+    """Lock `root/name` to resume it; `RunFolder.record_resume` then records the differences.
+
+    Config, dataset and code must be the run's own, except for `allowed` changes. Raises ConfigError naming every other
+    difference, DataError without such a run, ResourceError if it is in use.
+    """
+    check_name(name)
+    path = root / name
+    _require_manifest(path)
+    _check_place(root, path)
+    manifest = read_manifest(path / MANIFEST)
+    lock = RunLock.acquire(path / LOCK, name)
+    try:
+        found = resume_differences(read_config(path / CONFIG), config, manifest.metadata, metadata)
+        refuse_differences(f"run {name} cannot be resumed", found, allowed)
+        lock.write_holder(_iso(clock))
+    except BaseException:
+        lock.release()
+        raise
+    return RunFolder(path=path, clock=clock, _lock=lock)
+
+
+def check_run(
+    root: Path,
+    name: str,
+    *,
+    config: Mapping[str, ConfigSetting],
+    code: Mapping[str, str] | None = None,
+    resume: bool,
+    allowed: AllowedChanges = NO_CHANGES,
+) -> None:
+    """Raise the errors of `create_run` or `resume_run` in advance, but for those of the dataset. Changes nothing."""
+    check_name(name)
+    path = root / name
+    _check_place(root, path)
+    if resume:
+        _require_manifest(path)
+    else:
+        _refuse_foreign(path)
+    if (path / LOCK).exists():
+        RunLock.acquire(path / LOCK, name).release()
+    if resume:
+        before = read_manifest(path / MANIFEST).metadata
+        found = resume_differences(read_config(path / CONFIG), config, before, replace(before, code=code))
+        refuse_differences(f"run {name} cannot be resumed", found, allowed)
+    else:
+        _refuse_existing(path, config)
+
+
+def open_run(path: Path, *, clock: Clock) -> RunFolder:
+    """Open a run for reading, without a lock. Raises DataError if `path` is not a run, or has a newer format."""
+    if not (path / MANIFEST).is_file():
+        raise DataError(f"{path} is not a run: it has no {MANIFEST}")
+    read_manifest(path / MANIFEST)
+    return RunFolder(path=path, clock=clock)
+
+
+def list_runs(root: Path) -> list[Path]:
+    """Run folders directly under `root`, sorted by name."""
+    return sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
+
+
+def _iso(clock: Clock) -> str:
+    return datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _check_place(root: Path, path: Path) -> None:
+    """Raise ResourceError unless the run's folder can be created or written to."""
+    for place in (root, path):
+        if place.is_symlink():
+            raise ResourceError(f"{place} is a symbolic link to {place.readlink()}; name the folder itself")
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise ResourceError(f"{existing} is not a folder, so no run can be saved at {path}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ResourceError(f"{existing} is not writable by this user, so no run can be saved at {path}")
+
+
+def _require_manifest(path: Path) -> None:
+    if not (path / MANIFEST).is_file():
+        raise DataError(f"no run {path.name} in {path.parent} to resume: omit --resume to start it")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise ConfigError if `path` exists and is not a run: it may belong to the user, and stays as it is."""
+    if not path.is_dir() or (path / MANIFEST).exists():
+        return
+    ours = {LOCK, CONFIG, f".{CONFIG}.tmp", f".{MANIFEST}.tmp"}  # possible leftovers of a kill during `create_run`
+    try:
+        others = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    except OSError as error:
+        raise_write_error(path, error)
+    if others:
+        raise ConfigError(f"{path} exists, is not a run, and contains {', '.join(others[:5])}; give another --name")
+
+
+def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
+    if not (path / MANIFEST).exists():
+        return
+    differences = config_diff(read_config(path / CONFIG), config)
+    if differences:
+        raise ConfigError(
+            f"run {path.name} exists in {path.parent} with another config; give a new --name, or --resume with its "
+            "config. Nothing was changed. The differences:",
+            *(f"  {line}" for line in differences),
+        )
+    raise ConfigError(
+        f"run {path.name} exists in {path.parent} with the same config; --resume continues it, "
+        "a new --name starts another. Nothing was changed."
+    )

@@ -1,0 +1,276 @@
+"""Metrics of a run, `metrics.jsonl`: one line per step, appended and flushed.
+
+Belongs here: the format of the file. A line is strict JSON: `step`, the metrics in the order given, and for a NaN or
+infinite value null, with its name in `non_finite`. Keys that start with `time/` depend on the clock; without them, two
+runs can be compared byte for byte.
+"""
+
+import json
+import math
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+from hone.core.strict_json import Json
+from hone.run.store.durable import from_json, raise_write_error, replace_file, sync_path, write_all, writing
+
+CLOCK_PREFIX = "time/"
+CLOCK_NAMES = frozenset(
+    {
+        "world/wait_s",
+        "world/p95_s",
+        "world/late",
+        "rollout/idle_world",
+        "fleet/replicas",
+        "fleet/lost",
+        "fleet/asked_again",
+        "fleet/largest_share",
+        "fleet/wait_s",
+        "fleet/publish_s",
+    }
+)
+"""Further metrics that depend on time; those of an evaluation have `eval/` before them."""
+STEP = "step"
+NON_FINITE = "non_finite"
+_MAX_STEP = 1 << 62
+RENAMED_METRICS: Mapping[str, str] = {
+    "reward/kl_weight": "reward/kl_coef",
+    "policy/worth": "policy/q_value",
+    "expert/asked": "expert/labelled_states",
+    "options/learnt": "options/updates",
+    "time/judge_s": "time/evaluate_s",
+    **{f"ahead/{name}": f"async/{name}" for name in ("dropped", "length_bias_tokens", "several_versions")},
+    **{f"ahead/{name}": f"async/{name}" for name in ("staleness", "staleness_max")},
+    **{f"refill/{name}": f"dynamic_sampling/{name}" for name in ("decisions_per_used", "filled_up_groups")},
+    **{f"refill/{name}": f"dynamic_sampling/{name}" for name in ("informative_groups", "rounds")},
+}
+"""Old name of a metric -> its present name; files of older runs are read until hone 0.3."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MetricsWriter:
+    """Writer of one line per step, made by `open_metrics`; `append` flushes each line to the operating system."""
+
+    path: Path
+    descriptor: int
+    last_step: int
+    _closed: bool = field(default=False, init=False)
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the line of `step`. Raises ValueError for a step that does not increase or a reserved name.
+
+        Raises ResourceError for a disk error; the file then ends with the last complete line.
+        """
+        if step <= self.last_step:
+            raise ValueError(f"metrics of step {step} after those of step {self.last_step}")
+        data = metrics_line(step, metrics).encode()
+        whole_bytes = os.fstat(self.descriptor).st_size
+        try:
+            write_all(self.descriptor, data)
+        except OSError as error:
+            os.ftruncate(self.descriptor, whole_bytes)
+            raise_write_error(self.path, error, len(data))
+        self.last_step = step
+
+    def sync(self) -> None:
+        """Fsync the file; call it before a checkpoint, so that no checkpoint is newer than its metrics."""
+        with writing(self.path):
+            os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.sync()
+            os.close(self.descriptor)
+
+
+class OpenedMetrics(NamedTuple):
+    """Writer of metrics, and notes about repairs for the log."""
+
+    writer: MetricsWriter
+    repairs: list[str]
+
+
+def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
+    """Open for appending after `after_step`: an incomplete last line, damaged lines and lines of later steps are
+    removed, and the removal is noted. Raises ResourceError for the disk."""
+    repairs: list[str] = []
+    if path.exists():
+        torn = repair_last_line(path)
+        repairs += [torn] if torn else []
+        repairs += remove_damaged_lines(path)
+        removed = truncate_after(path, after_step)
+        repairs += [f"{path.name}: {removed} lines after step {after_step} cut"] if removed else []
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return OpenedMetrics(MetricsWriter(path=path, descriptor=descriptor, last_step=after_step), repairs)
+
+
+def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Format one line, with its newline. Floats use repr: the same bits give the same bytes."""
+    line: dict[str, Json] = {STEP: step}
+    non_finite: list[Json] = []
+    for name, value in metrics.items():
+        if name in (STEP, NON_FINITE):
+            raise ValueError(f"a metric cannot be called {name}: the file format reserves this name")
+        number = value if isinstance(value, int) else float(value)
+        finite = math.isfinite(number)
+        line[name] = number if finite else None
+        if not finite:
+            non_finite.append(name)
+    if non_finite:
+        line[NON_FINITE] = non_finite
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
+def repair_last_line(path: Path) -> str | None:
+    """Remove an incomplete last line, left by a killed process; returns a message or None."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole == len(data):
+        return None
+    torn = data[whole:]
+    _truncate(path, whole)
+    return f"{path.name}: torn last line cut ({len(torn)} bytes: {torn[:40].decode('utf-8', 'replace')!r})"
+
+
+def remove_damaged_lines(path: Path) -> list[str]:
+    """Remove whole lines that `read_metrics` leaves out, atomically; returns a message for each. Raises
+    ResourceError."""
+    found = _read_lines(path)
+    if found.faults:
+        replace_file(path, b"".join(found.raw))
+    return [f"{fault}; the line is removed, {len(found.raw)} others are kept" for fault in found.faults]
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Remove the lines of steps after `step` from an intact file; returns their number. Raises ResourceError."""
+    found = _read_lines(path)
+    kept = bisect_right(found.steps, step)
+    if kept < len(found.raw):
+        _truncate(path, sum(map(len, found.raw[:kept])))
+    return len(found.raw) - kept
+
+
+def _truncate(path: Path, size_bytes: int) -> None:
+    with writing(path):
+        os.truncate(path, size_bytes)
+    sync_path(path)
+
+
+class MetricColumns(NamedTuple):
+    """Metrics as columns: `steps` `[N]`, and each metric `[N]` with NaN for missing and non-finite values."""
+
+    steps: NDArray[np.int64]
+    values: dict[str, NDArray[np.float64]]
+    faults: tuple[str, ...] = ()
+    """Lines that are damaged and left out, with file, line and reason."""
+
+
+def read_metrics(path: Path) -> MetricColumns:
+    """Read the file into columns, in order of first appearance; an incomplete last line (a running process) is ignored.
+
+    A line that is not JSON, has no step, or a step out of order is left out and named in `faults`.
+    """
+    found = _read_lines(path)
+    values: dict[str, NDArray[np.float64]] = {}
+    for row, line in enumerate(found.parsed):
+        for name, value in line.items():
+            if name in (STEP, NON_FINITE):
+                continue
+            column = values.setdefault(RENAMED_METRICS.get(name, name), np.full(len(found.parsed), np.nan))
+            if isinstance(value, int | float):
+                column[row] = value
+    return MetricColumns(np.array(found.steps, dtype=np.int64), values, tuple(found.faults))
+
+
+class _MetricLines(NamedTuple):
+    """Intact lines of a file, and a message for each damaged one."""
+
+    raw: list[bytes]
+    parsed: list[dict[str, Json]]
+    steps: list[int]
+    faults: list[str]
+
+
+def _read_lines(path: Path) -> _MetricLines:
+    """Read the whole lines. Where steps are out of order, the fewest lines are taken for damaged."""
+    data = path.read_bytes() if path.exists() else b""
+    faults: dict[int, str] = {}
+    intact: list[tuple[int, bytes, dict[str, Json], int]] = []
+    for number, raw in enumerate(data[: data.rfind(b"\n") + 1].split(b"\n")[:-1], start=1):
+        try:
+            line = _parse(raw, path, number)
+            intact.append((number, raw + b"\n", line, _step_of(line, path, number)))
+        except DataError as error:
+            faults[number] = f"{error} ({raw[:40].decode('utf-8', 'replace')!r})"
+    kept = _longest_increasing([step for *_, step in intact])
+    for place in sorted({*range(len(intact))} - {*kept}):
+        number, raw, _, step = intact[place]
+        faults[number] = f"{path}:{number} has step {step} out of order ({raw[:40].decode('utf-8', 'replace')!r})"
+    chosen = [intact[place] for place in kept]
+    return _MetricLines(
+        raw=[raw for _, raw, _, _ in chosen],
+        parsed=[line for _, _, line, _ in chosen],
+        steps=[step for *_, step in chosen],
+        faults=[faults[number] for number in sorted(faults)],
+    )
+
+
+def _longest_increasing(steps: Sequence[int]) -> list[int]:
+    """Places of a longest strictly increasing subsequence, by patience sorting."""
+    tops: list[int] = []
+    places: list[int] = []
+    before: list[int] = []
+    for place, step in enumerate(steps):
+        pile = bisect_left(tops, step)
+        before.append(places[pile - 1] if pile else -1)
+        if tops[pile : pile + 1] != [step]:  # of equal steps the first one counts
+            tops[pile : pile + 1], places[pile : pile + 1] = [step], [place]
+    chain: list[int] = []
+    place = places[-1] if places else -1
+    while place >= 0:
+        chain.append(place)
+        place = before[place]
+    return chain[::-1]
+
+
+def without_clock_metrics(lines: Iterable[str]) -> list[str]:
+    """Remove metrics that depend on the clock: equal runs then have equal lines."""
+    return [_without_clock(line) for line in lines]
+
+
+def depends_on_clock(name: str) -> bool:
+    """True for a metric that two equal runs do not have in common."""
+    return name.startswith(CLOCK_PREFIX) or name.removeprefix("eval/") in CLOCK_NAMES
+
+
+def _without_clock(line: str) -> str:
+    parsed = cast("dict[str, Json]", json.loads(line))
+    kept = {name: value for name, value in parsed.items() if not depends_on_clock(name)}
+    non_finite = kept.pop(NON_FINITE, None)
+    if isinstance(non_finite, list):
+        names = [name for name in non_finite if not depends_on_clock(str(name))]
+        kept |= {NON_FINITE: names} if names else {}
+    return json.dumps(kept, allow_nan=False) + "\n"
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Json]:
+    parsed = from_json(line, f"{path}:{number}")
+    if not isinstance(parsed, dict):
+        raise DataError(f"{path}:{number} must be a JSON object, got {type(parsed).__name__}")
+    return parsed
+
+
+def _step_of(line: dict[str, Json], path: Path, number: int) -> int:
+    step = line.get(STEP)
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 < step < _MAX_STEP:
+        raise DataError(f"{path}:{number} has no step: {step!r}")
+    return step

@@ -1,1 +1,0 @@
-"""Serving: completions of a policy over HTTP, and agents that are trained by its address."""

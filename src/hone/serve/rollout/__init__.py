@@ -1,5 +1,0 @@
-"""Staged rollout of a policy's version: assignment by hash, stages, evidence, and the way back.
-
-Belongs here: the router, the controller and its plan. Does not: the mathematics of evidence (`estimators.sequential`),
-versions on disk (`store.registry`), the service that answers (`serve.gateway`).
-"""

@@ -1,1 +1,0 @@
-"""Values in tables and tiles, learned step by step: traces, sweeps, models learnt, exploration. Numpy only."""

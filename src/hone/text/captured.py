@@ -1,0 +1,171 @@
+"""Sessions of agents, wired: the address that they call, the engine that answers, and the scorer of their sessions."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from hone.core.clock import SystemClock
+from hone.core.credit import Metrics
+from hone.core.errors import ConfigError, ResourceError
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.parallel.config import ClusterConfig
+from hone.parallel.open_fleet import check_cluster
+from hone.rewards.scorer import RewardScorer
+from hone.sources.live import LiveSource
+from hone.text.adapters.verifiers import VerifiersDriver
+from hone.text.evaluate.dialogues import dialogue_context
+from hone.text.evaluate.engine_actor import EngineActor
+from hone.text.fleet import generating_cluster
+from hone.text.live import engine_actor
+from hone.text.open_text import TextInputs
+from hone.text.rl_config import TextRunConfig
+from hone.text.rollout_config import RolloutConfig
+from hone.text.serving.capture.capture_desk import CaptureDesk
+from hone.text.serving.capture.capture_world import CaptureLimits, CaptureWorld
+from hone.text.serving.capture.session_plan import SessionPlan
+from hone.text.serving.completions.served_model import ServedModel
+from hone.text.tasks.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
+from hone.text.tasks.dataset import ExampleDataset, build_examples
+from hone.text.tasks.task import TaskConfig
+from hone.text.tasks.world import Prompt
+from hone.text.tools.formats import TOOL_FORMATS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedText:
+    """Sessions of agents as a live task: the address, the engine and the scorer."""
+
+    world: CaptureWorld
+    actor: EngineActor
+    scorer: RewardScorer
+    close_address: Callable[[], None]
+
+    def source(self) -> LiveSource[TokenPolicy]:
+        """Source of their episodes."""
+        return LiveSource[TokenPolicy](self.world, self.actor, actor_metrics=self.metrics)
+
+    def metrics(self) -> Metrics:
+        """Metrics of the latest rollout."""
+        return {**self.actor.metrics(), **self.scorer.metrics(), **self.world.metrics()}
+
+    def notes(self) -> list[str]:
+        """Notes for the user since the last call."""
+        return [*self.scorer.notes(), *self.actor.notes(), *self.world.notes()]
+
+    def close(self) -> None:
+        """End the agents that were started, then the address."""
+        if self.world.driver is not None:
+            self.world.driver.close()
+        self.actor.close()
+        self.world.desk.close("the run has ended")
+        self.close_address()
+
+
+def captured_examples(task: TaskConfig) -> ExampleDataset:
+    """The tasks of an environment of verifiers; none where agents bring their own. Raises HoneError."""
+    driver = _driver(task)
+    return build_examples([], source=task.source) if driver is None else driver.examples()
+
+
+def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> TextInputs[Sequence[Prompt]]:
+    """Inputs of a run whose dialogues are held by agents: they bring the prompts."""
+
+    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        del examples
+        dialogue_context(config.rollout.context, context)
+        tokenizer.check_chat_continuation()
+        return [], []
+
+    def check_staleness() -> list[str]:
+        if steps := config.rollout.asynchrony.steps:
+            raise ConfigError(
+                f"rollout.max_staleness = {steps}: agents wait while the policy learns, so that all answers of a step "
+                "are drawn by one policy; leave it out"
+            )
+        return []
+
+    return TextInputs(
+        config=config,
+        read=lambda _: captured_examples(config.task),
+        lay_out=lay_out,
+        rewards=config.rewards,
+        other_policies=[*other_policies, *config.rewards.local_judges],
+        more_checks={
+            **config.more_checks(),
+            "agents": check_staleness,
+            "cluster": partial(check_cluster, generating_cluster(config.rollout, config.cluster)),
+        },
+    )
+
+
+def open_captured_text(
+    inputs: TextInputs[Sequence[Prompt]],
+    policy: TokenPolicy,
+    rollout: RolloutConfig,
+    *,
+    greedy_baseline: bool,
+    cluster: ClusterConfig | None = None,
+) -> CapturedText:
+    """Take the address, and serve it. Raises ResourceError if something else has it or the extra `serve` is missing,
+    ConfigError for credit that needs greedy answers."""
+    task, clock, desk = inputs.config.task, SystemClock(), CaptureDesk()
+    if greedy_baseline:
+        raise ConfigError(
+            f"task.source = {task.source!r}: this recipe compares answers with greedy ones, and an agent's dialogue is "
+            "held once; take a recipe such as grpo"
+        )
+    try:  # the base install has no web server
+        from hone.text.serving.capture.capture_app import MODEL_NAME, CaptureRoutes  # noqa: PLC0415
+        from hone.text.serving.capture.capture_server import CaptureServer  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        missing = f"task.source = {task.source!r} needs {error.name}: pip install 'hone-rl[serve]'"
+        raise ResourceError(missing) from None
+    tokenizer = policy.tokenizer
+    context = dialogue_context(rollout.context, policy.decoder.config.max_positions)
+    driver, agents = _driver(task), task.agents or AgentSessionsConfig()
+    host, port = agent_address(task.source) if driver is None else ("127.0.0.1", 0)
+    server = CaptureServer(host, port)
+    address = server.bind()
+    served = ServedModel(name=MODEL_NAME, tokenizer=tokenizer, context=context, fingerprint_of="version {}".format)
+    server.start(CaptureRoutes(desk, clock, served).app())
+    world = CaptureWorld(
+        desk=desk,
+        tokenizer=tokenizer,
+        sampling=rollout.sampling(),
+        limits=CaptureLimits(
+            sessions=rollout.prompts_per_step * rollout.samples_per_prompt,
+            context=context,
+            deadline_s=agents.deadline_s,
+            patience_s=agents.patience_s,
+        ),
+        clock=clock,
+        address=address,
+        scorer=inputs.scorer,
+        tool_format=TOOL_FORMATS[agents.tool_format],
+        plan=None if driver is None else _plan(inputs, rollout),
+        driver=driver,
+    )
+    actor = engine_actor(policy, rollout, context - rollout.max_tokens, seed=inputs.config.seed, cluster=cluster)
+    return CapturedText(world=world, actor=actor, scorer=inputs.scorer, close_address=server.close)
+
+
+def _plan(inputs: TextInputs[Sequence[Prompt]], rollout: RolloutConfig) -> SessionPlan:
+    rows = inputs.examples.rows
+    return SessionPlan(
+        rows=[row.columns for row in rows],
+        ids=[row.id for row in rows],
+        per_step=rollout.prompts_per_step,
+        samples=rollout.samples_per_prompt,
+        seed=inputs.config.seed,
+    )
+
+
+def _driver(task: TaskConfig) -> VerifiersDriver | None:
+    """Holder of the sessions; None where agents come of themselves."""
+    if not task.source.startswith(VERIFIERS):
+        return None
+    agents = task.agents or AgentSessionsConfig()
+    return VerifiersDriver(
+        name=task.source.removeprefix(VERIFIERS), config=agents.environment, size=task.size, python=agents.python
+    )

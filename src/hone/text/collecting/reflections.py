@@ -1,0 +1,130 @@
+"""Reflections: what the branches at an expert's states led to, told before the expert's turn, as texts to imitate.
+
+A user's function writes the thought from the state, the tried turns with the world's answers, and the expert's turn
+(self-reflection; Zhang et al., Agent Learning via Early Experience, 2025, 2510.08558).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hone.core.conversation import Turn, split_turns
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.solutions import run_on_rows
+from hone.text.experience import UserFunction
+from hone.text.tasks.collection import CollectedAnswer
+
+KIND = "reflecting function"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """A state of an expert's dialogue, and what was tried there."""
+
+    expert: CollectedAnswer
+    begin: int
+    """Position of the expert's turn in its dialogue."""
+    end: int
+    """Position after it."""
+    tried: tuple[tuple[str, str], ...]
+    """Turns that the policy tried, and the world's answers."""
+
+
+@dataclass
+class BranchReflections:
+    """Adds to the dialogues of a step the expert's turns with a thought before each.
+
+    The thought and the turn are one answer, with the expert's score; what stood before them is its question. Equal
+    tries are told once. A thought of None leaves a state out.
+    """
+
+    function: UserFunction
+    tokenizer: Tokenizer
+    _notes: list[str] = field(default_factory=list[str])
+
+    def __call__(self, rows: Sequence[CollectedAnswer]) -> list[CollectedAnswer]:
+        """The rows, and the reflections behind them. Raises UserCodeError of the user's function."""
+        states = self._states(rows)
+        if not states:
+            return list(rows)
+        asked = [self._question(state) for state in states]
+        thoughts = run_on_rows(
+            self.function.use, asked, deadline_s=self.function.deadline_s, kind=KIND,
+            deadline_key="collect.reflect.deadline_s", may_be_none=True,
+        )  # fmt: skip
+        largest = max(row.sample for row in rows) + 1
+        told = [(state, thought) for state, thought in zip(states, thoughts, strict=True) if thought is not None]
+        added = [self._row(state, thought, largest + place) for place, (state, thought) in enumerate(told)]
+        return [*rows, *added]
+
+    def _states(self, rows: Sequence[CollectedAnswer]) -> list[_State]:
+        groups: dict[int, list[CollectedAnswer]] = {}
+        for row in rows:
+            groups.setdefault(row.group, []).append(row)
+        return [state for group in groups.values() for state in self._states_of(group)]
+
+    def _states_of(self, group: Sequence[CollectedAnswer]) -> list[_State]:
+        """States of the expert's dialogue of a group; none where it has no score."""
+        expert = next((row for row in group if row.sample == 0), None)
+        if expert is None or expert.score is None:
+            return []
+        found: list[_State] = []
+        for begin, end in _turn_places(expert.at):
+            tried: dict[tuple[str, str], None] = {}
+            for row in group:
+                if row is not expert and _branches_at(row, expert, begin):
+                    turns = self._turns(row, begin)
+                    tried.setdefault((turns[0][1], turns[1][1] if len(turns) > 1 else ""))
+            if tried:
+                found.append(_State(expert=expert, begin=begin, end=end, tried=tuple(tried)))
+        return found
+
+    def _turns(self, row: CollectedAnswer, begin: int) -> tuple[Turn, ...]:
+        """Turns from a position on, the first one the policy's."""
+        at = np.array([place for place in row.at if place >= begin], np.int64)
+        return split_turns(np.array(row.tokens, np.int32), at, self.tokenizer.decode)
+
+    def _question(self, state: _State) -> dict[str, Any]:
+        return {
+            **json.loads(state.expert.columns),
+            "state": self._text(state.expert.tokens[: state.begin]),
+            "tried": list(state.tried),
+            "expert": self._text(state.expert.tokens[state.begin : state.end]),
+        }
+
+    def _row(self, state: _State, thought: str, sample: int) -> CollectedAnswer:
+        expert, before = state.expert, list(state.expert.tokens[: state.begin])
+        said = [*self.tokenizer.encode(thought).tolist(), *expert.tokens[state.begin : state.end]]
+        size, first = len(said), expert.at[0] == state.begin
+        return replace(
+            expert,
+            id=expert.id if first else f"{expert.id} after {state.begin} tokens",
+            prompt=expert.prompt if first else json.dumps(self._text(before)),
+            sample=sample,
+            completion=self._text(said),
+            tokens=[*before, *said],
+            at=list(range(len(before), len(before) + size)),
+            logp=[float("nan")] * size,
+            version=[0] * size,
+            truncated=False,
+        )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(np.array(tokens, np.int32))
+
+
+def _turn_places(at: Sequence[int]) -> list[tuple[int, int]]:
+    """First position of each turn, and the position after its last."""
+    places = np.array(at, np.int64)
+    cuts = np.flatnonzero(np.diff(places) > 1) + 1
+    return [(int(piece[0]), int(piece[-1]) + 1) for piece in np.split(places, cuts) if len(piece)]
+
+
+def _branches_at(row: CollectedAnswer, expert: CollectedAnswer, begin: int) -> bool:
+    """True if a dialogue is the expert's up to a position, and drawn from there on."""
+    if list(row.tokens[:begin]) != list(expert.tokens[:begin]) or begin not in row.at:
+        return False
+    return not np.isnan(row.logp[list(row.at).index(begin)])

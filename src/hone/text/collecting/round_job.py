@@ -1,0 +1,177 @@
+"""Rounds of answering and imitation, wired: expert iteration and distillation of the best of n."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.credit.returns import reward_as_advantage
+from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
+from hone.learner.gradient import GradientLearner
+from hone.learner.round_source import RoundSchedule, RoundSource, Selection
+from hone.learner.rounds import RoundLearner, tensors_sha256, trained_tensors
+from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.weights import token_mean
+from hone.run.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.run.loop import Recipe
+from hone.text.collecting.collect_job import score_as_advantage
+from hone.text.imitation import token_nll
+from hone.text.judge_questions import judge_questions
+from hone.text.learners import language_job, step_layout, token_learner
+from hone.text.live import AnsweringRunConfig, open_answering_run, open_live_text
+from hone.text.memory import WEIGHT_BYTES
+from hone.text.open_text import TextInputs
+from hone.text.planned_memory import BatchDimensions, TextLengths
+from hone.text.samples import answer_metrics, reward_metrics
+from hone.text.tasks.world import Prompt
+from hone.text.token_batch import TokenBatch
+
+
+class RoundAlgorithm(Config):
+    """Steps of a round, and where it starts."""
+
+    collect_steps: int = Field(ge=1)
+    """Steps at the beginning of a round that gather answers; nothing is learnt in them."""
+    learn_steps: int = Field(ge=1)
+    """Steps after them that imitate the selected answers."""
+    batch: int = Field(default=64, ge=1)
+    """Answers that a step imitates."""
+    restart: bool = True
+    """Start every round from the first policy, with a new optimizer; otherwise rounds go on from each other."""
+
+
+class RoundRunConfig(AnsweringRunConfig):
+    """Config shared by the recipes that imitate a selection of their own answers, round by round."""
+
+    algorithm: RoundAlgorithm
+    """Rounds."""
+    learner: LearnerConfig
+    """The optimizer of the imitation; a schedule spans a round."""
+
+    optimizer_moments: ClassVar[int] = 2
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> "RoundRunConfig":
+        require_master_weights(self.learner, self.model.weights)
+        require_whole_minibatches(self.learner, self.algorithm.batch, "algorithm.batch")
+        length = self.schedule.length
+        if self.steps % length:
+            near = [count for count in (self.steps // length * length, (self.steps // length + 1) * length) if count]
+            raise ValueError(
+                f"steps = {self.steps} ends within a round of algorithm.collect_steps + algorithm.learn_steps = "
+                f"{length} steps; set steps = {' or '.join(map(str, near))}"
+            )
+        return self
+
+    @property
+    def schedule(self) -> RoundSchedule:
+        """Steps of a round."""
+        return RoundSchedule(collect_steps=self.algorithm.collect_steps, learn_steps=self.algorithm.learn_steps)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the run."""
+        return self.steps // self.schedule.length
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        return BatchDimensions(
+            micro_batch_tokens=self.learner.micro_batch_tokens,
+            rows=max(1, self.algorithm.batch // self.learner.minibatches),
+            longest_tokens=lengths.whole,
+            longest_prompt=lengths.prompt,
+            rollout=self.rollout,
+        )
+
+    def weight_copies(self) -> dict[str, int]:
+        first = {"first policy": WEIGHT_BYTES[self.model.weights]} if self.algorithm.restart else {}
+        return {**super().weight_copies(), **first}
+
+    @abstractmethod
+    def select(self, episodes: Episodes) -> Selection:
+        """Choose what to imitate of the answers of a round; `recipe_parts` reads the selection's name from here."""
+
+
+def imitation_learner(config: RoundRunConfig, policy: TokenPolicy) -> GradientLearner[TokenPolicy, TokenBatch]:
+    """The learner that imitates what was selected."""
+    return token_learner(
+        config.learner,
+        policy,
+        layout=step_layout(token_mean, config.learner, config.run, mixed_precision=policy.decoder.is_mixed_precision),
+        objective=token_nll,
+        seed=config.seed,
+        steps=config.algorithm.learn_steps * (1 if config.algorithm.restart else config.rounds),
+    )
+
+
+def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
+    """Training job of rounds: a live source, its selection as a log, and imitation."""
+    _ = inputs.prepared, inputs.evaluation
+    policy = inputs.policy(temperature=config.rollout.temperature)
+    inputs.scorer.check(inputs.examples.column_names())
+    live = open_live_text(inputs, policy, config.rollout, cluster=config.cluster)
+    source = RoundSource[TokenPolicy](
+        live.source(),
+        schedule=config.schedule,
+        select=config.select,
+        batch_size=config.algorithm.batch,
+        seed=config.seed,
+    )
+    inner = imitation_learner(config, policy)
+    learner = RoundLearner(
+        inner,
+        config.schedule,
+        initial=trained_tensors(inner) if config.algorithm.restart else None,
+        initial_sha256="" if inner.policy is policy else tensors_sha256([one.detach() for one in policy.parameters()]),
+    )
+    credit = partial(_credit, learns=lambda: source.learns, rewards=config.rewards.names)
+    recipe = Recipe(source=source, credit=credit, learner=learner)
+    job = language_job(inputs, policy, recipe, warnings=[*config.rollout.warnings(), *live.actor.notes()])
+    return replace(job, pop_notices=lambda: [*live.notes(), *source.pop_notes()], close=live.actor.close)
+
+
+def _credit(episodes: Episodes, values: Values, *, learns: Callable[[], bool], rewards: Sequence[str]) -> Credits:
+    """Selected answers count 1 at every token; gathered ones show their score, and nothing learns from it."""
+    if learns():
+        return reward_as_advantage(episodes, values)
+    metrics = {**answer_metrics(episodes), **reward_metrics(rewards, episodes)}
+    return replace(score_as_advantage(episodes, values), metrics=metrics)
+
+
+def derive_rounds(config: RoundRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    rollout, chosen, learner = config.rollout, config.algorithm, config.learner
+    answers = chosen.collect_steps * rollout.prompts_per_step * rollout.samples_per_prompt
+    return {
+        "rounds": f"{config.rounds} of {chosen.collect_steps} steps that gather and {chosen.learn_steps} that learn",
+        "answers of a round": f"{chosen.collect_steps} x {rollout.prompts_per_step} prompts x "
+        f"{rollout.samples_per_prompt} samples = {answers}, of at most {rollout.max_tokens} tokens",
+        "optimizer steps": f"{learner.optimizer_steps(chosen.learn_steps)} in a round, on {chosen.batch} answers each",
+        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+        **judge_questions(config, config.rewards, answers=config.rounds * answers),
+    }
+
+
+def round_recipe_spec(
+    *, summary: str, paper: str, config: type[RoundRunConfig], selection: Callable[..., Selection], limitation: str
+) -> RecipeSpec:
+    """Description of a recipe by rounds."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_answering_run, build=build_round_job),
+        derive=derive_rounds,
+        parts=RecipeParts(
+            source=f"RoundSource(Live(text task, engine), {selection.__name__})",
+            credit=(reward_as_advantage,),
+            loss=(token_nll,),
+            weights=(token_mean,),
+        ),
+        limitation=limitation,
+    )

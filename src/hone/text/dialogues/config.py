@@ -1,0 +1,168 @@
+"""Config of dialogue tasks: the world, its limits, and the tools of a dialogue."""
+
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, JsonValue, model_validator
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.process.user_files import check_reference
+from hone.text.dialogues.hosted import WorldSpec
+from hone.text.tasks.task import TaskConfig
+from hone.text.tools.loading import ToolUse, check_references
+
+PREFIX: Final = "dialogue:"
+"""Beginning of a `task.source` that names a world."""
+OPENENV: Final = "openenv:"
+"""Beginning of a `task.source` that names an OpenEnv server."""
+OPENENV_WORLD: Final = "hone.text.adapters.openenv:OpenEnvWorld"
+DEFAULT_TURNS: Final = 8
+
+
+class DialogueWorldConfig(Config):
+    """Options, processes and limits of a world."""
+
+    options: dict[str, JsonValue] = {}
+    """Passed to the world's class by name, for each dialogue."""
+    deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds that a world may take for an answer; then its process is killed, and the dialogue has no score."""
+    start_deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds that the import of a world may take."""
+    isolate: Literal["process", "thread"] = "process"
+    """`process`: each dialogue's world has a process of its own. `thread`: threads of the trainer, for worlds that come
+    with hone."""
+    message_tokens: int = Field(default=1024, ge=8)
+    """Longest message of a world during a dialogue; a longer one is cut in the middle, and says so."""
+    confined: bool = True
+    """Keep worlds from signalling other processes and from writing into the run's folder, as far as the system can."""
+    memory_bytes: int | None = Field(default=None, ge=2**26)
+    """Address space of each world's process; None for no limit."""
+
+
+class DialogueToolsConfig(Config):
+    """Tools that a dialogue may call."""
+
+    use: list[str] = []
+    """`hone:calculator`, `file.py:name` or `module:name`: a function, a list of functions, or a class whose public
+    methods are tools. Empty: calls are parsed and handed to the world."""
+    options: dict[str, dict[str, JsonValue]] = {}
+    """Arguments of classes among them, by the name in `use`."""
+    format: Literal["hermes", "llama3_json", "qwen_xml", "bracket"] = "hermes"
+    """Form in which the policy writes calls."""
+    invalid_in_a_row: int = Field(default=3, ge=1)
+    """Turns in a row with a call that cannot be read after which a dialogue is cut."""
+    result_tokens: int = Field(default=256, ge=8)
+    """Longest result of a tool; a longer one is cut in the middle, and says so."""
+    reward: str | None = None
+    """Function that scores environments among the tools at the end of a dialogue, as TRL calls it:
+    `f(environments, prompts, completions, **columns)`. It runs in the dialogue's process."""
+
+    @model_validator(mode="after")
+    def _references_are_some(self) -> "DialogueToolsConfig":
+        if unknown := [name for name in self.options if name not in self.use]:
+            raise ValueError(f"options: {', '.join(unknown)} is not in use = {self.use}")
+        try:
+            check_references(self.uses)
+            if self.reward is not None:
+                check_reference(self.reward, kind="task.tools.reward")
+        except ConfigError as error:
+            raise ValueError("; ".join(error.messages)) from None
+        return self
+
+    @property
+    def uses(self) -> tuple[ToolUse, ...]:
+        """The tools with their options."""
+        return tuple(ToolUse(use=name, options=self.options.get(name, {})) for name in self.use)
+
+
+class DialogueTaskConfig(TaskConfig):
+    """Prompts, or dialogues with a world."""
+
+    source: str = Field(min_length=1)
+    """`reasoning_gym:TASK`, a `.jsonl`, `.json` or `.parquet` file, or a world: `dialogue:file.py:Class`,
+    `dialogue:module:Class`, or an OpenEnv server, `openenv:http://127.0.0.1:8000`. Agents that call the policy by an
+    address: `verifiers:NAME`, an environment of verifiers, or `agents:HOST:PORT` for any
+    (docs/howto/other_environments.md)."""
+    rows: str | None = None
+    """File with the rows of a world's dialogues; unset: those that its class brings, else `size` rows, which hold a
+    number as `seed`."""
+    turns: int = Field(default=DEFAULT_TURNS, ge=1)
+    """Most turns of the policy in a dialogue."""
+    world: DialogueWorldConfig = DialogueWorldConfig()
+    """The world of a dialogue."""
+    tools: DialogueToolsConfig | None = None
+    """Tools that the policy may call; with prompts in place of a world, the first turn without a call ends a
+    dialogue."""
+
+    @property
+    def is_dialogue(self) -> bool:
+        """True if answers are answered."""
+        return self.has_world or self.tools is not None
+
+    @property
+    def has_world(self) -> bool:
+        """True if a world answers."""
+        return self.source.startswith((PREFIX, OPENENV))
+
+    @property
+    def server(self) -> str | None:
+        """Address of an OpenEnv server; None for other tasks."""
+        return self.source.removeprefix(OPENENV) if self.source.startswith(OPENENV) else None
+
+    @property
+    def is_generated(self) -> bool:
+        return super().is_generated or (self.has_world and self.rows is None)
+
+    @property
+    def world_spec(self) -> WorldSpec:
+        """The world and the tools to load."""
+        reference = self.source.removeprefix(PREFIX) if self.has_world else None
+        server = {} if self.server is None else {"address": self.server}
+        return WorldSpec(
+            reference=reference if self.server is None else OPENENV_WORLD,
+            options={**server, **self.world.options},
+            tools=() if self.tools is None else self.tools.uses,
+            reward=None if self.tools is None else self.tools.reward,
+        )
+
+    @model_validator(mode="after")
+    def _dialogue_keys_fit(self) -> "DialogueTaskConfig":
+        world_keys = {"rows": self.rows is not None, "world.options": bool(self.world.options)}
+        keys = {"world": self.world != DialogueWorldConfig(), "turns": self.turns != DEFAULT_TURNS}
+        wrong = [name for name, given in world_keys.items() if given and not self.has_world]
+        wrong += [name for name, given in keys.items() if given and not self.is_dialogue]
+        if wrong:
+            named = ", ".join(f"task.{name}" for name in wrong)
+            raise ValueError(f"{named}: for dialogues; name a world in task.source, as {PREFIX}file.py:Class")
+        if self.tools is not None and not self.tools.use and not self.has_world:
+            raise ValueError("task.tools.use is empty, and there is no world to hand calls to; name a tool")
+        return self
+
+    @model_validator(mode="after")
+    def _server_has_an_address(self) -> "DialogueTaskConfig":
+        parts = urlsplit(self.server or "http://localhost")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"source = {self.source!r}: expected {OPENENV}http://HOST:PORT")
+        return self
+
+    @model_validator(mode="after")
+    def _world_is_one(self) -> "DialogueTaskConfig":
+        reference = self.world_spec.reference
+        if reference is not None:
+            try:
+                check_reference(reference, kind="world")
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        code = [] if reference is None else [reference]
+        own = [
+            name
+            for name in [*code, *(self.tools.use if self.tools else [])]
+            if not name.startswith(("hone.", "hone:", "mcp:"))
+        ]
+        if self.world.isolate == "thread" and own:
+            raise ValueError(
+                f'task.world.isolate = "thread" is for worlds that come with hone, and {own[0]} is not: its code could '
+                "take the trainer down; leave it out"
+            )
+        return self

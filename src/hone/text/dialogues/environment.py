@@ -1,0 +1,276 @@
+"""Dialogues with worlds and tools: the environment side of `ConversationLoop`, with all limits and reasons of an end.
+
+Belongs here: from an answer's tokens to the world and back to tokens, and what each dialogue counts. Does not: the
+order of dialogues (`envs.text.conversation`), where worlds run (`process_host`, `thread_host`).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.clock import Clock, SystemClock
+from hone.core.conversation import Message
+from hone.core.dialogue import DialogueOutcome, PolicyTurn, StopReason, ToolSchema, WorldTurn
+from hone.core.episodes import ScoreStatus
+from hone.core.errors import DataError
+from hone.core.random import key
+from hone.text.dialogues.protocol import WorldFaultError, WorldHost
+from hone.text.dialogues.results import cut_result
+from hone.text.dialogues.tally import DialogueRecord, DialogueTally
+from hone.text.tasks.conversation import Conversation, EnvironmentReply
+from hone.text.tasks.world import Prompt
+from hone.text.tools.formats import ToolFormat
+
+_SEEDS: Final = 2**31
+_MAX_TRACEBACKS: Final = 20
+
+Tokens: TypeAlias = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bridge:
+    """Tokens from an answer to the next one."""
+
+    tokens: Tokens
+    """`[n]` all that stands between the two."""
+    prompt: Tokens | None = None
+    """`[n]` the rewritten conversation, where the chat template does not let the present row go on."""
+
+
+class DialogueTokens(Protocol):
+    """Text of a dialogue as tokens, by the policy's tokenizer. Text of a world is plain text: it cannot name special
+    tokens. All methods raise DataError for text that has no tokens, and messages that the chat template refuses."""
+
+    def prompt(self, messages: Sequence[Message]) -> Tokens:
+        """`[n]` a conversation up to the beginning of the first answer."""
+        ...
+
+    def bridge(self, history: Sequence[Message], said: str, answer: Tokens, new: Sequence[Message]) -> Bridge:
+        """What stands between a sampled answer (`said`, with its tokens `[k]`) to `history` and the next one."""
+        ...
+
+    def encode(self, text: str) -> Tokens:
+        """`[n]` plain text."""
+        ...
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        """Text of tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialogueRules:
+    """Limits of a dialogue, and the form of its calls."""
+
+    turns: int
+    context: int
+    """Most tokens of a dialogue."""
+    message_tokens: int
+    """Longest message of a world."""
+    result_tokens: int
+    """Longest result of a tool."""
+    invalid_in_a_row: int
+    format: ToolFormat | None = None
+    """Form of calls; None: calls are not looked for."""
+    schemas: tuple[ToolSchema, ...] = ()
+    """Tools whose calls are answered."""
+    begins: bool = True
+    """Worlds have to be begun; False for tools that are plain functions."""
+    pays: bool = True
+    """The world gives rewards."""
+    keeps_last_words: bool = False
+    """What the world says at the end of a dialogue is kept in its tokens, for a model of the world to learn."""
+    one_seed: bool = False
+    """Samples of one row have the same world: those that are branches of one dialogue."""
+
+
+class DialogueEnvironment:
+    """Implements `TextEnvironment` for worlds and tools. A dialogue is named by its request and sample."""
+
+    def __init__(
+        self,
+        host: WorldHost,
+        rules: DialogueRules,
+        tokens: DialogueTokens,
+        prompts: Sequence[Prompt],
+        *,
+        seed: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._host, self._rules, self._tokens, self._seed = host, rules, tokens, seed
+        self._clock = clock or SystemClock()
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._open: dict[tuple[str, int], DialogueRecord] = {}
+        self._tracebacks: dict[str, str] = {}
+        self._notes: list[str] = []
+        self.tally = DialogueTally()
+
+    def begin(self, conversation: Conversation) -> "Future[EnvironmentReply] | None":
+        """Begin the world's dialogue. None for tools that are plain functions: prompts are the dataset's."""
+        if not self._rules.begins:
+            return None
+        record, prompt = self._record(conversation), self._prompt(conversation)
+        columns = {**prompt.columns, "prompt": prompt.content}
+        sample = 0 if self._rules.one_seed else conversation.sample
+        seed = key(self._seed, "world", conversation.request.id, sample) % _SEEDS
+        asked = self._host.begin(record.number, columns, seed)
+        return self._when_answered(asked, record, lambda turn: self._opened(conversation, record, prompt, turn))
+
+    def reply(self, conversation: Conversation) -> "Future[EnvironmentReply]":
+        """Answer the latest turn by tools or world."""
+        record = self._record(conversation)
+        said = self._said(conversation, record)
+        if record.invalid_in_a_row >= self._rules.invalid_in_a_row:
+            return _ready(EnvironmentReply(done=True, stop="invalid_calls"))
+        if not self._rules.begins and not said.calls and said.fault is None:
+            return _ready(EnvironmentReply(done=True))  # nobody but tools, and none was called
+        asked = self._host.answer(record.number, said)
+        return self._when_answered(asked, record, lambda turn: self._heard(conversation, record, turn))
+
+    def end(self, conversation: Conversation) -> None:
+        """Close the dialogue's world, and count the dialogue if it ended."""
+        record = self._open.pop((conversation.request.id, conversation.sample), None)
+        if record is None:
+            return
+        self._host.end(record.number)
+        if conversation.stop is not None:
+            conversation.outcome = self._outcome(conversation, record, conversation.stop)
+            self.tally.add(conversation, record)
+
+    def notes(self) -> list[str]:
+        """Notes for the user since the last call: each distinct error of a world once, and tools that nobody calls."""
+        notes, self._notes = self._notes, []
+        called = self.tally.uncalled_note() if self._rules.schemas else ""
+        return [*notes, *([called] if called else [])]
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Metrics of the dialogues that ended since the last call."""
+        return self.tally.pop(late=self._host.late_answers(), tools=self._rules.format is not None)
+
+    # --------------------------------------------------------------------------------------------- inside
+
+    def _record(self, conversation: Conversation) -> DialogueRecord:
+        name = (conversation.request.id, conversation.sample)
+        if name not in self._open:
+            self._open[name] = DialogueRecord(self._host.number(), self._prompt(conversation).content)
+        return self._open[name]
+
+    def _prompt(self, conversation: Conversation) -> Prompt:
+        return self._prompts[conversation.request.id.rpartition("#")[0]]
+
+    def _said(self, conversation: Conversation, record: DialogueRecord) -> PolicyTurn:
+        """The latest answer as the world sees it; its calls are counted."""
+        answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
+        found = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
+        calls, fault = ((), None) if found is None else (found.calls, found.fault)
+        record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
+        record.invalid += fault is not None
+        record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
+        return PolicyTurn(
+            text=text,
+            calls=calls,
+            fault=fault,
+            finish_reason=answer.finish_reason,
+            turn=conversation.turns - 1,
+            turns_left=max(0, self._rules.turns - conversation.turns),
+            tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
+        )
+
+    def _when_answered(
+        self, asked: "Future[WorldTurn]", record: DialogueRecord, go_on: Callable[[WorldTurn], EnvironmentReply]
+    ) -> "Future[EnvironmentReply]":
+        """The reply to what a world answers; a fault of the world, or text without tokens, ends the dialogue."""
+        replied: Future[EnvironmentReply] = Future()
+        began = self._clock.monotonic_s()
+
+        def settle(answered: "Future[WorldTurn]") -> None:
+            record.waits_s.append(self._clock.monotonic_s() - began)
+            try:
+                replied.set_result(go_on(answered.result()))
+            except WorldFaultError as fault:
+                replied.set_result(self._failed(record, fault))
+            except DataError as error:
+                replied.set_result(self._failed(record, WorldFaultError(f"its text cannot be used: {error}")))
+            except BaseException as error:  # noqa: BLE001 - raised where the reply is taken
+                replied.set_exception(error)
+
+        asked.add_done_callback(settle)
+        return replied
+
+    def _failed(self, record: DialogueRecord, fault: WorldFaultError) -> EnvironmentReply:
+        record.status, record.reason = fault.status, fault.reason
+        told = fault.traceback or fault.reason
+        if told not in self._tracebacks and len(self._tracebacks) < _MAX_TRACEBACKS:
+            self._tracebacks[told] = fault.reason
+            self._notes.append(
+                f"a world failed; equal errors are not shown again: {fault.reason}\n{fault.traceback}".strip()
+            )
+        stop: StopReason = "deadline" if fault.status is ScoreStatus.TIMEOUT else "world_died"
+        return EnvironmentReply(done=True, stop=stop)
+
+    def _opened(
+        self, conversation: Conversation, record: DialogueRecord, prompt: Prompt, turn: WorldTurn
+    ) -> EnvironmentReply:
+        """The prompt of a dialogue: the messages that the world begins with, else that of the row."""
+        record.facts.update(turn.facts)
+        if turn.done:
+            raise WorldFaultError("begin ended the dialogue (done) before the first turn")
+        tokens = prompt.tokens
+        if turn.messages:
+            record.content = conversation.opening = tuple(turn.messages)
+            tokens = self._tokens.prompt(turn.messages)
+        if not len(tokens):
+            raise WorldFaultError("begin gave no messages, and the row has no prompt")
+        return EnvironmentReply(prompt=tokens)
+
+    def _heard(self, conversation: Conversation, record: DialogueRecord, turn: WorldTurn) -> EnvironmentReply:
+        """The reply of what the world said to the latest turn."""
+        record.paid[conversation.turns - 1] = turn.reward
+        record.facts.update(turn.facts)
+        messages = [self._cut(message) for message in turn.messages]
+        if turn.done or conversation.turns >= self._rules.turns:
+            keeps = self._rules.keeps_last_words and bool(messages)
+            last = self._between(conversation, record, messages) if keeps else EnvironmentReply()
+            tokens = last.tokens if last.prompt is None else last.tokens[:0]
+            return EnvironmentReply(messages=messages, tokens=tokens, done=True, stop="done" if turn.done else "turns")
+        if not messages:
+            raise WorldFaultError("answer gave neither a message nor done: nothing follows the policy's turn")
+        return self._between(conversation, record, messages)
+
+    def _between(
+        self, conversation: Conversation, record: DialogueRecord, messages: Sequence[Message]
+    ) -> EnvironmentReply:
+        """The reply of messages, with all tokens between the latest turn and the next one."""
+        answer = conversation.transcript.answers[-1].tokens
+        if isinstance(record.content, str):
+            plain = self._tokens.encode("".join(str(message["content"]) for message in messages))
+            return EnvironmentReply(messages=messages, tokens=plain)
+        *before, last = conversation.messages
+        bridge = self._tokens.bridge([*record.content, *before], str(last["content"]), answer, messages)
+        return EnvironmentReply(messages=messages, tokens=bridge.tokens, prompt=bridge.prompt)
+
+    def _cut(self, message: Message) -> Message:
+        """The message, cut in the middle where it is too long."""
+        limit = self._rules.result_tokens if message["role"] == "tool" else self._rules.message_tokens
+        text = str(message["content"])
+        cut = cut_result(text, limit, encode=self._tokens.encode, decode=self._tokens.decode)
+        return message if cut == text else {**message, "content": cut}
+
+    def _outcome(self, conversation: Conversation, record: DialogueRecord, stop: StopReason) -> DialogueOutcome:
+        status, reason = record.status, record.reason
+        last = record.paid.get(max(record.paid, default=-1), 0.0)
+        if status is ScoreStatus.SCORED and last is None:
+            status, reason = ScoreStatus.UNSCORABLE, "the world gave no reward at the end"
+        rewards = [record.paid.get(turn) or 0.0 for turn in range(conversation.turns)] if self._rules.pays else []
+        return DialogueOutcome(stop=stop, rewards=tuple(rewards), status=status, reason=reason)
+
+
+def _ready(reply: EnvironmentReply) -> "Future[EnvironmentReply]":
+    future: Future[EnvironmentReply] = Future()
+    future.set_result(reply)
+    return future

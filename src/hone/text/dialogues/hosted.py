@@ -1,0 +1,236 @@
+"""One dialogue's side of the world: the user's object, called and checked. Runs in the process of the dialogue, or in a
+thread for worlds that come with hone."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
+
+from hone.core.dialogue import DialogueWorld, PolicyTurn, ToolSchema, WorldTurn
+from hone.core.errors import UserCodeError, run_all_checks
+from hone.process.user_files import load_reference
+from hone.text.dialogues.protocol import Json, WorldContractError, turn_to_json
+from hone.text.tools.loading import ClassTools, LoadedTools, ToolUse, load_tools
+from hone.text.tools.tool_world import ToolWorld, is_environment
+
+WorldFactory = Callable[[], DialogueWorld]
+KIND = "world"
+"""Name of worlds in messages."""
+
+
+@runtime_checkable
+class ClassWithRows(Protocol):
+    """A world class that brings its own rows."""
+
+    def rows(self, size: int, seed: int) -> Sequence[Mapping[str, object]]:
+        """`size` rows, or as many as there are: the columns of each, and its `prompt` if it has one. A static
+        method."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSpec:
+    """A world to load: a class or function of the user's, tools, or both."""
+
+    reference: str | None = None
+    """`file.py:Class` or `module:Class`; None: tools only."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Passed to the class by name, for each dialogue."""
+    tools: tuple[ToolUse, ...] = ()
+    reward: str | None = None
+    """Reference of a function that scores the environments among the tools."""
+
+    def to_json(self) -> Json:
+        """The spec as JSON."""
+        tools = [{"use": tool.use, "options": dict(tool.options)} for tool in self.tools]
+        return {"reference": self.reference, "options": dict(self.options), "tools": tools, "reward": self.reward}
+
+    @classmethod
+    def from_json(cls, table: Json) -> "WorldSpec":
+        """The spec that `to_json` wrote."""
+        tools = tuple(ToolUse(use=tool["use"], options=tool["options"]) for tool in table["tools"])
+        return cls(reference=table["reference"], options=table["options"], tools=tools, reward=table["reward"])
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"world {self.reference!r}" if self.reference is not None else "the tools of task.tools.use"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldDescription:
+    """What a loaded world is like."""
+
+    schemas: tuple[ToolSchema, ...] = ()
+    """Tools that it answers calls of."""
+    begins: bool = True
+    """It has to be begun; False for tools that are plain functions."""
+    pays: bool = True
+    """It gives rewards."""
+
+    def to_json(self) -> Json:
+        """The description as JSON."""
+        schemas = [
+            {"name": one.name, "description": one.description, "parameters": dict(one.parameters)}
+            for one in self.schemas
+        ]
+        return {"schemas": schemas, "begins": self.begins, "pays": self.pays}
+
+    @classmethod
+    def from_json(cls, table: Json) -> "WorldDescription":
+        """The description that `to_json` wrote."""
+        schemas = tuple(ToolSchema(**schema) for schema in table["schemas"])
+        return cls(schemas=schemas, begins=table["begins"], pays=table["pays"])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorld:
+    """A world's class or function with its options, and its tools."""
+
+    make: Callable[..., DialogueWorld] | None
+    options: Mapping[str, object]
+    tools: LoadedTools
+    reward: Callable[..., object] | None = None
+
+    def new(self) -> DialogueWorld:
+        """A world for one dialogue. Raises what its class raises."""
+        if self.make is None:
+            return ToolWorld(self.tools.open(), self.reward)
+        world = self.make(**self.options)
+        return WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
+
+    def describe(self) -> WorldDescription:
+        """What its dialogues are like."""
+        methods = {name for part in self.tools.parts if isinstance(part, ClassTools) for name in part.lifecycle}
+        own, paid = self.make is not None, self.reward is not None
+        return WorldDescription(
+            schemas=self.tools.schemas,
+            begins=own or paid or "reset" in methods,
+            pays=own or paid or "get_reward" in methods,
+        )
+
+    def rows(self, size: int, seed: int) -> list[dict[str, object]] | None:
+        """The rows that the class brings; None where it has none. Raises UserCodeError for anything else."""
+        if not isinstance(self.make, ClassWithRows):
+            return None
+        found = cast("Callable[..., object]", self.make.rows)(size=size, seed=seed)
+        if isinstance(found, str) or not isinstance(found, Sequence):
+            raise UserCodeError(f"rows(size, seed) returned a {type(found).__name__}, expected a list of rows")
+        rows = cast("Sequence[object]", found)
+        wrong = next((place for place, row in enumerate(rows) if not isinstance(row, Mapping)), None)
+        if wrong is not None or not rows:
+            what = "no row" if wrong is None else f"a {type(rows[wrong]).__name__} as row {wrong}"
+            raise UserCodeError(f"rows(size, seed) returned {what}, expected columns by name")
+        return [dict(cast("Mapping[str, object]", row)) for row in rows]
+
+
+def load_world(spec: WorldSpec) -> LoadedWorld:
+    """The class or function and the tools that a spec names; a class with `reset` in place of `begin`, an environment
+    as TRL takes one, is tools. Raises UserCodeError with all faults: an import fails, there is no such name, it cannot
+    be called with the options, or what it makes is no world."""
+    loaded = run_all_checks(
+        {
+            "world": lambda: None if spec.reference is None else _load_class(spec.reference, spec.options),
+            "tools": lambda: load_tools(spec.tools),
+            "reward": lambda: None if spec.reward is None else _load_reward(spec.reward),
+        }
+    )
+    make, tools = cast("Callable[..., DialogueWorld] | None", loaded["world"]), cast("LoadedTools", loaded["tools"])
+    reward = cast("Callable[..., object] | None", loaded["reward"])
+    if spec.reference is not None and is_environment(make):
+        make, tools = None, load_tools((ToolUse(use=spec.reference, options=spec.options), *spec.tools))
+    if make is not None and reward is not None:
+        raise UserCodeError(
+            f"task.tools.reward = {spec.reward!r} scores environments among the tools; {KIND} {spec.reference!r} pays "
+            "its own rewards: leave it out"
+        )
+    return LoadedWorld(make, spec.options, tools, reward)
+
+
+def _load_reward(reference: str) -> Callable[..., object]:
+    function = load_reference(reference, kind="task.tools.reward", prefix="hone_world_")
+    if not callable(function):
+        raise UserCodeError(f"task.tools.reward = {reference!r} is a {type(function).__name__}, expected a function")
+    return function
+
+
+def _load_class(reference: str, options: Mapping[str, object]) -> Callable[..., object]:
+    make = load_reference(reference, kind=KIND, prefix="hone_world_")
+    if not callable(make):
+        raise UserCodeError(f"{KIND} {reference!r} is a {type(make).__name__}, expected a class or a function")
+    if is_environment(make):
+        return make
+    faults: list[str] = []
+    try:
+        inspect.signature(make).bind(**options)
+    except (TypeError, ValueError) as error:
+        faults.append(f"{KIND} {reference!r} does not take task.world.options = {dict(options)}: {error}")
+    methods = ("begin", "answer", "close") if inspect.isclass(make) else ()
+    missing = [name for name in methods if not callable(inspect.getattr_static(make, name, None))]
+    if missing:
+        faults.append(
+            f"{KIND} {reference!r} has no method {' and no '.join(missing)}; a world has begin(columns, seed), "
+            "answer(said) and close()"
+        )
+    if faults:
+        raise UserCodeError(*faults)
+    return make
+
+
+class WorldWithTools:
+    """A world beside tools: these answer the calls of a turn and its faults, and the world every other turn."""
+
+    def __init__(self, world: DialogueWorld, tools: ToolWorld) -> None:
+        self._world, self._tools = world, tools
+
+    def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
+        """Begin both; the world gives the messages."""
+        self._tools.begin(columns, seed)
+        return self._world.begin(columns, seed)
+
+    def answer(self, said: PolicyTurn) -> WorldTurn:
+        """Answer calls and faults by the tools, anything else by the world."""
+        return self._tools.answer(said) if said.calls or said.fault is not None else self._world.answer(said)
+
+    def close(self) -> None:
+        """Close both."""
+        try:
+            self._tools.close()
+        finally:
+            self._world.close()
+
+
+@dataclass(slots=True)
+class HostedDialogue:
+    """A world while it has one dialogue; every method returns JSON. Whatever the world raises comes through."""
+
+    make: WorldFactory
+    world: DialogueWorld | None = None
+
+    def begin(self, columns: Mapping[str, Any], seed: int) -> "Json | Awaitable[object]":
+        """Make the world and begin."""
+        self.world = self.make()
+        return checked(self.world.begin(columns, seed), "begin")
+
+    def answer(self, said: PolicyTurn) -> "Json | Awaitable[object]":
+        """The world's answer, or an awaitable of it that `checked` has still to see. A world that was not begun, as
+        tools need not be, is made."""
+        if self.world is None:
+            self.world = self.make()
+        return checked(cast("object", self.world.answer(said)), "answer")
+
+    def close(self) -> None:
+        """Close the world, once."""
+        world, self.world = self.world, None
+        if world is not None:
+            world.close()
+
+
+def checked(turn: object, method: str) -> "Json | Awaitable[object]":
+    """A world's turn as JSON; an awaitable as it is. Raises WorldContractError, naming the method."""
+    if inspect.isawaitable(turn):
+        return turn
+    try:
+        return turn_to_json(turn)
+    except WorldContractError as error:
+        raise WorldContractError(f"{method} {error}") from None

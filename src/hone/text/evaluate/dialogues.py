@@ -1,0 +1,298 @@
+"""Dialogue tasks, wired: the world in its processes, its rows, the tokenizer's view of tools, and the environment.
+
+Belongs here: what training and evaluation share. Dialogues themselves are in `envs.dialogue`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.conversation import Message
+from hone.core.dialogue import WorldTurn
+from hone.core.errors import ConfigError, DataError, UserCodeError
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.config import RewardsConfig, RewardWorld
+from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig
+from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
+from hone.text.dialogues.hosted import WorldDescription
+from hone.text.dialogues.process_host import ProcessHost
+from hone.text.dialogues.protocol import WorldFaultError
+from hone.text.dialogues.rows import dialogue_examples
+from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.tasks.agent_sessions import is_captured
+from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.world import Prompt
+from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
+
+History: TypeAlias = Literal["append", "template"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialogueLimits:
+    """Limits of the tokens of a dialogue."""
+
+    max_tokens: int
+    """Largest number of tokens of a turn of the policy."""
+    context: int
+    """Largest number of tokens of the whole dialogue."""
+    history: History = "append"
+
+
+@dataclass(slots=True)
+class OpenedDialogue:
+    """The world of a task; starts with its first use."""
+
+    task: DialogueTaskConfig
+    host: ProcessHost | ThreadHost
+    _examples: ExampleDataset | None = None
+    _opening: WorldTurn | None = None
+
+    @property
+    def description(self) -> WorldDescription:
+        """What the world is like. Raises UserCodeError, ResourceError."""
+        return self.host.describe()
+
+    def examples(self) -> ExampleDataset:
+        """Rows of the dialogues. Raises HoneError."""
+        if self._examples is None:
+            self._examples = dialogue_examples(self.task, self.host)
+        return self._examples
+
+    def opening(self) -> WorldTurn:
+        """What the world begins its first row's dialogue with. Raises UserCodeError for a world that fails there."""
+        if self._opening is None:
+            self._opening = self._try_first_row() if self.description.begins else WorldTurn()
+        return self._opening
+
+    def is_chat(self) -> bool:
+        """True if its dialogues are conversations, which a chat template renders. Raises as `opening`."""
+        return any(example.is_conversation for example in self.examples().rows) or bool(self.opening().messages)
+
+    def tokenizer(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer with a chat template that is told about the tools."""
+        return replace(tokenizer, tools=tuple(one.as_function() for one in self.description.schemas))
+
+    def check(self, tokenizer: Tokenizer, limits: DialogueLimits) -> list[str]:
+        """Check that dialogues can be written with a tokenizer, and return warnings.
+
+        Raises DataError for a chat template that rewrites earlier turns, ConfigError for tools without a format of
+        calls, for a format that the template does not write and for a context without room for a turn, UserCodeError
+        for a world that fails.
+        """
+        told = self.tokenizer(tokenizer)
+        self._check_room(told, limits)
+        schemas = self.description.schemas
+        if schemas and self.task.tools is None:
+            raise ConfigError(
+                f"{self.task.world_spec.name} has the tools {', '.join(one.name for one in schemas)}, and nothing "
+                'says how the policy writes calls: add [task.tools] format = "hermes", or another'
+            )
+        if self.task.tools is not None and tokenizer.chat_template is not None:
+            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, told.render_chat)
+        if self.is_chat():
+            roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
+            _check_template(told, roles, limits.history)
+        return self.host.warnings
+
+    def check_pay(self, rewards: RewardsConfig) -> None:
+        """Raise ConfigError if nothing scores the dialogues: tools that pay nothing, and no other reward."""
+        if not self.description.pays and all(isinstance(reward, RewardWorld) for reward in rewards.functions):
+            raise ConfigError(
+                f"{self.task.world_spec.name}: nothing scores these dialogues: tools pay nothing, and there is no "
+                "other reward; name a reward function in rewards.functions, or give a tool class a method get_reward"
+            )
+
+    def environment(
+        self,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        limits: DialogueLimits,
+        *,
+        seed: int,
+        keeps_last_words: bool = False,
+        one_seed: bool = False,
+    ) -> DialogueEnvironment:
+        """The other side of dialogues that begin with `prompts`; the rest as in `DialogueRules`."""
+        rules = self.rules(limits, keeps_last_words=keeps_last_words, one_seed=one_seed)
+        tokens = TokenizerDialogue(self.tokenizer(tokenizer), limits.history)
+        return DialogueEnvironment(self.host, rules, tokens, prompts, seed=seed)
+
+    def rules(self, limits: DialogueLimits, *, keeps_last_words: bool = False, one_seed: bool = False) -> DialogueRules:
+        """Limits of its dialogues, and the form of their calls."""
+        task, tools = self.task, self.task.tools
+        return DialogueRules(
+            turns=task.turns,
+            context=limits.context,
+            message_tokens=task.world.message_tokens,
+            result_tokens=task.world.message_tokens if tools is None else tools.result_tokens,
+            invalid_in_a_row=1 if tools is None else tools.invalid_in_a_row,
+            format=None if tools is None else TOOL_FORMATS[tools.format],
+            schemas=self.description.schemas,
+            begins=self.description.begins,
+            pays=self.description.pays,
+            keeps_last_words=keeps_last_words,
+            one_seed=one_seed,
+        )
+
+    def write_protect(self, folder: Path) -> None:
+        """Keep worlds from writing into a folder; call it before the first dialogue."""
+        self.host.write_protect(folder)
+
+    def close(self) -> None:
+        """End the world's processes."""
+        self.host.close()
+
+    def _try_first_row(self) -> WorldTurn:
+        first, number = self.examples().rows[0], self.host.number()
+        try:
+            asked = self.host.begin(number, {**first.columns, "prompt": first.prompt}, 0)
+            return asked.result()
+        except WorldFaultError as fault:
+            about = f"{self.task.world_spec.name}: begin failed on the first row (id {first.id}): {fault.reason}"
+            raise UserCodeError(about, *filter(None, [fault.traceback])) from None
+        finally:
+            self.host.end(number)
+
+    def _check_room(self, tokenizer: Tokenizer, limits: DialogueLimits) -> None:
+        """Raise ConfigError if the first row's dialogue has no room for a turn."""
+        messages = self.opening().messages
+        size = len(tokenizer.apply_chat(messages)) if messages else 0
+        if size + limits.max_tokens > limits.context:
+            raise ConfigError(
+                f"rollout.context = {limits.context} has no room for a turn: the prompt that the world begins with has "
+                f"{size} tokens, and rollout.max_tokens = {limits.max_tokens}; raise the one, or lower the other"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueEvaluation:
+    """Dialogues of an evaluation, ready to be led."""
+
+    dialogue: OpenedDialogue
+    tokenizer: Tokenizer
+    tokens: DialogueLimits
+
+    def check(self) -> list[str]:
+        """Check as `OpenedDialogue.check`."""
+        return self.dialogue.check(self.tokenizer, self.tokens)
+
+    def environment(self, prompts: Sequence[Prompt], *, seed: int) -> DialogueEnvironment:
+        """The other side of the dialogues."""
+        return self.dialogue.environment(self.tokenizer, prompts, self.tokens, seed=seed)
+
+    def limits(self, slots: int) -> ConversationLimits:
+        """Limits of the loop of dialogues on an engine with `slots`."""
+        return ConversationLimits(context=self.tokens.context, slots=slots)
+
+
+def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
+    """The world and tools of a task, which start with their first use; None for prompts that are answered once."""
+    if not task.is_dialogue:
+        return None
+    host = ThreadHost if task.world.isolate == "thread" else ProcessHost
+    return OpenedDialogue(task, host(task.world_spec, task.world))
+
+
+def _check_template(tokenizer: Tokenizer, roles: Sequence[str], history: History) -> None:
+    """Raise DataError for a chat template that a dialogue cannot go on with, with both of its renderings."""
+    tokenizer.check_chat_beginning(roles)
+    if history == "append":
+        try:
+            tokenizer.check_chat_continuation(roles)
+        except DataError as fault:
+            raise DataError(
+                *fault.messages, 'rollout.history = "template" follows such a template: dialogues go on in new rows'
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerDialogue:
+    """Implements `DialogueTokens` by a tokenizer and its chat template."""
+
+    tokenizer: Tokenizer
+    history: History
+
+    def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        return self.tokenizer.apply_chat(messages)
+
+    def bridge(
+        self, history: Sequence[Message], said: str, answer: NDArray[np.int32], new: Sequence[Message]
+    ) -> Bridge:
+        if self.history == "append":
+            return Bridge(tokens=self.tokenizer.continue_chat(history, new, answer=answer))
+        tokens, prompt = self.tokenizer.continue_or_rewrite_chat(history, new, said=said, answer=answer)
+        return Bridge(tokens=tokens, prompt=prompt)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        return self.tokenizer.decode(ids)
+
+
+def with_world_reward(given: object) -> object:
+    """Values of a config with `task` and `rewards`; for dialogues, also those that agents hold, the world's rewards are
+    among the rewards, with weight 1 if they do not name them."""
+    if not isinstance(given, dict):
+        return given
+    values = cast("dict[str, object]", given)
+    if not _asks_for_dialogues(values.get("task")):
+        return values
+    rewards = values.get("rewards") or {}
+    table = rewards.model_dump() if isinstance(rewards, RewardsConfig) else rewards
+    if not isinstance(table, dict):
+        return values
+    functions = cast("dict[str, object]", table).get("functions") or []
+    if not isinstance(functions, list) or any(_kind_of(one) == "world" for one in cast("list[object]", functions)):
+        return values
+    return {**values, "rewards": {**table, "functions": [*functions, {"kind": "world"}]}}
+
+
+def _asks_for_dialogues(task: object) -> bool:
+    if isinstance(task, DialogueTaskConfig):
+        return task.is_dialogue or task.is_captured
+    table = cast("dict[str, object]", task) if isinstance(task, dict) else {}
+    source = str(table.get("source", ""))
+    return source.startswith((PREFIX, OPENENV)) or is_captured(source) or table.get("tools") is not None
+
+
+def _kind_of(reward: object) -> object:
+    if isinstance(reward, RewardWorld):
+        return reward.kind
+    return cast("dict[str, object]", reward).get("kind") if isinstance(reward, dict) else None
+
+
+def dialogue_faults(
+    task: DialogueTaskConfig, rewards: RewardsConfig, *, max_tokens: int, context: int | None, history: History
+) -> list[str]:
+    """Settings that do not go together, of a task with dialogues or without."""
+    if task.is_captured:
+        faults = ['history = "template": agents say in each request what the history is; leave it out']
+        return faults * (history != "append")
+    if not task.is_dialogue:
+        faults = [f"context = {context}: for dialogues, and task names no world and no tools"] if context else []
+        faults += ['history = "template": for dialogues, and task names no world and no tools'] * (history != "append")
+        if not task.is_captured and any(isinstance(reward, RewardWorld) for reward in rewards.functions):
+            faults.append('rewards.functions: kind = "world" needs a world in task.source, or task.tools')
+        return faults
+    faults = []
+    if context is not None and max_tokens > context:
+        faults.append(
+            f"max_tokens = {max_tokens} is above context = {context}: a dialogue of task.turns = {task.turns} turns "
+            "has no room for one; raise context, or lower max_tokens"
+        )
+    if rewards.step_end:
+        faults.append(f"rewards.step_end = {rewards.step_end!r}: dialogues have turns, not steps; leave it out")
+    return faults
+
+
+def dialogue_context(asked: int | None, most: int) -> int:
+    """Most tokens of a dialogue: as a config asks for, else as many as the model has positions. Raises DataError."""
+    if asked is not None and asked > most:
+        raise DataError(f"rollout.context = {asked} is beyond the model's {most} positions; lower it")
+    return most if asked is None else asked

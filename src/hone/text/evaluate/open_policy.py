@@ -1,0 +1,273 @@
+"""Opening of a token policy: from a folder, a run, or a new network with a new tokenizer."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
+from hone.models.language.config import ModelConfig, ModelFamily
+from hone.models.language.decoder import Decoder
+from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
+from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
+from hone.models.language.init import new_model
+from hone.models.language.lora import LoraConfig
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
+from hone.run.policy_folder import policy_folder
+
+PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
+
+
+class NewExpertsConfig(Config):
+    """Mixture of experts of a new network."""
+
+    count: int = Field(default=8, ge=2, le=MAX_EXPERTS)
+    """Experts of each layer."""
+    per_token: int = Field(default=2, ge=1)
+    """Experts that each token goes to."""
+    width: int = Field(default=0, ge=0)
+    """Inner features of one expert; 0: `intermediate_size`."""
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> "NewExpertsConfig":
+        if self.per_token > self.count:
+            raise ValueError(
+                f"experts.per_token = {self.per_token} is above experts.count = {self.count}: a token cannot go to "
+                "more experts than there are"
+            )
+        return self
+
+
+class NewModelConfig(Config):
+    """New network with random weights."""
+
+    family: ModelFamily = "qwen3"
+    """Architecture; other tools load the saved folder as this model family."""
+    hidden_size: int = Field(default=128, ge=8)
+    """Width of the residual stream."""
+    layers: int = Field(default=4, ge=1)
+    """Number of blocks."""
+    heads: int = Field(default=4, ge=1)
+    """Query heads."""
+    kv_heads: int = Field(default=2, ge=1)
+    """Key and value heads; divides `heads`."""
+    head_dim: int = Field(default=32, ge=2)
+    """Width of a head; even."""
+    intermediate_size: int = Field(default=384, ge=8)
+    """Width of the gated MLP."""
+    experts: NewExpertsConfig | None = None
+    """Mixture of experts in place of each MLP, for the families qwen3_moe, mixtral and olmoe."""
+    max_positions: int = Field(default=512, ge=8)
+    """Longest context, in tokens."""
+    tokenizer: Literal["characters", "bytes"] = "characters"
+    """One token per character of `alphabet`, or per byte; and one per role if the data hold conversations."""
+    alphabet: str = PRINTABLE
+    """Characters that have a token (default: printable ASCII and the newline)."""
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> "NewModelConfig":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        if (self.family in EXPERT_FAMILIES) == (self.experts is None):
+            raise ValueError(
+                f"family = {self.family!r} {'has no experts' if self.experts else 'needs a table experts'}; families "
+                f"with experts: {', '.join(EXPERT_FAMILIES)}"
+            )
+        return self
+
+
+class ModelSource(Config):
+    """Initial policy of a run: exactly one of `path` and `new`."""
+
+    path: str | None = None
+    """A Hugging Face folder, an adapter's folder of PEFT, a run of hone (its newest checkpoint), or one of its
+    checkpoints."""
+    new: NewModelConfig | None = None
+    """Start from random weights."""
+    experts: ExpertTrainingConfig | None = None
+    """Training of a mixture of experts; only for a model that has them."""
+    lora: LoraConfig | None = None
+    """Train a low-rank adapter in place of all weights: a new one, or that of `path` if it is an adapter's folder."""
+    optimizer: bool = False
+    """Also start from the optimizer's state of the checkpoint `path`, saved by a recipe with the same optimizer; the
+    learning-rate schedule begins anew."""
+    weights: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights. In bfloat16 an update at a usual learning rate rounds to zero for most of them."""
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of the trainer's matrix products, accumulated in float32; `auto` is bfloat16 if the processor has
+    instructions for it. The weights keep their type."""
+    exactness: Literal["parity", "bitwise"] = "parity"
+    """`bitwise`: the trainer reproduces the log-probabilities recorded during generation to the last bit, in float32 on
+    a CPU, with generation by torch, slower. `parity` agrees to about 1e-6 nats."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of storing them (activation checkpointing)."""
+    activation_offload: bool = False
+    """Keep activations in the host's memory until the backward pass (GPU only): the same bits; copies take time."""
+    round_weights_again: bool = False
+    """Round the weights again in the backward pass of mixed precision instead of keeping bfloat16 copies of them: the
+    same bits, 2 bytes less for each weight."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "ModelSource":
+        if (self.path is None) == (self.new is None):
+            raise ValueError("give exactly one of model.path and model.new")
+        if self.optimizer and self.path is None:
+            raise ValueError("model.optimizer = true needs model.path, a checkpoint or run of hone")
+        if self.experts is not None and self.new is not None and self.new.experts is None:
+            raise ValueError(f"model.experts trains a mixture of experts; model.new is a dense {self.new.family}")
+        if self.experts is not None and self.experts.balance == "bias" and self.lora is not None:
+            raise ValueError('model.experts.balance = "bias" with model.lora: an adapter\'s folder holds no biases')
+        if self.lora is not None and self.new is not None:
+            raise ValueError("model.lora adapts a trained model: give model.path; a new one has nothing to keep")
+        if self.lora is not None and self.weights == "bfloat16":
+            raise ValueError(
+                'model.lora with model.weights = "bfloat16": merging would round the adapter away; keep model.weights '
+                '= "float32" (model.compute = "bfloat16" is as fast)'
+            )
+        if self.activation_offload and self.activation_checkpointing:
+            raise ValueError(
+                "model.activation_offload moves what model.activation_checkpointing computes again: set one of the two"
+            )
+        if self.weights == "bfloat16" and self.compute == "float32":
+            raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
+        low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
+        if self.exactness == "bitwise" and low:
+            raise ValueError(
+                f'model.exactness = "bitwise" is computed in float32; remove {" and ".join(low)} = "bfloat16"'
+            )
+        return self
+
+
+def open_policy(
+    source: ModelSource, *, seed: int, device: str, temperature: float, tokenizer: Tokenizer | None = None
+) -> TokenPolicy:
+    """Load or make the policy, with `tokenizer` where it was loaded before.
+
+    Raises DataError naming the folder and the problem.
+    """
+    adapter = None
+    if source.new is not None:
+        tokenizer = tokenizer or _new_tokenizer(source.new, chat=False)
+        decoder = new_model(
+            _architecture(source.new, tokenizer),
+            seed=seed,
+            dtype=source.weights,
+            checkpoint_activations=source.activation_checkpointing,
+        ).to(device)
+    else:
+        assert source.path is not None
+        folder = policy_folder(Path(source.path))
+        tokenizer = tokenizer or load_policy_tokenizer(folder)
+        recompute = source.activation_checkpointing
+        if source.lora is None:
+            decoder = load_model(folder, device=device, dtype=source.weights, checkpoint_activations=recompute)
+        else:
+            adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
+            decoder = adapter.decoder
+        tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
+    set_arithmetic(decoder, source, device)
+    if source.exactness == "bitwise":
+        if not device.startswith("cpu"):
+            raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
+        decoder.use_bitwise_arithmetic()
+    if source.experts is not None and source.experts.balance == "bias":
+        decoder.add_selection_bias()
+    return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
+
+
+def set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
+    """Give a decoder the products' type and the memory settings of its config. Raises as `require_own_memory`."""
+    require_own_memory(source, device)
+    decoder.set_compute_dtype(resolved_compute(source, device))
+    decoder.rounds_weights_again = source.round_weights_again
+    decoder.offloads_activations = source.activation_offload
+
+
+def require_own_memory(source: ModelSource, device: str) -> None:
+    """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
+    if source.activation_offload and not device.startswith("cuda"):
+        raise ConfigError(
+            f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the host's "
+            "memory anyway: remove it, or set model.activation_checkpointing = true"
+        )
+
+
+def resolved_compute(source: ModelSource, device: str) -> str:
+    """Data type of the trainer's products: `auto` is resolved by the processor's instructions, not by a measurement, so
+    that runs are reproducible."""
+    if source.compute != "auto":
+        return source.compute
+    if source.weights == "bfloat16" or source.exactness == "bitwise":
+        return source.weights
+    return "bfloat16" if has_fast_bfloat16(device) else "float32"
+
+
+def has_fast_bfloat16(device: str) -> bool:
+    """True if the device has instructions for bfloat16 products."""
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16") or able.get("bf16"))
+
+
+def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenizer, int]:
+    """Open the tokenizer and the context length of the policy without its weights, to check data first.
+
+    `chat`: the data hold conversations, so that a new tokenizer needs a chat template and tokens for the roles.
+    """
+    if source.new is not None:
+        return _new_tokenizer(source.new, chat=chat), source.new.max_positions
+    assert source.path is not None
+    folder = policy_folder(Path(source.path))
+    config = read_config(folder)
+    if source.experts is not None and config.experts is None:
+        raise ConfigError(f"model.experts trains a mixture of experts; {folder} holds a dense {config.family}")
+    tokenizer = load_policy_tokenizer(folder)
+    tokenizer.check_fits(config.vocab_size, where=str(folder))
+    return tokenizer, config.max_positions
+
+
+def load_policy_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder, or of an adapter's: its own, or else that of its base. Raises DataError."""
+    return load_tokenizer(folder if (folder / "tokenizer.json").is_file() else model_folder(folder))
+
+
+def model_config(source: ModelSource, tokenizer: Tokenizer) -> ModelConfig:
+    """Architecture of a policy, without its weights. Raises DataError."""
+    if source.new is not None:
+        return _architecture(source.new, tokenizer)
+    assert source.path is not None
+    return read_config(policy_folder(Path(source.path)))
+
+
+def _new_tokenizer(new: NewModelConfig, *, chat: bool) -> Tokenizer:
+    template, tokens = (DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS) if chat else (None, ())
+    if new.tokenizer == "bytes":
+        return byte_tokenizer(chat_template=template, chat_tokens=tokens)
+    return character_tokenizer([new.alphabet], chat_template=template, chat_tokens=tokens)
+
+
+def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
+    experts, intermediate = None, new.intermediate_size
+    if new.experts is not None:
+        width = new.experts.width or intermediate
+        experts = ExpertsConfig(count=new.experts.count, per_token=new.experts.per_token, width=width)
+        intermediate = width
+    return ModelConfig(
+        family=new.family,
+        experts=experts,
+        vocab_size=tokenizer.size,  # no padding: other tools sample from every row
+        hidden_size=new.hidden_size,
+        intermediate_size=intermediate,
+        layers=new.layers,
+        heads=new.heads,
+        kv_heads=new.kv_heads,
+        head_dim=new.head_dim,
+        max_positions=new.max_positions,
+    )

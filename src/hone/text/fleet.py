@@ -1,0 +1,64 @@
+"""Replicas that generate a run's answers, wired: the engine of a run with `[cluster]`."""
+
+from typing import Final
+
+from hone.core.errors import ConfigError
+from hone.engine.clients.config import ServerEngine
+from hone.engine.fleet.flat_weights import layout_of
+from hone.engine.fleet.fleet_engine import FleetEngine
+from hone.engine.fleet.replica import ReplicaSettings
+from hone.models.language.token_policy import TokenPolicy
+from hone.parallel.config import ClusterConfig
+from hone.parallel.open_fleet import open_fleet
+from hone.text.evaluate.engine_actor import tokenizer_rules
+from hone.text.rollout_config import RolloutConfig
+
+_TWO_ENGINES: Final = (
+    "[cluster] starts replicas of hone's own engine, and rollout.runner names servers that run already; leave out one "
+    "of them. Several servers are a list of addresses in rollout.runner.url"
+)
+
+
+def open_text_fleet(
+    policy: TokenPolicy, rollout: RolloutConfig, cluster: ClusterConfig, longest: int, *, seed: int
+) -> FleetEngine:
+    """The fleet of a run for prompts of at most `longest` tokens. Raises ConfigError for a server as `rollout.runner`,
+    ResourceError where Ray is not installed."""
+    if isinstance(rollout.runner, ServerEngine):
+        raise ConfigError(_TWO_ENGINES)
+    decoder, text = policy.decoder, tokenizer_rules(policy)
+    settings = ReplicaSettings(
+        layout=layout_of(decoder.stored_tensors()),
+        runner=rollout.runner,
+        vocab=text.vocab,
+        eos=tuple(text.eos),
+        tokenizer_json=policy.tokenizer.backend.to_str(),
+        slots=rollout.max_concurrent,
+        sequence_tokens=min(longest + rollout.max_tokens, decoder.config.max_positions),
+        seed=seed,
+        threads=cluster.rollout.replica_threads,
+        batch_invariant=rollout.deterministic == "batch",
+        on_publish=rollout.mid_rollout_publish or "recompute",
+        kv_cache=rollout.kv_cache,
+    )
+    return open_fleet(cluster, decoder, settings)
+
+
+def generating_cluster(rollout: RolloutConfig, cluster: ClusterConfig | None) -> ClusterConfig | None:
+    """The cluster whose replicas generate. None: the process itself does, which also replays what replicas drew."""
+    if cluster is None or cluster.rollout.replicas == 0 or rollout.asynchrony.replay_interleaving is not None:
+        return None
+    return cluster
+
+
+def require_own_engine(rollout: RolloutConfig, cluster: ClusterConfig | None) -> None:
+    """Raise ValueError for a config with replicas and a server, or with a record of replicas that compute unlike."""
+    if cluster is None or cluster.rollout.replicas == 0:
+        return
+    if isinstance(rollout.runner, ServerEngine):
+        raise ValueError(_TWO_ENGINES)
+    if rollout.asynchrony.record_interleaving and cluster.rollout.mixed:
+        raise ValueError(
+            "rollout.max_staleness.record_interleaving with cluster.rollout.mixed: no replay can repeat the answers of "
+            "replicas with different kernels; leave out one of them"
+        )

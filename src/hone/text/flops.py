@@ -1,0 +1,56 @@
+"""Floating-point operations of a decoder's forward pass, per token."""
+
+from typing import Final
+
+from torch import Tensor
+
+from hone.learner.metrics import ComputeCost
+from hone.models.language.config import ModelConfig
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
+from hone.text.rows import TokenBatch
+
+FLOPS_PER_MULTIPLY_ADD: Final = 2
+"""Floating-point operations a weight and token, in a forward pass; the backward pass takes twice that."""
+
+
+def layer_parameters(config: ModelConfig) -> int:
+    """Weights that every token is multiplied by: projections and MLPs of all layers; neither norms nor embeddings. Of a
+    mixture of experts: the router and the experts that a token goes to."""
+    width = config.heads * config.head_dim
+    attention = config.hidden_size * (width + 2 * config.kv_heads * config.head_dim) + width * config.hidden_size
+    experts = config.experts
+    mlps, router = (1, 0) if experts is None else (experts.per_token, experts.count * config.hidden_size)
+    return config.layers * (attention + router + 3 * mlps * config.hidden_size * config.mlp_width)
+
+
+def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tensor) -> Tensor:
+    """2 P T + 2 d V n + 4 L h D a, for T `tokens`, n `logits` rows, and a `pairs` of a token and one that it attends to
+    (itself among them). P: `layer_parameters`. (Kaplan et al., 2020; attention as in Chowdhery et al., 2022.)"""
+    head = config.hidden_size * config.vocab_size
+    attention = 2 * config.layers * config.heads * config.head_dim
+    return FLOPS_PER_MULTIPLY_ADD * (layer_parameters(config) * tokens + head * logits + attention * pairs)
+
+
+def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -> ComputeCost:
+    """A forward and a backward pass over `batch`, and its share of the forward passes that were made before: by the
+    reference, by the policy as it was (once for all `epochs`), and to choose among the decisions of a step.
+
+    Activations that are computed twice to save memory count once: what is not needed is no achievement.
+    """
+    before = sum(known is not None for known in (batch.ref_logp, batch.old_logp, batch.old_top_k)) / epochs
+    before += batch.token_factor is not None
+    tokens = len(batch.packed.tokens)
+    # A token sees its trunk and its own branch: as many tokens as its position says, and itself.
+    pairs = batch.packed.positions.sum().double() + tokens
+    forward = forward_flops(policy.decoder.config, tokens=tokens, logits=len(batch.at), pairs=pairs)
+    return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))
+
+
+def scorer_compute_cost(scorer: TokenScorer, batch: TokenBatch) -> ComputeCost:
+    """A forward and a backward pass over `batch`; the product with the scalar head is left out."""
+    tokens = len(batch.packed.tokens)
+    pairs = batch.packed.positions.sum().double() + tokens
+    return ComputeCost(
+        tokens=tokens, flops=3 * forward_flops(scorer.decoder.config, tokens=tokens, logits=0, pairs=pairs)
+    )

@@ -1,0 +1,256 @@
+"""Generation of scored answers, wired: the world that asks prompts, and the engine that answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from hone.core.credit import Metrics
+from hone.engine.clients.config import ServerEngine
+from hone.engine.open_engine import EngineGuarantees
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.parallel.config import ClusterConfig
+from hone.parallel.open_fleet import check_cluster
+from hone.rewards.config import RewardsConfig
+from hone.rewards.each_answer import EachAnswerScorer
+from hone.rewards.scorer import RewardScorer
+from hone.run.job import OpenedRun, TrainingJob
+from hone.sources.live import LiveSource
+from hone.text.dialogues.config import DialogueTaskConfig
+from hone.text.dialogues.environment import DialogueEnvironment
+from hone.text.evaluate.dialogues import DialogueLimits, dialogue_context, open_dialogue, with_world_reward
+from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
+from hone.text.evaluate.reward_models import require_context
+from hone.text.evaluate.second_answer import SecondAnswer, has_chats
+from hone.text.fleet import generating_cluster, open_text_fleet, require_own_engine
+from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
+from hone.text.memory import generation_copies
+from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.text.planned_memory import TextLengths
+from hone.text.rl_config import TextRunConfig, require_dialogues_fit
+from hone.text.rollout_config import RolloutConfig
+from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.nudge import NudgeEnvironment
+from hone.text.tasks.world import Prompt, TextWorld
+
+
+class AnsweringRunConfig(LanguageRunConfig):
+    """Config shared by the recipes that gather scored answers before anything learns from them."""
+
+    task: DialogueTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
+    """The prompts, or the world of dialogues."""
+    rewards: RewardsConfig
+    """Reward functions and the processes that run them; a world's own rewards count without being named."""
+    rollout: RolloutConfig
+    """Generation of the answers."""
+
+    cluster: ClusterConfig | None = None
+    """Replicas on several processes or machines that generate the answers; absent: the embedded engine."""
+
+    optimizer_moments: ClassVar[int] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pay_by_world(cls, given: object) -> object:
+        return with_world_reward(given)
+
+    @model_validator(mode="after")
+    def _policy_waits(self) -> "AnsweringRunConfig":
+        if self.rollout.asynchrony.steps:
+            raise ValueError(
+                f"rollout.max_staleness = {self.rollout.asynchrony.steps}: the policy does not change while answers "
+                "are gathered, so that there is nothing to wait for; leave it out"
+            )
+        if self.rollout.sleep:
+            raise ValueError("rollout.sleep: nothing is learnt while answers are gathered; leave it out")
+        require_dialogues_fit(self.task, self.rewards, self.rollout)
+        require_own_engine(self.rollout, self.cluster)
+        self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
+        return self
+
+    def weight_copies(self) -> dict[str, int]:
+        copies = generation_copies(self.model, self.rollout, self.run.device, {}, in_replicas=self.cluster is not None)
+        return {**copies, **super().weight_copies()}
+
+
+def prompt_inputs(
+    config: AnsweringRunConfig | TextRunConfig,
+    *,
+    other_policies: Sequence[str] = (),
+    second_answer: SecondAnswer | None = None,
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+    check_folders: Callable[[Tokenizer, int], None] | None = None,
+) -> TextInputs[Sequence[Prompt]]:
+    """Inputs of a run whose task is prompts that are answered, twice with `second_answer`. `check_folders` is given the
+    tokenizer and the length of the longest prompt with its answers, and raises DataError for folders of the recipe's
+    own that do not fit them."""
+
+    task, rollout, rewards = config.task, config.rollout, config.rewards
+    dialogue, cluster = open_dialogue(task), generating_cluster(rollout, config.cluster)
+
+    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        told = tokenizer
+        if dialogue is not None:
+            context = dialogue_context(rollout.context, context)
+            told = dialogue.tokenizer(tokenizer)
+        room = context - rollout.max_tokens
+        if second_answer is not None:
+            room -= second_answer.further_tokens(tokenizer, rollout.max_tokens, is_chat=has_chats(examples))
+        laid = make_prompts(examples, task, told, room=room)
+        require_context(rewards, laid[0], max_tokens=context - room)
+        longest = max(len(prompt.tokens) for prompt in laid[0]) if dialogue is None else room
+        if check_folders is not None:
+            check_folders(tokenizer, longest + context - room)
+        if dialogue is not None:
+            limits = DialogueLimits(max_tokens=rollout.max_tokens, context=context, history=rollout.history)
+            laid[1].extend(dialogue.check(tokenizer, limits))
+            dialogue.check_pay(rewards)
+        return laid
+
+    def whole_tokens(laid: Sequence[Prompt]) -> int:
+        if dialogue is not None:
+            return dialogue_context(rollout.context, inputs.tokenizer[1])
+        answers = 1 if second_answer is None else 2
+        return max(len(one.tokens) for one in laid) + answers * rollout.max_tokens
+
+    inputs = TextInputs(
+        config=config,
+        read=lambda held_out: task.examples(exclude=held_out) if dialogue is None else dialogue.examples(),
+        dialogue=dialogue,
+        lay_out=lay_out,
+        rewards=rewards,
+        measure=lambda laid: TextLengths(prompt=max(len(one.tokens) for one in laid), whole=whole_tokens(laid)),
+        second_answer=second_answer,
+        other_policies=[*other_policies, *rewards.local_judges],
+        more_checks={**(more_checks or {}), "cluster": partial(check_cluster, cluster)},
+    )
+    return inputs
+
+
+def open_answering_run(
+    config: AnsweringRunConfig,
+    build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]],
+    *,
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+) -> OpenedRun:
+    """Open data, rewards and tokenizer, and run `more_checks`. Raises HoneError with all faults at once, before a model
+    is loaded."""
+    return opened_text_run(prompt_inputs(config, more_checks=more_checks), build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveText:
+    """A text task, the engine that answers its prompts, and the scorer of the answers."""
+
+    world: TextWorld
+    actor: EngineActor
+    scorer: RewardScorer
+    dialogues: DialogueEnvironment | None = None
+    """The worlds' side, of a task with dialogues."""
+
+    def source(self) -> LiveSource[TokenPolicy]:
+        """Source of their episodes."""
+        return LiveSource[TokenPolicy](self.world, self.actor, actor_metrics=self.metrics)
+
+    def metrics(self) -> Metrics:
+        """Metrics of the latest rollout."""
+        use = self.world.slot_use
+        idle = {"rollout/idle_world": use.waiting / use.total} if self.dialogues is not None and use.total else {}
+        told = {} if self.dialogues is None else self.dialogues.pop_metrics()
+        waits = {"time/rollout_rewards_s": self.world.reward_wait_s, "time/rollout_tools_s": use.idle_s}
+        return {**self.actor.metrics(), **self.scorer.metrics(), **told, **idle, **waits}
+
+    def close(self) -> None:
+        """End what the engine has open elsewhere."""
+        self.actor.close()
+
+    def notes(self) -> list[str]:
+        """Notes for the user since the last call."""
+        told = [] if self.dialogues is None else self.dialogues.notes()
+        return [*self.scorer.notes(), *self.actor.notes(), *told]
+
+
+def open_live_text(
+    inputs: TextInputs[Sequence[Prompt]],
+    policy: TokenPolicy,
+    rollout: RolloutConfig,
+    *,
+    greedy_baseline: bool = False,
+    keeps_last_words: bool = False,
+    one_seed: bool = False,
+    cluster: ClusterConfig | None = None,
+) -> LiveText:
+    """World and engine of a run, the engine in replicas with `cluster`. With `greedy_baseline` every prompt is answered
+    greedily as well; the rest is for dialogues, as in `DialogueRules`."""
+    (prompts, _), seed, twice = inputs.prepared, inputs.config.seed, inputs.second_answer
+    assert inputs.rewards is not None
+    most = policy.decoder.config.max_positions
+    environment: NudgeEnvironment | DialogueEnvironment | None = None
+    if twice is not None:
+        environment = twice.environment(policy.tokenizer, prompts)
+    elif inputs.dialogue is not None:
+        most = dialogue_context(rollout.context, most)
+        limits = DialogueLimits(max_tokens=rollout.max_tokens, context=most, history=rollout.history)
+        environment = inputs.dialogue.environment(
+            policy.tokenizer, prompts, limits, seed=seed, keeps_last_words=keeps_last_words, one_seed=one_seed
+        )
+    world = TextWorld(
+        prompts=prompts,
+        scorer=inputs.scorer if twice is None else EachAnswerScorer(inputs.scorer),
+        decode=policy.tokenizer.decode,
+        sampling=rollout.sampling(),
+        prompts_per_step=rollout.prompts_per_step,
+        samples=rollout.samples_per_prompt,
+        seed=seed,
+        greedy_baseline=greedy_baseline,
+        step_end=inputs.rewards.step_end,
+        environment=environment,
+        limits=ConversationLimits(context=most, slots=rollout.max_concurrent),
+        forks=rollout.history == "template",
+    )
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    if twice is not None:
+        chats = has_chats(inputs.examples)
+        longest += twice.further_tokens(policy.tokenizer, rollout.max_tokens, is_chat=chats)
+    if inputs.dialogue is not None:
+        longest = most - rollout.max_tokens
+    return LiveText(
+        world=world,
+        actor=engine_actor(policy, rollout, longest, seed=seed, cluster=cluster),
+        scorer=inputs.scorer,
+        dialogues=environment if isinstance(environment, DialogueEnvironment) else None,
+    )
+
+
+def engine_actor(
+    policy: TokenPolicy, rollout: RolloutConfig, longest: int, *, seed: int, cluster: ClusterConfig | None = None
+) -> EngineActor:
+    """The engine of a run, the client of its server, or its replicas, for prompts of at most `longest` tokens."""
+    asynchrony, cluster = rollout.asynchrony, generating_cluster(rollout, cluster)
+    if cluster is not None:
+        engine = open_text_fleet(policy, rollout, cluster, longest, seed=seed)
+        return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)
+    if isinstance(rollout.runner, ServerEngine):
+        return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=seed))
+    engine = make_engine(
+        policy,
+        slots=replay_slots(rollout),
+        longest_prompt=longest,
+        max_tokens=rollout.max_tokens,
+        seed=seed,
+        runner=rollout.runner,
+        guarantees=EngineGuarantees(
+            batch_invariant=rollout.deterministic == "batch",
+            on_publish=rollout.mid_rollout_publish,
+            kv_cache=rollout.kv_cache,
+        ),
+    )
+    if asynchrony.replay_interleaving is not None:
+        actor = ReplayingActor(engine)
+        actor.start(policy.decoder, versions=asynchrony.steps + 1)
+        return actor
+    return RecordingActor(engine) if asynchrony.record_interleaving else EngineActor(engine)

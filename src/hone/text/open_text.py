@@ -1,0 +1,398 @@
+"""Data, tokenizer and reward workers of a text run: opened and checked once, then handed to the build of the run."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from hone.core.config import STAGE_PREFIX
+from hone.core.errors import run_all_checks
+from hone.models.language.hf_checkpoint import check_adapter
+from hone.models.language.peft_folder import is_adapter, read_peft_folder
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.config import RewardModel, RewardsConfig
+from hone.rewards.scorer import RewardScorer
+from hone.run.config import RunConfig
+from hone.run.job import OpenedRun, TrainingJob, opened_run
+from hone.run.memory_plan import MemoryPlan
+from hone.run.policy_folder import policy_folder
+from hone.text.evaluate.dialogues import OpenedDialogue, open_dialogue
+from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.text.evaluate.reward_members import reward_scorer
+from hone.text.evaluate.reward_models import load_reward_scorer
+from hone.text.evaluate.search_config import SearchModelScorer, SearchWorldModelScorer
+from hone.text.evaluate.search_run import OpenedSearch
+from hone.text.evaluate.second_answer import SecondAnswer
+from hone.text.evaluate.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
+from hone.text.memory import engine_copy_bytes, spread_plan, text_memory
+from hone.text.planned_memory import BatchDimensions, TextLengths, planned_ranks
+from hone.text.saved_optimizer import check_saved_optimizer
+from hone.text.tasks.dataset import ExampleDataset, find_overlap
+from hone.text.tasks.task import TaskConfig
+
+T = TypeVar("T")
+
+
+class NetworkRunConfig(RunConfig):
+    """A network over tokens to train on data of text."""
+
+    model: ModelSource
+    """The network to start from."""
+    task: TaskConfig
+    """The data."""
+
+    optimizer_moments: ClassVar[int] = 2
+    """Numbers that the optimizer keeps for each parameter."""
+
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
+        return None
+
+    def weight_copies(self) -> dict[str, int]:
+        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
+        return {}
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
+        """Sizes of the run's batches, where texts are as long as `lengths`; None: nothing is learnt by gradient."""
+        del lengths
+        return None
+
+
+class LanguageRunConfig(NetworkRunConfig):
+    """A language model to train on a task."""
+
+    model: ModelSource
+    """The policy to start from."""
+    task: TaskConfig
+    """The prompts."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out prompts, evaluated during training and at the end."""
+
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        return self.evaluation
+
+    def has_search(self) -> bool:
+        return self.evaluation is not None and self.evaluation.search is not None
+
+    def weight_copies(self) -> dict[str, int]:
+        """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
+        if self.evaluation is None:
+            return {}
+        return {"copy of the evaluation's engine": engine_copy_bytes(self.model, self.run.device)}
+
+
+@dataclass(kw_only=True)
+class TextInputs(Generic[T]):
+    """Inputs of a text run that are opened before its model is loaded; each is opened at its first use."""
+
+    config: NetworkRunConfig
+    """The run's; its model path may be resolved between check and build."""
+    read: Callable[[Sequence[ExampleDataset]], ExampleDataset]
+    """Held-out datasets, which a generated training set leaves out -> the training examples."""
+    lay_out: Callable[[ExampleDataset, Tokenizer, int], tuple[T, list[str]]]
+    """Examples, tokenizer and longest context -> what the run trains on, and warnings."""
+    rewards: RewardsConfig | None = None
+    other_policies: Sequence[str] = ()
+    """Folders of further policies that the run reads."""
+    second_answer: SecondAnswer | None = None
+    """Nudge after which each prompt is answered again, in training and evaluation; None: once only."""
+    dialogue: OpenedDialogue | None = None
+    """The world of training dialogues."""
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] = field(
+        default_factory=dict[str, Callable[[], Sequence[str]]]
+    )
+    """Further checks of the recipe's own, by name, which return warnings."""
+    measure: Callable[[T], TextLengths] | None = None
+    """Lengths of the texts that were laid out; None: as long as the model's context."""
+
+    @property
+    def lengths(self) -> TextLengths:
+        """Lengths of the longest texts, as far as they are known before the run."""
+        if self.measure is None or self.waits_for_answers:
+            return TextLengths(prompt=0, whole=self.tokenizer[1])
+        return self.measure(self.prepared[0])
+
+    @property
+    def waits_for_answers(self) -> bool:
+        """True if an earlier stage collects the training data."""
+        return is_to_come(self.config.task.source)
+
+    @property
+    def waits_for_tokenizer(self) -> bool:
+        """True if an earlier stage makes the model; that of a new one depends on the data."""
+        model = self.config.model
+        return is_to_come(model.path) or (model.new is not None and self.waits_for_answers)
+
+    @property
+    def has_model(self) -> bool:
+        """False if an earlier stage of the pipeline is yet to make the model, and with it the tokenizer."""
+        return not self.waits_for_tokenizer
+
+    @cached_property
+    def held_out(self) -> ExampleDataset | None:
+        """The examples of the evaluation."""
+        found = self.config.answers_evaluation()
+        if found is None:
+            return None
+        return found.task.examples() if self.evaluation_dialogue is None else self.evaluation_dialogue.examples()
+
+    @cached_property
+    def evaluation_dialogue(self) -> OpenedDialogue | None:
+        """The world of held-out dialogues, in processes of its own."""
+        found = self.config.answers_evaluation()
+        return None if found is None else open_dialogue(found.task)
+
+    @cached_property
+    def examples(self) -> ExampleDataset:
+        """The training examples."""
+        held_out = self.held_out if self.config.task.is_generated and self.dialogue is None else None
+        return self.read(() if held_out is None else (held_out,))
+
+    @cached_property
+    def tokenizer(self) -> tuple[Tokenizer, int]:
+        """The tokenizer, and the longest context of the model. A new model's tokenizer has a chat template if the data
+        hold conversations."""
+        model = self.config.model
+        return open_tokenizer(model, chat=model.new is not None and self._has_conversations())
+
+    def _has_conversations(self) -> bool:
+        if self.config.task.is_captured:
+            return True
+        datasets = [self.examples, *(() if self.held_out is None else (self.held_out,))]
+        worlds = [one for one in (self.dialogue, self.evaluation_dialogue) if one is not None]
+        return any(world.is_chat() for world in worlds) or any(
+            example.is_conversation for dataset in datasets for example in dataset.rows
+        )
+
+    @cached_property
+    def prepared(self) -> tuple[T, list[str]]:
+        """Result of `lay_out` on the examples, and its warnings."""
+        return self.lay_out(self.examples, *self.tokenizer)
+
+    @cached_property
+    def scorer(self) -> RewardScorer:
+        """The scorer of training answers, with its worker processes."""
+        assert self.rewards is not None
+        return reward_scorer(self.rewards, load=self.reward_model, device=self.config.run.device)
+
+    @cached_property
+    def evaluation_scorer(self) -> RewardScorer:
+        """The scorer of held-out answers, with its worker processes."""
+        found = self.config.answers_evaluation()
+        assert found is not None
+        return reward_scorer(found.rewards, load=self.reward_model, device=self.config.run.device)
+
+    @cached_property
+    def reward_model(self) -> Callable[[str, str], TokenScorer]:
+        """Loads a reward model by folder and data type; training and evaluation share it."""
+        device = self.config.run.device
+        return cache(
+            lambda path, weights: load_reward_scorer(path, weights, device=device, tokenizer=self.tokenizer[0])
+        )
+
+    @cached_property
+    def evaluation(self) -> TextEvaluation | None:
+        """The evaluation on the held-out examples."""
+        found = self.config.answers_evaluation()
+        if found is None or self.held_out is None:
+            return None
+        tokenizer, context = self.tokenizer
+        return prepare_evaluation(
+            found,
+            tokenizer,
+            context=context,
+            examples=self.held_out,
+            scorer=self.evaluation_scorer,
+            second_answer=self.second_answer,
+            dialogue=self.evaluation_dialogue,
+        )
+
+    def policy(self, *, temperature: float) -> TokenPolicy:
+        """The policy to train, with the tokenizer that the data were laid out by."""
+        config, (tokenizer, _) = self.config, self.tokenizer
+        return open_policy(
+            config.model, seed=config.seed, device=config.run.device, temperature=temperature, tokenizer=tokenizer
+        )
+
+    def write_protect(self, folder: Path) -> None:
+        """Keep the reward functions from writing into a folder; call it before the first answers."""
+        for one in self._opened():
+            one.write_protect(folder)
+
+    def close(self) -> None:
+        """End the worker processes that were started."""
+        for one in self._opened():
+            one.close()
+
+    def _opened(self) -> "list[RewardScorer | OpenedDialogue]":
+        """Owners of processes that were opened so far."""
+        names = ("scorer", "evaluation_scorer", "evaluation_dialogue")
+        opened = [vars(self)[name] for name in names if vars(self).get(name) is not None]
+        return opened if self.dialogue is None else [*opened, self.dialogue]
+
+
+def open_text(inputs: TextInputs[T]) -> list[str]:
+    """Open everything that needs no model, and return the warnings. Raises HoneError with all faults at once, and then
+    leaves nothing open.
+
+    A check whose input cannot be read adds no fault of its own. What an earlier stage leaves behind (a model, collected
+    answers) is not there yet: what needs it is opened when the run is built.
+    """
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(inputs.close)
+        found = run_all_checks({**_data_checks(inputs), **_evaluation_checks(inputs), **_training_checks(inputs)})
+        on_fault.pop_all()
+    return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
+
+
+def _data_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of the training data and the model by name, each with warnings as its result."""
+    read, known = not inputs.waits_for_answers, inputs.has_model
+    checks: dict[str, Callable[[], Sequence[str]]] = {}
+    if read:
+        checks["train"] = lambda: inputs.examples.warnings
+    if known:
+        checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
+    if known and read:
+        checks["fits"] = lambda: inputs.prepared[1]
+    if known and inputs.config.model.lora is not None:
+        checks["lora"] = partial(_adapter_warnings, inputs.config.model)
+    if known and inputs.config.model.optimizer:
+        checks["optimizer"] = partial(_optimizer_warnings, inputs.config.model)
+    return checks
+
+
+def _evaluation_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of the held-out problems and their rewards."""
+    evaluation, known = inputs.config.answers_evaluation(), inputs.has_model
+    if evaluation is None:
+        return {}
+    checks: dict[str, Callable[[], Sequence[str]]] = {"evaluation": partial(_held_out_warnings, inputs)}
+    if known:
+        checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
+    if _can_open(evaluation.rewards, tokenizer_known=known):
+        checks["judged by"] = partial(_check_evaluation_rewards, inputs)
+    if known and evaluation.search is not None:
+        checks["searched by"] = partial(_check_search, inputs)
+    return checks
+
+
+def _check_search(inputs: TextInputs[T]) -> list[str]:
+    """None; raises HoneError where the scorer of the evaluation's searches cannot score its answers."""
+    exam = inputs.evaluation
+    if exam is None or exam.config.search is None:
+        return []
+    scorer = exam.config.search.scorer
+    if isinstance(scorer, SearchModelScorer | SearchWorldModelScorer) and is_to_come(scorer.path):
+        return []
+    search = OpenedSearch(config=exam.config.search, exam=exam, load=inputs.reward_model)
+    try:
+        search.scorer(inputs.tokenizer[0].decode)
+    finally:
+        search.close()
+    return []
+
+
+def _training_checks(inputs: TextInputs[T]) -> dict[str, Callable[[], Sequence[str]]]:
+    """Checks of further policies, of the rewards of training answers, and the recipe's own."""
+    checks: dict[str, Callable[[], Sequence[str]]] = {
+        path: partial(_policy_warnings, path) for path in inputs.other_policies if not is_to_come(path)
+    }
+    known = inputs.has_model
+    if inputs.rewards is not None and not inputs.waits_for_answers and _can_open(inputs.rewards, tokenizer_known=known):
+        checks["rewards"] = partial(_check_rewards, inputs)
+    return {**checks, **inputs.more_checks}
+
+
+def _can_open(rewards: RewardsConfig, *, tokenizer_known: bool) -> bool:
+    """True if the rewards need nothing that an earlier stage leaves behind."""
+    models = [reward for reward in rewards.functions if isinstance(reward, RewardModel)]
+    if any(map(is_to_come, rewards.local_judges)):
+        return False
+    return not models or (tokenizer_known and not any(is_to_come(path) for model in models for path in model.paths))
+
+
+def is_to_come(path: str | None) -> bool:
+    """True for something that an earlier stage of the pipeline leaves behind."""
+    return path is not None and path.startswith(STAGE_PREFIX)
+
+
+def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[Any]]) -> OpenedRun:
+    """`inputs`, opened and checked, for `build(config, inputs)`; they are closed with the job."""
+
+    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[Any]:  # noqa: ANN401 - the recipe's own
+        inputs.config = config
+        return build(config, inputs)
+
+    opened = opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
+    return replace(opened, memory=_memory(inputs))
+
+
+def _memory(inputs: TextInputs[T]) -> MemoryPlan:
+    """The memory plan of a run; an empty one where an earlier stage makes the model."""
+    config = inputs.config
+    if not inputs.has_model:
+        return MemoryPlan(parameters=0, parts={})
+    others = [path for path in inputs.other_policies if not is_to_come(path)]
+    plan = text_memory(
+        config.model, inputs.tokenizer[0], moments=config.optimizer_moments, copies=config.weight_copies(),
+        others=others, device=config.run.device, batch=config.batch_dimensions(inputs.lengths),
+    )  # fmt: skip
+    return spread_plan(plan, planned_ranks(config))
+
+
+def _policy_warnings(path: str) -> list[str]:
+    """None; raises DataError where the policy's folder cannot be read."""
+    open_tokenizer(ModelSource(path=path))
+    return []
+
+
+def _adapter_warnings(source: ModelSource) -> list[str]:
+    """One on dropout. Raises ConfigError for an adapter that does not fit the model of `model.path`."""
+    assert source.path is not None and source.lora is not None
+    folder = policy_folder(Path(source.path))
+    check_adapter(folder, source.lora)
+    dropout = read_peft_folder(folder).dropout if is_adapter(folder) else 0.0
+    return [f"{folder}: lora_dropout = {dropout:g} is not applied: hone trains adapters without"] if dropout else []
+
+
+def _optimizer_warnings(source: ModelSource) -> list[str]:
+    """None; raises DataError where the checkpoint has no intact optimizer state."""
+    check_saved_optimizer(source)
+    return []
+
+
+def _check_rewards(inputs: TextInputs[T]) -> list[str]:
+    return inputs.scorer.check(inputs.examples.column_names(), inputs.examples.rows)
+
+
+def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
+    """Checks the functions in the training workers where both lists are the same: a process takes time to start."""
+    evaluation = inputs.config.answers_evaluation()
+    assert evaluation is not None
+    assert inputs.held_out is not None
+    same = inputs.rewards == evaluation.rewards
+    scorer = inputs.scorer if same else inputs.evaluation_scorer
+    return scorer.check(inputs.held_out.column_names(), inputs.held_out.rows)
+
+
+def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
+    """The dataset's own, and one on prompts that are in both sets; a generated training set leaves these out."""
+    evaluation = inputs.config.answers_evaluation()
+    assert evaluation is not None
+    assert inputs.held_out is not None
+    if evaluation.task.is_generated or evaluation.task.is_dialogue or inputs.waits_for_answers:
+        return list(inputs.held_out.warnings)
+    both = find_overlap(inputs.examples, inputs.held_out)
+    overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"
+    return [*inputs.held_out.warnings, *([overlap] if both.count else [])]
+
+
+def _end_of_text_warnings(tokenizer: Tokenizer) -> list[str]:
+    if tokenizer.pad_id not in tokenizer.eos_ids:
+        return []
+    return ["the tokenizer pads with its end of text; hone masks by length, so the end of text is learned all the same"]

@@ -1,0 +1,316 @@
+"""Losses on pairs as alternatives of a config: DPO and its variants.
+
+Belongs here: names of a config -> one loss on whole answers. The formulas are in `hone.objectives`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.objectives import batchwide, preference
+from hone.objectives.terms import LossTerms
+from hone.text.preference.answer_loss import AnswerLossSpec, AnswerScore, AnswerView, RunningShiftStatistic
+
+PairTerms: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
+"""Implicit rewards of chosen and rejected answers `[P]`, nats -> a term for each pair."""
+Smoothing = Annotated[float, Field(gt=0, lt=0.5)]
+
+
+def scored_pairs(terms: PairTerms, score: AnswerScore) -> AnswerLossSpec:
+    """The loss of pairs whose implicit rewards are `score`."""
+
+    def objective(view: AnswerView) -> LossTerms:
+        chosen, rejected = view.pairs()
+        return terms(score(chosen), score(rejected))
+
+    return AnswerLossSpec(objective=objective)
+
+
+class PairLossConfig(Config):
+    """A loss on the implicit rewards of chosen and rejected answers."""
+
+    takes_divergence: ClassVar[bool] = False
+    """It looks at the margin only, so that an f-divergence may take the place of the KL."""
+    takes_weights: ClassVar[bool] = True
+    """Its pairs may have different weights."""
+
+    beta: float = Field(default=0.1, gt=0)
+    """KL coefficient of the reference: the larger, the closer the policy stays."""
+
+    @abstractmethod
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        """The loss on answers, whose implicit rewards are `score`."""
+
+
+class DpoLoss(PairLossConfig):
+    """DPO (Rafailov et al., 2023): -logsigmoid(beta D), D the difference of the implicit rewards."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["dpo"] = "dpo"
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.dpo, beta=self.beta), score)
+
+
+class ConservativeLoss(PairLossConfig):
+    """Conservative DPO (Mitchell, 2023): labels are wrong with probability `smoothing`."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["conservative"]
+    """Names this alternative."""
+    smoothing: Smoothing = 0.1
+    """Assumed share of wrong labels."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.dpo, beta=self.beta, smoothing=self.smoothing), score)
+
+
+class RobustLoss(PairLossConfig):
+    """Robust DPO (Chowdhury et al., 2024): unbiased where labels are flipped with probability `smoothing`."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["robust"]
+    """Names this alternative."""
+    smoothing: Smoothing = 0.1
+    """Share of flipped labels."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.robust_dpo, beta=self.beta, smoothing=self.smoothing), score)
+
+
+class IpoLoss(PairLossConfig):
+    """IPO (Azar et al., 2023): (D - 1 / (2 beta))^2; the margin has a target. Its authors normalise by length."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["ipo"]
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.ipo, beta=self.beta), score)
+
+
+class HingeLoss(PairLossConfig):
+    """Hinge of SLiC-HF (Zhao et al., 2023): relu(1 - beta D); no gradient beyond."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["hinge"]
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.hinge, beta=self.beta), score)
+
+
+class ExoLoss(PairLossConfig):
+    """EXO for pairs (Ji et al., 2024): the reverse KL to the smoothed label."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["exo"]
+    """Names this alternative."""
+    smoothing: Smoothing = 1e-3
+    """Probability of the other label."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.exo_pair, beta=self.beta, smoothing=self.smoothing), score)
+
+
+class DiscopopLoss(PairLossConfig):
+    """DiscoPOP (Lu et al., 2024): a mixture of the logistic and the exponential loss."""
+
+    takes_divergence: ClassVar[bool] = True
+
+    kind: Literal["discopop"]
+    """Names this alternative."""
+    sharpness: float = Field(default=0.05, gt=0)
+    """Width of the step from one loss to the other, in units of beta D."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.discopop, beta=self.beta, sharpness=self.sharpness), score)
+
+
+class NcaLoss(PairLossConfig):
+    """NCA for pairs (Chen et al., 2024): each answer against noise, which keeps the chosen one likely."""
+
+    kind: Literal["nca"]
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.nca_pair, beta=self.beta), score)
+
+
+class SppoLoss(PairLossConfig):
+    """SPPO (Wu et al., 2024): implicit rewards are drawn to (P - 1/2) / beta and to its negative."""
+
+    kind: Literal["sppo"]
+    """Names this alternative."""
+    probability: float = Field(default=1.0, gt=0.5, le=1)
+    """P: probability that the chosen answer beats the rejected one."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.sppo, beta=self.beta, probability=self.probability), score)
+
+
+class ApoZeroLoss(PairLossConfig):
+    """APO-zero (D'Oosterlinck et al., 2024), for chosen answers that are better than the policy's own."""
+
+    kind: Literal["apo_zero"]
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.apo_zero, beta=self.beta), score)
+
+
+class ApoDownLoss(PairLossConfig):
+    """APO-down (D'Oosterlinck et al., 2024), for policies that are better than both answers."""
+
+    kind: Literal["apo_down"]
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        return scored_pairs(partial(preference.apo_down, beta=self.beta), score)
+
+
+# ------------------------------------------------------------------------------- statistics of a whole optimizer step
+
+
+class BcoPairLoss(PairLossConfig):
+    """BCO on pairs (Jung et al., 2024): a classifier of answers, shifted by the mean implicit reward so far."""
+
+    kind: Literal["bco_pair"]
+    """Names this alternative."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        def objective(view: AnswerView) -> LossTerms:
+            chosen, rejected = view.pairs()
+            assert chosen.statistic is not None
+            return preference.bco_pair(score(chosen), score(rejected), chosen.statistic, beta=self.beta)
+
+        shift = RunningShiftStatistic(score)
+        return AnswerLossSpec(objective=objective, statistic=shift, running=shift)
+
+
+RankComparisonName = Literal["logistic", "hinge", "squared_hinge"]
+RANK_COMPARISONS = {
+    "logistic": None,
+    "hinge": preference.hinge_comparison,
+    "squared_hinge": preference.squared_hinge_comparison,
+}
+
+
+class AotLoss(PairLossConfig):
+    """AOT (Melnyk et al., 2024): the policy's margins, sorted over the step, against the reference's of equal rank."""
+
+    takes_weights: ClassVar[bool] = False
+
+    kind: Literal["aot"]
+    """Names this alternative."""
+    smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Assumed share of wrong labels."""
+    comparison: RankComparisonName = "logistic"
+    """Loss of the difference of two scores of one rank."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        compared = partial(
+            preference.aot, beta=self.beta, smoothing=self.smoothing, comparison=RANK_COMPARISONS[self.comparison]
+        )
+
+        def margin(view: AnswerView) -> Tensor:
+            chosen, rejected = view.pairs()
+            return score(chosen) - score(rejected)
+
+        def objective(view: AnswerView) -> LossTerms:
+            chosen, _ = view.pairs()
+            assert chosen.statistic is not None
+            return compared(margin(_policy_alone(view)), chosen.statistic)
+
+        def partners(view: AnswerView) -> Tensor:
+            margins = (margin(one).numpy() for one in (_policy_alone(view), _reference_alone(view)))
+            partner = torch.from_numpy(batchwide.aot_partners(*margins))
+            return _at_answers(view, partner, partner)
+
+        return AnswerLossSpec(objective=objective, statistic=partners)
+
+
+class AotUnpairedLoss(PairLossConfig):
+    """AOT without pairs (Melnyk et al., 2024): rewards of chosen answers against those of rejected ones of equal
+    rank."""
+
+    takes_weights: ClassVar[bool] = False
+
+    kind: Literal["aot_unpaired"]
+    """Names this alternative."""
+    smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Assumed share of wrong labels."""
+    comparison: RankComparisonName = "logistic"
+    """Loss of the difference of two scores of one rank."""
+
+    def spec(self, score: AnswerScore) -> AnswerLossSpec:
+        compared = partial(
+            preference.aot_unpaired,
+            beta=self.beta,
+            smoothing=self.smoothing,
+            comparison=RANK_COMPARISONS[self.comparison],
+        )
+
+        def objective(view: AnswerView) -> LossTerms:
+            chosen, rejected = view.pairs()
+            assert chosen.statistic is not None
+            assert rejected.statistic is not None
+            return compared(score(chosen), score(rejected), chosen.statistic, rejected.statistic)
+
+        def partners(view: AnswerView) -> Tensor:
+            chosen, rejected = (score(one).numpy() for one in view.pairs())
+            found = (batchwide.same_rank(chosen, rejected), batchwide.same_rank(rejected, chosen))
+            return _at_answers(view, *map(torch.from_numpy, found))
+
+        return AnswerLossSpec(objective=objective, statistic=partners)
+
+
+def _policy_alone(view: AnswerView) -> AnswerView:
+    """The answers, scored by the policy without a reference."""
+    return replace(view, ref_logp=torch.zeros_like(view.logp))
+
+
+def _reference_alone(view: AnswerView) -> AnswerView:
+    """The answers, scored by the reference in the policy's place."""
+    assert view.ref_logp is not None
+    return replace(view, logp=view.ref_logp, ref_logp=torch.zeros_like(view.logp))
+
+
+def _at_answers(view: AnswerView, chosen: Tensor, rejected: Tensor) -> Tensor:
+    """`[A]` from columns `[P]` of the chosen and of the rejected answers."""
+    result = torch.zeros_like(view.logp)
+    result[view.label > 0], result[view.label < 0] = chosen, rejected
+    return result
+
+
+PairLoss = Annotated[
+    DpoLoss
+    | ConservativeLoss
+    | RobustLoss
+    | IpoLoss
+    | HingeLoss
+    | ExoLoss
+    | DiscopopLoss
+    | NcaLoss
+    | SppoLoss
+    | ApoZeroLoss
+    | ApoDownLoss
+    | BcoPairLoss
+    | AotLoss
+    | AotUnpairedLoss,
+    Field(discriminator="kind"),
+]

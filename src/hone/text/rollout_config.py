@@ -1,0 +1,179 @@
+"""What the recipes for language models share: how answers are generated, and how they are shown.
+
+Belongs here: wiring that two recipes need. Does not: anything that makes one recipe differ from another.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.generation import OnPublish, SamplingParams
+from hone.engine.choose import KvCache, RunnerKind
+from hone.engine.clients.config import ServerEngine
+from hone.text.evaluate.dialogues import History
+
+
+class AsyncRolloutConfig(Config):
+    """Asynchronous generation: answers are generated while the policy learns from earlier ones."""
+
+    steps: int = Field(ge=0, le=16)
+    """Largest age of an answer's first token, in steps of the policy that learns from it; 0 is off."""
+    on_publish: Literal["wait", "finish", "recompute", "keep"] = "wait"
+    """Treatment of unfinished answers when new weights are published. `wait`: the step waits for all requested
+    answers, and the run is reproducible bit for bit. `finish`: the step waits for answers in progress. `recompute`:
+    answers continue with the new weights, and the KV cache is recomputed. `keep`: answers continue with the new
+    weights and the old KV cache."""
+    record_interleaving: bool = False
+    """Write the policy version of every token to the run's `interleaving.jsonl`, so that the run can be replayed."""
+    replay_interleaving: str | None = Field(default=None, min_length=1)
+    """Folder of a recorded run, to be replayed bit for bit under the same settings."""
+
+    @model_validator(mode="after")
+    def _depends_on_time(self) -> "AsyncRolloutConfig":
+        if self.record_interleaving and self.replay_interleaving is not None:
+            raise ValueError(
+                "record_interleaving and replay_interleaving: a replay has its record already; leave one out"
+            )
+        if (self.record_interleaving or self.replay_interleaving) and not (self.steps and self.on_publish != "wait"):
+            key = "record_interleaving" if self.record_interleaving else "replay_interleaving"
+            raise ValueError(
+                f'{key} with steps = {self.steps} and on_publish = "{self.on_publish}": such a run is the same '
+                "whenever it is repeated, and has nothing to record; leave it out"
+            )
+        return self
+
+    def derive(self) -> dict[str, str]:
+        """Derived numbers, for `hone plan`."""
+        if self.steps == 0:
+            return {}
+        told = {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
+        if self.replay_interleaving is not None:
+            told["interleaving"] = f"replayed from {self.replay_interleaving}, in one thread"
+        elif self.record_interleaving:
+            told["interleaving"] = "recorded"
+        return told
+
+
+class RolloutConfig(Config):
+    """Generation settings: prompts per step, sampling, engine and staleness."""
+
+    prompts_per_step: int = Field(ge=1)
+    """Prompts asked in each step."""
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Answers to each prompt: the group whose scores are compared."""
+    max_tokens: int = Field(ge=1)
+    """Largest number of tokens of an answer."""
+    temperature: float = Field(default=1.0, gt=0)
+    """The policy is softmax(logits / temperature), for the engine and for the trainer."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from the k likeliest tokens only; 0 is off."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability; 1 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens with less than this share of the likeliest one's probability; 0 is off."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """Texts that end an answer."""
+    runner: RunnerKind | ServerEngine = "auto"
+    """Generation engine: `native` (compiled code), `native_bfloat16` and `native_int8` (the same in lower precision),
+    `torch`, `torch_compiled` (torch.compile, for GPUs), or `auto` (native where it can be built). A table selects a
+    server (docs/howto/servers.md)."""
+    kv_cache: KvCache = "auto"
+    """Numbers of keys and values in compiled code: `bfloat16` or `int8` (fewer bytes, a larger mismatch); `auto`: those
+    of the runner's products, and bfloat16 for `native_int8`."""
+    deterministic: Literal["off", "batch"] = "off"
+    """`batch`: on CUDA too, an answer does not depend on its batch mates; on a CPU it never does."""
+    max_staleness: Annotated[int, Field(ge=0, le=16)] | AsyncRolloutConfig = 0
+    """Largest age of answers, in steps of the policy that learns from them; above 0 generation is asynchronous. A
+    table also sets the treatment of unfinished answers at a publication (docs/concepts/generation.md)."""
+    max_concurrent: int = Field(default=64, ge=1)
+    """Answers generated at the same time; changes memory and speed, never the result."""
+
+    sleep: bool = False
+    """The embedded engine frees its keys and values, and compiled code its weights, while the policy learns; the same
+    bits, and some time to allocate them again."""
+    context: int | None = Field(default=None, ge=1)
+    """Most tokens of a dialogue, prompt and all turns; unset: as many as the model has positions."""
+    history: History = "append"
+    """Earlier turns of a dialogue: `append` keeps all tokens as they are; `template` lets a chat template rewrite them
+    (drop thoughts, say), and the dialogue goes on in another row of tokens."""
+
+    @property
+    def quantised(self) -> str | None:
+        """The setting by which answers are drawn from codes of 8 bits; None: they are not."""
+        if self.runner == "native_int8":
+            return 'rollout.runner = "native_int8"'
+        return 'rollout.kv_cache = "int8"' if self.kv_cache == "int8" else None
+
+    @property
+    def asynchrony(self) -> AsyncRolloutConfig:
+        """`max_staleness` as a table."""
+        found = self.max_staleness
+        return found if isinstance(found, AsyncRolloutConfig) else AsyncRolloutConfig(steps=found)
+
+    @property
+    def mid_rollout_publish(self) -> OnPublish | None:
+        """Treatment of unfinished answers at a publication; None if there are none."""
+        found = self.asynchrony
+        return None if found.steps == 0 or found.on_publish == "wait" else found.on_publish
+
+    def warnings(self) -> list[str]:
+        """Warnings before a run."""
+        if self.mid_rollout_publish is None or self.asynchrony.replay_interleaving is not None:
+            return []
+        again = (
+            "rollout.max_staleness.replay_interleaving = its folder repeats it to the bit"
+            if self.asynchrony.record_interleaving
+            else 'this run cannot be repeated to the bit (with "wait" it can, and with record_interleaving = true)'
+        )
+        return [
+            f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}": which weights drew which token '
+            f"depends on time, so {again}"
+        ]
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> "RolloutConfig":
+        compiled = not isinstance(self.runner, ServerEngine) and self.runner.startswith("native")
+        if self.kv_cache != "auto" and not compiled:
+            told = "a server" if isinstance(self.runner, ServerEngine) else f'"{self.runner}"'
+            raise ValueError(
+                f'kv_cache = "{self.kv_cache}" is for compiled code, and runner is {told}; set runner = "native", '
+                '"native_bfloat16" or "native_int8", or leave kv_cache out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sleep(self) -> "RolloutConfig":
+        if self.sleep and isinstance(self.runner, ServerEngine):
+            raise ValueError("sleep = true is for the embedded engine, and runner is a server; leave it out")
+        if self.sleep and self.asynchrony.steps:
+            raise ValueError(
+                f"sleep = true with max_staleness = {self.asynchrony.steps}: the engine writes while the policy "
+                "learns; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_server_options(self) -> "RolloutConfig":
+        if isinstance(self.runner, ServerEngine) and self.deterministic != "off":
+            raise ValueError(
+                f'deterministic = "{self.deterministic}" is a promise of the embedded engine, not of a server '
+                "(docs/howto/servers.md); leave it out, or rollout.runner"
+            )
+        if isinstance(self.runner, ServerEngine) and self.mid_rollout_publish:
+            raise ValueError(
+                f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}" is for the embedded engine; a '
+                'step waits for the answers of a server: set it to "wait"'
+            )
+        return self
+
+    def sampling(self) -> SamplingParams:
+        """The rollout's sampling."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            stop=tuple(self.stop),
+        )

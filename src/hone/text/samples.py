@@ -1,0 +1,75 @@
+"""Metrics and sample rows of a batch of answers."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from hone.core.conversation import text_after_prompt
+from hone.core.credit import Credits, Metrics
+from hone.core.dialogue import STOP_REASONS
+from hone.core.episodes import Episodes, ScoreStatus
+from hone.models.language.tokenizers import Tokenizer
+from hone.run.store.samples import SampleRow
+
+
+def answer_metrics(episodes: Episodes) -> Metrics:
+    """Lengths of the answers, and an estimate of the policy's entropy.
+
+    The mean of -log p over tokens drawn from the policy estimates its entropy per token without bias, for nothing.
+    """
+    lengths = episodes.lengths
+    return {
+        "answers/tokens_mean": float(lengths.mean()),
+        "answers/tokens_longest": float(lengths.max()),
+        "policy/entropy_nats": float(-episodes.logp.mean(dtype=np.float64)),
+    }
+
+
+def reward_metrics(names: Sequence[str], episodes: Episodes) -> Metrics:
+    """Mean score of each of several rewards, unweighted, as `rewards/NAME`; a reward without any score is left out."""
+    if len(names) < 2 or episodes.components is None:
+        return {}
+    scored = {name: own[~np.isnan(own)] for name, own in zip(names, episodes.components.T, strict=True)}
+    return {f"rewards/{name}": float(own.mean()) for name, own in scored.items() if len(own)}
+
+
+def answer_rows(
+    step: int, episodes: Episodes, credits: Credits, tokenizer: Tokenizer, *, limit: int = 64
+) -> list[SampleRow]:
+    """The first `limit` answers of a step as text."""
+    shown = episodes.take(np.arange(min(limit, len(episodes))))
+    seen = shown.transcript
+    prompt_ends = seen.at[shown.offsets[:-1]]
+    asked: Counter[int] = Counter()
+    texts = text_after_prompt(shown, tokenizer.decode)
+    rows: list[SampleRow] = []
+    for place in range(len(shown)):
+        start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
+        scored = shown.status[place] == ScoreStatus.SCORED
+        group = int(shown.group[place])
+        asked[group] += 1
+        rows.append(
+            SampleRow(
+                step=step,
+                group=group,
+                sample=asked[group] - 1,
+                prompt=tokenizer.decode(seen.tokens[seen.offsets[place] : prompt_ends[place]]),
+                completion=texts[place][0],
+                turns=texts[place][1],
+                score=float(shown.score[place]) if scored else None,
+                status=ScoreStatus(int(shown.status[place])).name.lower(),
+                advantage=float(credits.advantage[start]),
+                tokens=stop - start,
+                finish=_finish(shown, place),
+                version=int(shown.version[start]),
+            )
+        )
+    return rows
+
+
+def _finish(episodes: Episodes, place: int) -> str:
+    """Reason why an answer or a dialogue ended."""
+    if episodes.stop is not None:
+        return STOP_REASONS[int(episodes.stop[place])]
+    return "length" if episodes.truncated[place] else "stop"

@@ -1,0 +1,335 @@
+"""Runs that train a scorer on labelled answers: data, learner, evaluation on held-out answers, job.
+
+A recipe of a scorer names three things: the kind of its data, the tokens that its scorer reads, and its loss.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError, DataError
+from hone.core.random import permutation
+from hone.credit.columns import episode_ends
+from hone.credit.returns import reward_as_advantage
+from hone.learner.config import learning_rate_schedule, policy_phase
+from hone.learner.gradient import GradientLearner, OptimizerPhase
+from hone.learner.low_rank_parameters import LowRankParameters, low_rank_phase
+from hone.learner.ranked_build import sharded_store, trained_policy
+from hone.models.language.token_scorer import ScoreRange, TokenScorer
+from hone.models.language.tokenizers import Tokenizer
+from hone.objectives.weights import token_mean
+from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.loop import Recipe
+from hone.run.store.calibration import write_calibration
+from hone.sources.logged import LogSource
+from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
+from hone.text.evaluate.open_scorer import load_scorer, open_scorer
+from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record
+from hone.text.evaluate.scorer_scores import held_out_scores, labelled_scores
+from hone.text.evaluate.scorer_selection import HeldOutKind
+from hone.text.flops import scorer_compute_cost
+from hone.text.learners import step_layout
+from hone.text.matmul_rate import matmul_rate
+from hone.text.open_text import TextInputs, is_to_come, opened_text_run
+from hone.text.planned_memory import text_lengths
+from hone.text.saved_optimizer import restore_optimizer
+from hone.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
+from hone.text.scorers.scorer_loss import PAIR_WEIGHTS
+from hone.text.tasks.dataset import Example, ExampleDataset, prompt_key
+from hone.text.tasks.files import MAX_FAULTS_SHOWN
+from hone.text.token_batch import TokenBatch
+
+_HELD_OUT_KINDS: Final[dict[AnswerKind, HeldOutKind]] = {
+    "preference": "pairs",
+    "unpaired": "outcomes",
+    "outcome": "outcomes",
+    "stepwise": "steps",
+}
+
+
+RANGE_ANSWERS: Final = 256
+"""Training answers whose scores are saved with a scorer."""
+RANGE_TOKENS: Final = 4096
+"""Tokens of a pass over them."""
+
+
+def labelled_log(episodes: Episodes, kind: AnswerKind) -> Episodes:
+    """The answers with their labelled tokens as the only decisions: each step's last token, or the answer's."""
+    return episodes.keep_decisions(~np.isnan(episodes.reward) if kind == "stepwise" else episode_ends(episodes))
+
+
+@dataclass
+class HeldOutAnswers:
+    """Held-out answers of a run: read once, and laid out once the tokenizer is known."""
+
+    kind: AnswerKind
+    inputs: TextInputs[AnswerLog]
+    task: Callable[[], AnswerTaskConfig]
+    """The task of the run's config, whose source may be resolved between check and build."""
+
+    @cached_property
+    def examples(self) -> ExampleDataset:
+        """The examples. Raises DataError."""
+        return read_answers(self.task(), self.kind)
+
+    @cached_property
+    def log(self) -> tuple[AnswerLog, list[str]]:
+        """The answers as episodes, and warnings."""
+        return laid_out(self.examples, *self.inputs.tokenizer, task=self.task(), kind=self.kind)
+
+    def warnings(self) -> list[str]:
+        """Warnings of the data, and on questions that are in both sets. Raises DataError with all faults; what an
+        earlier stage leaves behind is not there yet."""
+        if is_to_come(self.task().source):
+            return []
+        found = [*self.examples.warnings, *(self.log[1] if self.inputs.has_model else [])]
+        if self.inputs.waits_for_answers:
+            return found
+        known = {_content(example, self.kind) for example in self.inputs.examples}
+        both = [example.id for example in self.examples if _content(example, self.kind) in known]
+        what = "pairs" if self.kind == "preference" else "prompts"
+        if both:
+            found.append(f"{len(both)} {what} stand in the training and in the evaluation set: {', '.join(both[:5])}")
+        return found
+
+
+def _content(example: Example, kind: AnswerKind) -> str:
+    """What must not be in both sets: a pair with its answers, or the question of answers."""
+    answers = [answer.content for answer in example.answers] if kind == "preference" else []
+    return f"{prompt_key(example.prompt)} {answers}"
+
+
+def laid_out(
+    examples: ExampleDataset, tokenizer: Tokenizer, context: int, *, task: AnswerTaskConfig, kind: AnswerKind
+) -> tuple[AnswerLog, list[str]]:
+    """Answers as episodes, and warnings. Raises DataError for answers without a label and labels that are none."""
+    log, notes = encode_answers(examples, task, tokenizer, context=context, kind=kind)
+    scores, steps = log.episodes.score, log.episodes.reward
+    unlabelled = np.flatnonzero(np.isnan(scores))
+    if kind == "stepwise":
+        unlabelled = np.flatnonzero(np.bincount(log.episodes.owner[~np.isnan(steps)], minlength=len(scores)) == 0)
+    if len(unlabelled):
+        kept = np.setdiff1d(np.arange(len(scores)), unlabelled)
+        said = f"{examples.source}: {len(unlabelled)} of {len(scores)} answers have no score"
+        if not len(kept):
+            raise DataError(f"{said}: there is nothing to learn")
+        log, notes = replace(log, episodes=log.episodes.take(kept)), [*notes, f"{said} (left out)"]
+    if kind != "preference":
+        _check_shares(log, examples.source, kind)
+    return log, notes
+
+
+def _check_shares(log: AnswerLog, source: str, kind: AnswerKind) -> None:
+    """Raise DataError for labels that are no probabilities."""
+    episodes = log.episodes
+    labels, owner = (
+        (episodes.reward, episodes.owner) if kind == "stepwise" else (episodes.score, np.arange(len(episodes)))
+    )
+    wrong = np.flatnonzero((labels < 0) | (labels > 1))
+    if len(wrong):
+        shown = [f"{log.ids[episodes.group[owner[place]]]} ({labels[place]:g})" for place in wrong[:MAX_FAULTS_SHOWN]]
+        raise DataError(
+            f"{source}: {len(wrong)} labels are not between 0 and 1, so that they are no chances of being right: "
+            f"{', '.join(shown)}{', ...' if len(wrong) > MAX_FAULTS_SHOWN else ''}; scale the scores, or compare "
+            'answers of one question with recipe = "reward_pairs"'
+        )
+
+
+def _task_of(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
+    assert isinstance(inputs.config, ScorerRunConfig)
+    return inputs.config.task
+
+
+def _held_out_task(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
+    assert isinstance(inputs.config, ScorerRunConfig)
+    assert inputs.config.evaluation is not None
+    return inputs.config.evaluation.task
+
+
+def open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
+    """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+    inputs: TextInputs[AnswerLog] = TextInputs(
+        config=config,
+        read=lambda _: read_answers(_task_of(inputs), config.data_kind),
+        lay_out=lambda examples, tokenizer, context: laid_out(
+            examples, tokenizer, context, task=_task_of(inputs), kind=config.data_kind
+        ),
+        measure=lambda log: text_lengths(log.episodes),
+    )
+    held_out = None
+    if config.evaluation is not None:
+        held_out = HeldOutAnswers(config.data_kind, inputs, partial(_held_out_task, inputs))
+        inputs.more_checks = {"evaluation": held_out.warnings}
+
+    def build(config: ScorerRunConfig, inputs: TextInputs[AnswerLog]) -> TrainingJob[TokenScorer]:
+        return scorer_job(config, inputs, held_out)
+
+    return opened_text_run(inputs, build)
+
+
+def scorer_job(
+    config: ScorerRunConfig, inputs: TextInputs[AnswerLog], held_out: HeldOutAnswers | None
+) -> TrainingJob[TokenScorer]:
+    """Training job of a scorer: a log of labelled answers, and the learner."""
+    (log, notes), tokenizer = inputs.prepared, inputs.tokenizer[0]
+    judged = None if held_out is None else held_out.log[0].episodes
+    scorer = open_scorer(
+        config.model, reads=config.reads, seed=config.seed, device=config.run.device, tokenizer=tokenizer
+    )
+    compares = config.data_kind == "preference"
+    labelled = labelled_log(log.episodes, config.data_kind)
+    source = LogSource[TokenScorer](log=labelled, batch_size=config.batch, seed=config.seed)
+    learner = scorer_learner(config, scorer)
+    if config.model.optimizer:
+        restore_optimizer(learner, config.model)
+    return TrainingJob(
+        recipe=Recipe(
+            source=replace(source, unit="group") if compares else source, credit=reward_as_advantage, learner=learner
+        ),
+        save_policy=partial(_save_with_range, scorer, labelled.take(np.arange(min(RANGE_ANSWERS, len(labelled))))),
+        load_policy=scorer.load,
+        evaluate=None if judged is None else partial(evaluate_scorer, config, scorer, judged),
+        evaluate_every=0 if config.evaluation is None else config.evaluation.every,
+        dataset_fingerprint=inputs.examples.fingerprint,
+        measure_matmuls=partial(matmul_rate, scorer),
+        warnings=[*inputs.examples.warnings, *notes, *scorer.decoder.notes()],
+    )
+
+
+def _save_with_range(scorer: TokenScorer, answers: Episodes, folder: Path) -> None:
+    """Write the scorer, with the range of its scores of some training answers."""
+    scores = labelled_scores(scorer, answers, micro_batch_tokens=RANGE_TOKENS)
+    scorer.score_range = ScoreRange(mean=float(scores.mean()), std=float(scores.std()), n=len(scores))
+    scorer.save(folder)
+
+
+def scorer_learner(config: ScorerRunConfig, scorer: TokenScorer) -> GradientLearner[TokenScorer, TokenBatch]:
+    """The gradient learner of a scorer, which looks at the state after each labelled token."""
+    scorer = trained_policy(scorer)
+    compares, learner = config.data_kind == "preference", config.learner
+    layout = replace(
+        step_layout(token_mean, learner, config.run, mixed_precision=scorer.decoder.is_mixed_precision),
+        unit="group" if compares else "sample",
+        term_weights=PAIR_WEIGHTS if compares else {},
+        after=True,
+    )
+    return GradientLearner(
+        policy=scorer,
+        layout=layout,
+        phases=[_phase(config, scorer)],
+        seed=config.seed,
+        learning_rate=learning_rate_schedule(learner, learner.optimizer_steps(config.steps)),
+        epochs=learner.epochs,
+        minibatches=learner.minibatches,
+        shuffle=learner.minibatches > 1,
+        micro_batch_tokens=learner.micro_batch_tokens,
+        compute_cost=scorer_compute_cost,
+        extra_state={} if scorer.adapter is None else {"adapter": scorer.adapter},
+    )
+
+
+def _phase(config: ScorerRunConfig, scorer: TokenScorer) -> OptimizerPhase[TokenScorer, TokenBatch]:
+    """The phase of all weights of a scorer, or of its adapter and its head."""
+    if scorer.adapter is None:
+        return policy_phase(scorer, config.scorer_loss(), config.learner)
+    parameters = sharded_store(scorer) or LowRankParameters(scorer.adapter, whole=scorer.head_parameters())
+    return low_rank_phase(scorer.adapter, parameters, config.scorer_loss(), config.learner)
+
+
+def report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> ScorerReport:
+    """The scorer as it stands, on held-out answers."""
+    assert config.evaluation is not None
+    return evaluate_scores(
+        held_out_scores(
+            scorer,
+            held_out,
+            kind=_HELD_OUT_KINDS[config.data_kind],
+            answer_pattern=config.evaluation.answer,
+            micro_batch_tokens=config.learner.micro_batch_tokens,
+        )
+    )
+
+
+def evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> EvaluationResult:
+    """The scorer's accuracy on held-out answers, with its calibration for the run's folder."""
+    found = report_scorer(config, scorer, held_out)
+
+    def write(folder: Path, step: int) -> None:
+        write_calibration(folder, scorer_record(found, step=step))
+
+    return EvaluationResult(
+        estimate=found.accuracy, metrics=found.metrics(), warnings=found.warnings, write_records=write
+    )
+
+
+def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -> Metrics:
+    """Figures of a saved scorer on held-out answers of its run, or on another file of the same kind, for `hone eval`.
+
+    Raises ConfigError where neither is given, DataError for data that do not fit.
+    """
+    if config.evaluation is None and not request.task:
+        raise ConfigError(f"{request.policy}: its run has no [evaluation]; name labelled answers with --task FILE")
+    scorer = load_scorer(request.policy, device=request.device)
+    task = AnswerTaskConfig(source=request.task) if config.evaluation is None else config.evaluation.task
+    if request.task:
+        task = task.model_copy(update={"source": request.task})
+    examples = read_answers(task, config.data_kind)
+    log, notes = laid_out(
+        examples, scorer.tokenizer, scorer.decoder.config.max_positions, task=task, kind=config.data_kind
+    )
+    few = some_examples(log.episodes, request)
+    if config.evaluation is None:
+        config = config.model_copy(update={"evaluation": ScorerEvaluationConfig(task=task)})
+    found = report_scorer(config, scorer, few)
+    for line in (*examples.warnings, *notes, *found.warnings):
+        request.warn(line)
+    return found.metrics()
+
+
+def some_examples(episodes: Episodes, request: EvaluationRequest) -> Episodes:
+    """The answers of as many examples as were asked for: the first ones, or those that a seed selects."""
+    groups = np.unique(episodes.group)
+    order = permutation(request.seed, "exam", count=len(groups)) if request.seed else np.arange(len(groups))
+    return episodes.take(np.flatnonzero(np.isin(episodes.group, groups[order[: request.episodes]])))
+
+
+def derive_scorer_run(config: ScorerRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    learner = config.learner
+    return {
+        "examples per step": str(config.batch),
+        "optimizer steps": f"{config.steps} x {learner.epochs * learner.minibatches} = "
+        f"{learner.optimizer_steps(config.steps)}",
+        "examples seen": f"{config.steps * config.batch} (x {learner.epochs} epochs of each step)",
+        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+        "saved as": {"last": "a sequence classifier", "steps": "a token classifier"}[config.reads]
+        + " of transformers with one label",
+    }
+
+
+def scorer_recipe_spec(
+    *,
+    summary: str,
+    paper: str,
+    config: type[ScorerRunConfig],
+    loss: Sequence[Callable[..., object]],
+    weights: Sequence[Callable[..., object]],
+    limitation: str,
+) -> RecipeSpec:
+    """The spec of a recipe that trains a scorer."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=open_scorer_run,
+        derive=derive_scorer_run,
+        parts=RecipeParts(source="Logged(labelled answers)", credit=(reward_as_advantage,), loss=loss, weights=weights),
+        evaluate=evaluate_saved_scorer,
+        limitation=limitation,
+    )

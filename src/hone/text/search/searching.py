@@ -1,0 +1,257 @@
+"""`Searching`: a generator whose answers are selected by a search over another generator's draws.
+
+All searches of one submission go through their rounds together: a round is drawn, scored as one batch, and only then
+followed by the next. So nothing depends on which draw finished first. The draws of a round continue the same prompts
+and beginnings, whose keys and values an engine finds in its prefix cache.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import ConfigError
+from hone.core.generation import Completion, FinishReason, GenerationSession, Request
+from hone.text.search.candidates import Candidate, CandidateScorer, extended
+from hone.text.search.plans import PoolPlan, StepPlan, needs_scorer
+from hone.text.search.procedures import Procedure, Round, RoundResult, procedure
+
+_ROUNDS: Final = 1 << 16
+"""Rounds that a search may have: draws of turn t of a conversation are keyed by t times this, plus the round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTools:
+    """What a search needs besides a generator."""
+
+    decode: Callable[[NDArray[np.int32]], str]
+    scorer: CandidateScorer | None = None
+    """None for plans that select by votes alone."""
+    answer_of: Callable[[str], str] = str.strip
+    """Text -> final answer that is voted on; the empty text for none."""
+    step: str = "\n"
+    """Text that ends a step."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchCost:
+    """Work of one search, with what was thrown away."""
+
+    drawn_tokens: int = 0
+    scored_tokens: int = 0
+    """Tokens that a scorer's network read."""
+    candidates: int = 0
+    """Answers and beginnings that were drawn."""
+    steps_found: int = 0
+    """Draws that ended with the text that ends a step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """One search of a submission while it runs."""
+
+    request: Request
+    sample: int
+    run: Procedure
+    waiting: Round
+    """The round that it waits for."""
+    cost: SearchCost = field(default_factory=SearchCost)
+    drawn: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    """Completions of the round by place, as far as they are there."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wave:
+    """The searches of one submission, in their order."""
+
+    searches: list[_Search]
+    round: int
+
+
+class Searching:
+    """Implements `core.generation.GenerationSession`: every sample of a request is the result of a search.
+
+    A selected answer is not a draw of the policy: its log-probabilities are NaN, and losses with an importance ratio
+    refuse it. Draws are those of the inner session, keyed by (seed, round, request id, turn, place in the search).
+    """
+
+    def __init__(self, session: GenerationSession, plan: PoolPlan | StepPlan, tools: SearchTools) -> None:
+        """Raises ConfigError for a plan that needs a scorer where there is none."""
+        if tools.scorer is None and needs_scorer(plan) and plan.answers > 1:
+            raise ConfigError(f"the search {plan} selects by scores: name a scorer, or take majority:{plan.answers}")
+        self.plan = plan
+        self.costs: dict[tuple[str, int], SearchCost] = {}
+        """Work of each search that ended since `reset_stats`, by request id and sample."""
+        self._session, self._tools = session, tools
+        self._waves: list[_Wave] = []
+        self._done: deque[Completion] = deque()
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Begin the searches of `requests`, one for each sample. Raises as the inner session does."""
+        searches = [self._begin(request, sample) for request in requests for sample in range(request.samples)]
+        self._ask(searches, round)
+        self._waves.append(_Wave(searches, round))
+
+    def next_completion(
+        self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
+    ) -> Completion | None:
+        """Search until one of these requests (None: any) has an answer; None when none of them is left, or once `wake`
+        is true."""
+        while (found := self._take(request_ids)) is None:
+            if wake is not None and wake():
+                return None
+            wave = next((wave for wave in self._waves if _concerns(wave, request_ids)), None)
+            if wave is None:
+                return None
+            self._play_round(wave)
+        return found
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        """Drop the searches of these requests (None: all), with answers that were not taken."""
+        self._session.cancel(request_ids)
+        kept = [] if request_ids is None else self._waves
+        for wave in kept:
+            wave.searches = [one for one in wave.searches if one.request.id not in (request_ids or ())]
+        self._waves = [wave for wave in kept if wave.searches]
+        self._done = deque(one for one in self._done if request_ids is not None and one.request_id not in request_ids)
+
+    def reset_stats(self) -> None:
+        """Reset the statistics of the inner session, and the costs of searches."""
+        self._session.reset_stats()
+        self.costs = {}
+
+    # ------------------------------------------------------------------------------------------ rounds
+
+    def _begin(self, request: Request, sample: int) -> _Search:
+        run = procedure(self.plan, lambda one: self._tools.answer_of(self._text(one)))
+        return _Search(request, request.first_sample + sample, run, next(run))
+
+    def _text(self, one: Candidate) -> str:
+        whole = self._tools.decode(one.tokens)
+        return whole[: len(whole) - one.trailing_characters]
+
+    def _ask(self, searches: Sequence[_Search], number: int) -> None:
+        """Submit the draws of a round. One submission holds an id once, so that beginnings take turns."""
+        requests = [self._requests(search) for search in searches]
+        calls: list[list[Request]] = []
+        seen = Counter[str]()
+        for request in (one for some in requests for one in some):
+            seen[request.id] += 1
+            if seen[request.id] > len(calls):
+                calls.append([])
+            calls[seen[request.id] - 1].append(request)
+        for call in calls:
+            self._session.submit(call, round=number)
+
+    def _requests(self, search: _Search) -> list[Request]:
+        """The draws of a search's round."""
+        wanted, request = search.waiting, search.request
+        base = search.sample * self.plan.answers
+        stop = request.sampling.stop if wanted.whole else (*request.sampling.stop, self._tools.step)
+        return [
+            replace(
+                request,
+                prompt=np.concatenate([request.prompt, beginning.tokens]).astype(np.int32),
+                samples=wanted.samples,
+                first_sample=base + place * wanted.samples,
+                turn=request.turn * _ROUNDS + wanted.number,
+                sampling=replace(
+                    request.sampling, max_tokens=request.sampling.max_tokens - len(beginning.tokens), stop=stop
+                ),
+            )
+            for place, beginning in enumerate(wanted.beginnings)
+        ]
+
+    def _play_round(self, wave: _Wave) -> None:
+        """Take all draws of the wave's round, score them, and ask for the next one; ended searches go to `_done`."""
+        self._collect(wave)
+        results = [self._candidates(search) for search in wave.searches]
+        scores = self._scores(wave, results)
+        going: list[_Search] = []
+        for search, candidates, values in zip(wave.searches, results, scores, strict=True):
+            search.drawn = {}
+            try:
+                search.waiting = search.run.send(RoundResult(candidates=candidates, scores=values))
+                going.append(search)
+            except StopIteration as end:
+                self._done.append(self._completion(search, end.value))
+        wave.searches = going
+        self._waves = [one for one in self._waves if one.searches]
+        if going:
+            self._ask(going, wave.round)
+
+    def _collect(self, wave: _Wave) -> None:
+        of = {(search.request.id, search.sample): search for search in wave.searches}
+        ids = {search.request.id for search in wave.searches}
+        missing = sum(len(search.waiting.beginnings) * search.waiting.samples for search in wave.searches)
+        while missing:
+            completion = self._session.next_completion(ids)
+            if completion is None:
+                raise RuntimeError(f"the session lost {missing} draws of a search: were they cancelled?")
+            sample, place = divmod(completion.sample_index, self.plan.answers)
+            of[completion.request_id, sample].drawn[place] = completion
+            missing -= 1
+
+    def _candidates(self, search: _Search) -> list[Candidate]:
+        samples, most = search.waiting.samples, search.request.sampling.max_tokens
+        found: list[Candidate] = []
+        for place, completion in sorted(search.drawn.items()):
+            beginning = search.waiting.beginnings[place // samples]
+            finish = self._finish(search, completion, room=most - len(beginning.tokens) - len(completion.tokens))
+            found.append(extended(beginning, completion, finish=finish))
+            search.cost.drawn_tokens += len(completion.tokens)
+            search.cost.candidates += 1
+            search.cost.steps_found += finish is None
+        return found
+
+    def _finish(self, search: _Search, drawn: Completion, *, room: int) -> FinishReason | None:
+        """Why the answer ended; None for a step after which it goes on."""
+        if drawn.finish_reason != "stop" or search.waiting.whole:
+            return drawn.finish_reason
+        text = drawn.text(self._tools.decode)
+        if any(text.endswith(stop) for stop in search.request.sampling.stop):
+            return "stop"
+        return None if room > 0 else "length"
+
+    def _scores(self, wave: _Wave, results: Sequence[Sequence[Candidate]]) -> list[NDArray[np.float64]]:
+        """Scores of every search's candidates; NaN where no scores were asked for."""
+        values = [np.full(len(one), np.nan) for one in results]
+        asked = [place for place, search in enumerate(wave.searches) if search.waiting.scored]
+        if not asked or self._tools.scorer is None:
+            return values
+        scored = self._tools.scorer.score([(wave.searches[place].request, results[place]) for place in asked])
+        for place, one in zip(asked, scored, strict=True):
+            values[place] = one.values
+            wave.searches[place].cost.scored_tokens += int(one.tokens_read.sum())
+        return values
+
+    def _completion(self, search: _Search, chosen: Candidate) -> Completion:
+        self.costs[search.request.id, search.sample] = search.cost
+        unknown = np.full(len(chosen.tokens), np.nan, np.float32)
+        logp = chosen.logp if self.plan.answers == 1 else unknown
+        assert chosen.finish is not None, "a search returns whole answers"
+        return Completion(
+            request_id=search.request.id,
+            sample_index=search.sample,
+            tokens=chosen.tokens,
+            logp=logp,
+            sampled_logp=logp,
+            version=chosen.version,
+            finish_reason=chosen.finish,
+            trailing_characters=chosen.trailing_characters,
+            turn=search.request.turn,
+        )
+
+    def _take(self, request_ids: Collection[str] | None) -> Completion | None:
+        for place, one in enumerate(self._done):
+            if request_ids is None or one.request_id in request_ids:
+                del self._done[place]
+                return one
+        return None
+
+
+def _concerns(wave: _Wave, request_ids: Collection[str] | None) -> bool:
+    return request_ids is None or any(search.request.id in request_ids for search in wave.searches)

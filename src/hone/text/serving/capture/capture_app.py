@@ -1,0 +1,174 @@
+"""The routes that agents call: OpenAI's chat completions below a session's path, and the session's reward.
+
+POST /sessions/ID/v1/chat/completions      a request of session ID: an agent's base_url is http://.../sessions/ID/v1
+POST /v1/chat/completions                  the same, with the session in the header X-Session-ID
+POST /sessions/ID/reward                   {"reward": 1.0, "group": "question 7"} ends the session
+GET  /v1/models, /sessions/ID/v1/models, /health
+"""
+
+import asyncio
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hone.core.agent_session import SessionReport
+from hone.core.clock import Clock
+from hone.core.strict_json import strict_json
+from hone.text.serving.capture.agent_replies import AgentReply
+from hone.text.serving.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
+from hone.text.serving.completions.api_errors import ApiError, error_of, unsupported
+from hone.text.serving.completions.app import IGNORED
+from hone.text.serving.completions.asked import chat_messages
+from hone.text.serving.completions.error_responses import error_response
+from hone.text.serving.completions.fields import ChatFields, read_body
+from hone.text.serving.completions.served_model import ServedModel
+
+MODEL_NAME: Final = "policy"
+SESSION_HEADER: Final = "x-session-id"
+_CLOSED: Final = 499
+_DRAWN_BY_CONFIG: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRoutes:
+    """Handlers of the routes; each waits at the desk."""
+
+    desk: CaptureDesk
+    clock: Clock
+    served: ServedModel
+
+    def app(self) -> Starlette:
+        """The application."""
+        chat, models = "/v1/chat/completions", "/v1/models"
+        return Starlette(
+            routes=[
+                Route(chat, _guarded(self.chat), methods=["POST"]),
+                Route(f"/sessions/{{session}}{chat}", _guarded(self.chat), methods=["POST"]),
+                Route("/sessions/{session}/reward", _guarded(self.reward), methods=["POST"]),
+                Route(models, self.models),
+                Route(f"/sessions/{{session}}{models}", self.models),
+                Route("/health", self.health),
+            ]
+        )
+
+    async def chat(self, call: Request) -> Response:
+        """Answer a chat completion with what the policy draws."""
+        fields = read_body(await call.body(), ChatFields)
+        session, role = _session(call)
+        asked = [_agent_request(fields, session, role) for _ in range(fields.n or 1)]
+        for one in asked:
+            self.desk.put(one)
+        answers = await _until_gone(call, asked)
+        reply = AgentReply(
+            served=self.served, fields=fields, answers=answers, id=uuid.uuid4().hex, created=int(self.clock.now_s())
+        )
+        # The policy's own distribution is drawn from: what an agent asks of it has no effect, and is named.
+        unused = [*(name for name in _DRAWN_BY_CONFIG if name in fields.model_fields_set), *fields.unknown]
+        headers = {IGNORED: ", ".join(unused)} if unused else None
+        if fields.stream:
+            return StreamingResponse(iter(reply.events()), media_type="text/event-stream", headers=headers)
+        return JSONResponse(reply.whole(), headers=headers)
+
+    async def reward(self, call: Request) -> Response:
+        """End a session with its reward."""
+        reported = ReportedSession(_report(await call.body(), call.path_params["session"]))
+        self.desk.put(reported)
+        await asyncio.wrap_future(reported.taken)
+        return JSONResponse({"session": reported.report.session, "reward": reported.report.score})
+
+    async def models(self, call: Request) -> Response:
+        """The policy, as a list."""
+        del call
+        model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "hone"}
+        return JSONResponse({"object": "list", "data": [{**model, "max_model_len": self.served.context}]})
+
+    async def health(self, call: Request) -> Response:
+        """200 while the run goes on."""
+        del call
+        return JSONResponse({"status": "ok"})
+
+
+def _guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """A handler whose errors have OpenAI's shape."""
+
+    async def guarded(call: Request) -> Response:
+        try:
+            return await handler(call)
+        except Exception as error:  # noqa: BLE001 - every failure has a status and words for its agent
+            return error_response(error_of(error))
+
+    return guarded
+
+
+def _session(call: Request) -> tuple[str, str]:
+    """Session and role of a request: with a session in the path, the header names the role."""
+    header = call.headers.get(SESSION_HEADER, "")
+    if (session := call.path_params.get("session")) is not None:
+        return session, header
+    if not header:
+        raise ApiError(
+            400,
+            "this server trains on what agents ask, and must know which requests belong together: give each dialogue a "
+            "base_url of its own, http://.../sessions/ID/v1, or send the header X-Session-ID",
+            code="no_session",
+        )
+    return header, ""
+
+
+def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
+    if faults := fields.neutral_faults():
+        raise unsupported(faults[0][0], "; ".join(text for _, text in faults))
+    messages = chat_messages(fields.messages)
+    if messages[-1]["role"] == "assistant":
+        raise unsupported("messages", "the last message is the assistant's: nothing is to be answered")
+    offered = [] if fields.tool_choice == "none" else fields.tools or []
+    return AgentRequest(
+        session=session,
+        messages=messages,
+        tools=tuple(one.model_dump(exclude_none=True) for one in offered),
+        role=role,
+        max_tokens=fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens,
+        stop=fields.stops,
+        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
+    )
+
+
+def _report(raw: bytes, session: str) -> SessionReport:
+    try:
+        body = strict_json(raw)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    table = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
+    reward, group = table.get("reward"), table.get("group", "")
+    number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+    if "reward" not in table or (reward is not None and not number):
+        told = f"reward must be a finite number, or null for no score; got {table.get('reward')!r}"
+        raise ApiError(400, told, param="reward", code="invalid_value")
+    if not isinstance(group, str):
+        raise ApiError(400, f"group must be a text, got {group!r}", param="group", code="invalid_value")
+    if unknown := sorted(set(table) - {"reward", "group"}):
+        told = f"unknown: {', '.join(unknown)}; known: reward, group"
+        raise ApiError(400, told, param=unknown[0], code="unknown_field")
+    return SessionReport(session=session, score=None if reward is None else float(reward), group=group)
+
+
+async def _until_gone(call: Request, asked: Sequence[AgentRequest]) -> list[AgentAnswer]:
+    """The answers; once the agent is gone they are cancelled, so that nothing that it never saw is learnt from."""
+    answers = asyncio.gather(*(asyncio.wrap_future(one.answer) for one in asked))
+    gone = asyncio.ensure_future(call.receive())
+    try:
+        await asyncio.wait({answers, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answers.done():
+            raise ApiError(_CLOSED, "the agent closed its connection")
+        return answers.result()
+    finally:
+        answers.cancel()
+        gone.cancel()
+        await asyncio.gather(answers, gone, return_exceptions=True)

@@ -1,0 +1,248 @@
+"""Episodes of agents that call the policy by its address: one step's sessions, from their requests to columns."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from hone.core.agent_session import SessionDriver, SessionReport
+from hone.core.clock import Clock
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError, LostResourceError
+from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
+from hone.core.judging import Scorer
+from hone.core.state import State, integer, substate
+from hone.models.language.tokenizers import Tokenizer
+from hone.text.serving.capture.agent_messages import answer_message
+from hone.text.serving.capture.capture_desk import (
+    AgentAnswer,
+    AgentRequest,
+    CaptureDesk,
+    DeskEvent,
+    ReportedSession,
+    refuse,
+)
+from hone.text.serving.capture.capture_episodes import captured_episodes
+from hone.text.serving.capture.capture_step import Admission, CapturedSession, CaptureStep
+from hone.text.serving.capture.dialogue_tree import PlannedAnswer
+from hone.text.serving.capture.session_plan import SessionPlan
+from hone.text.serving.completions.api_errors import ApiError, error_of
+from hone.text.serving.completions.token_text import without_stop
+from hone.text.tools.formats import ToolFormat
+
+_TICK_S: Final = 0.05
+"""Longest wait between two looks at deadlines and at the driver."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestInFlight:
+    """A request of an agent that the engine answers."""
+
+    asked: AgentRequest
+    session: CapturedSession
+    planned: PlannedAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureLimits:
+    """Limits of a step's sessions."""
+
+    sessions: int
+    """Sessions of a step."""
+    context: int
+    """Most tokens of a dialogue."""
+    deadline_s: float
+    """A session that neither asks nor reports for so long has no score."""
+    patience_s: float
+    """Longest wait for sessions that are yet to begin."""
+
+
+@dataclass(eq=False, kw_only=True)
+class CaptureWorld:
+    """Answers the requests of agents with what the policy draws, until every session of a step was reported.
+
+    Implements `RolloutEnvironment`. Without a plan, the first sessions that come take part, and others wait for the
+    next step: all answers of a step are drawn by one policy.
+    """
+
+    desk: CaptureDesk
+    tokenizer: Tokenizer
+    sampling: SamplingParams
+    """Its temperature and truncation hold for all requests; agents may ask for fewer tokens and further stops."""
+    limits: CaptureLimits
+    clock: Clock
+    address: str
+    """Address that agents call, without a path."""
+    scorer: Scorer
+    """Gives a session its score: what was reported, and reward functions."""
+    tool_format: ToolFormat
+    """Form in which the policy writes calls of an agent's tools."""
+    plan: SessionPlan | None = None
+    driver: SessionDriver | None = None
+    """Holds the planned sessions; None: agents come of themselves."""
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._waiting: list[DeskEvent] = []
+        self._in_flight: dict[str, RequestInFlight] = {}
+        self._groups = 0
+        self._metrics: Metrics = {}
+        self._notes: list[str] = []
+
+    def rollout(self, session: GenerationSession) -> Episodes:
+        """Episodes of one step's sessions. Raises LostResourceError if agents stay away, and as the driver does."""
+        session.reset_stats()
+        planned = () if self.plan is None else self.plan.next_sessions()
+        now = self.clock.monotonic_s()
+        step = CaptureStep(count=self.limits.sessions, planned=planned, deadline_s=self.limits.deadline_s, began_s=now)
+        if self.driver is not None:
+            self.driver.begin(planned, self.session_address, self._report)
+        try:
+            self._hold(session, step)
+        finally:
+            session.cancel(self._in_flight)
+            for one in self._in_flight.values():
+                refuse(one.asked, ApiError(503, "the step ended before this answer", code="step_ended"))
+            self._in_flight.clear()
+        first = self.steps * self.limits.sessions
+        self.steps += 1
+        found = captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
+        self._groups += found.groups
+        self._metrics = found.metrics
+        self._notes += found.notes
+        return found.episodes
+
+    def session_address(self, session: str) -> str:
+        """Base URL of a session's requests."""
+        return f"{self.address}/sessions/{session}/v1"
+
+    def metrics(self) -> Metrics:
+        """Metrics of the latest step."""
+        return self._metrics
+
+    def notes(self) -> list[str]:
+        """Notes for the user since the last call."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def state(self) -> State:
+        return {
+            "steps": self.steps,
+            "groups": self._groups,
+            "asked": 0 if self.plan is None else self.plan.asked,
+            "judge": self.scorer.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        self.steps, self._groups = integer(state, "steps"), integer(state, "groups")
+        if self.plan is not None:
+            self.plan.asked = integer(state, "asked")
+        self.scorer.restore(substate(state, "judge"))
+
+    def _report(self, report: SessionReport) -> None:
+        self.desk.put(ReportedSession(report))
+
+    # ------------------------------------------------------------------------------------------- one step
+
+    def _hold(self, engine: GenerationSession, step: CaptureStep) -> None:
+        """Answer requests until all sessions of the step ended."""
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            self._take(engine, step, event)
+        while not step.complete:
+            for event in self.desk.take(0.0 if self._in_flight else _TICK_S):
+                self._take(engine, step, event)
+            if self._in_flight:
+                completion = engine.next_completion(self._in_flight, wake=self.desk.has_events)
+                if completion is not None:
+                    self._deliver(completion)
+            self._expire(step)
+
+    def _take(self, engine: GenerationSession, step: CaptureStep, event: DeskEvent) -> None:
+        now, asks = self.clock.monotonic_s(), isinstance(event, AgentRequest)
+        if isinstance(event, AgentRequest) and event.answer.cancelled():
+            return  # its agent has gone while it waited
+        name = event.session if isinstance(event, AgentRequest) else event.report.session
+        admission = step.admit(name, now, asks=asks)
+        if admission == "later":
+            self._waiting.append(event)
+        elif admission != "now":
+            refuse(event, _not_under_way(name, admission))
+        elif isinstance(event, AgentRequest):
+            self._ask(engine, event, step.sessions[name])
+        elif event.taken.set_running_or_notify_cancel():
+            self._end(engine, step.sessions[name], event.report)
+            event.taken.set_result(None)
+
+    def _ask(self, engine: GenerationSession, asked: AgentRequest, session: CapturedSession) -> None:
+        """Hand a request to the engine, or refuse it."""
+        try:
+            planned = session.tree.plan(asked.messages, self.tokenizer, tools=asked.tools, role=asked.role)
+            request = self._request(asked, session, planned)
+            engine.submit([request], round=self.steps)
+        except (DataError, ApiError) as error:
+            refuse(asked, error_of(error))
+            return
+        session.requests += 1
+        session.in_flight += 1
+        self._in_flight[request.id] = RequestInFlight(asked, session, planned)
+
+    def _end(self, engine: GenerationSession, session: CapturedSession, report: SessionReport) -> None:
+        """End a session: its requests are cancelled, and its turns need not be kept."""
+        session.report = report
+        left = [id_ for id_, one in self._in_flight.items() if one.session is session]
+        engine.cancel([*left, *(one.completion.request_id for one in session.tree.answers)])
+        for id_ in left:
+            told = f"session {session.id!r} was reported before this answer"
+            ended = ApiError(410, told, code="session_ended")
+            refuse(self._in_flight.pop(id_).asked, ended)
+        session.in_flight = 0
+
+    def _request(self, asked: AgentRequest, session: CapturedSession, planned: PlannedAnswer) -> Request:
+        room = self.limits.context - len(planned.prompt)
+        most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
+        if most < 1:
+            told = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
+            raise ApiError(400, told, code="context_length_exceeded")
+        stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
+        sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
+        return Request(
+            id=f"{session.id}:{planned.key}",
+            prompt=planned.prompt,
+            samples=1,
+            sampling=sampling,
+            after=None if planned.before is None else planned.before.completion.request_id,
+            keep_s=self.limits.deadline_s,
+        )
+
+    def _deliver(self, completion: Completion) -> None:
+        """Give an answer to its agent, and keep it; one whose agent has gone is dropped."""
+        one = self._in_flight.pop(completion.request_id)
+        one.session.in_flight -= 1
+        one.session.heard_s = self.clock.monotonic_s()
+        if not one.asked.answer.set_running_or_notify_cancel():
+            one.session.abandoned += 1
+            return
+        text = completion.text(self.tokenizer.decode)
+        if completion.finish_reason == "stop":
+            text = without_stop(text, one.asked.stop)
+        message = answer_message(text, one.asked.tools, self.tool_format, one.planned.key)
+        one.session.tree.add(one.planned, completion, message)
+        answer = AgentAnswer(completion=completion, message=message, prompt=one.planned.prompt)
+        one.asked.answer.set_result(answer)
+
+    def _expire(self, step: CaptureStep) -> None:
+        now = self.clock.monotonic_s()
+        step.expire(now)
+        if self.driver is not None:
+            self.driver.check()
+        elif step.missing and now - step.heard_s > self.limits.patience_s:
+            raise LostResourceError(
+                f"{len(step.sessions)} of {step.count} sessions began in {self.limits.patience_s:g} s; start agents "
+                f"with base_url = {self.session_address('ID')}, a new ID for each dialogue"
+            )
+
+
+def _not_under_way(session: str, admission: Admission) -> ApiError:
+    if admission == "ended":
+        return ApiError(410, f"session {session!r} has ended", code="session_ended")
+    return ApiError(404, f"session {session!r} is not under way in this step", code="unknown_session")

@@ -1,0 +1,195 @@
+"""One agent's dialogue as a tree of drawn answers: which answer a request continues, and the rows that training reads.
+
+An agent sends whole histories of messages. A history that begins with the messages of an earlier request and the answer
+to it continues that answer: its prompt is the tokens that were read and drawn there, and what the chat template writes
+after them. Text is never encoded in the place of tokens that were drawn. Any other history is a new row.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.conversation import Message, TranscriptBuilder
+from hone.core.errors import DataError
+from hone.core.generation import Completion
+from hone.models.language.tokenizers import Tokenizer
+from hone.text.serving.capture.agent_messages import for_template, with_tools
+
+_COMPARED = ("role", "content", "tool_calls", "tool_call_id", "name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingPart:
+    """Which part of an agent asks, and what it offers: requests that differ in it never share a row."""
+
+    role: str = ""
+    tools: str = ""
+    """Digest of the tools that it offers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnAnswer:
+    """An answer in a dialogue, and the way to it."""
+
+    key: str
+    """Names its request within the dialogue: equal requests in the same place have equal keys, whatever came first."""
+    history: tuple[Message, ...]
+    """All messages, the answer included, as the agent sees them."""
+    before: "DrawnAnswer | None"
+    """The answer that its request continued; None: the request began a row."""
+    written: NDArray[np.int32]
+    """`[n]` tokens that stand between that answer and this one; the whole prompt where there is none before."""
+    completion: Completion
+    asking: AskingPart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedAnswer:
+    """A request that was placed in the tree, before it is answered."""
+
+    key: str
+    messages: tuple[Message, ...]
+    before: DrawnAnswer | None
+    written: NDArray[np.int32]
+    prompt: NDArray[np.int32]
+    """`[n]` all tokens before the answer."""
+    asking: AskingPart
+
+
+@dataclass(slots=True, eq=False)
+class DialogueTree:
+    """All answers of one session, in the order in which they were drawn."""
+
+    answers: list[DrawnAnswer] = field(default_factory=list[DrawnAnswer])
+    rewritten: int = 0
+    """Requests that began a row because the chat template rewrote their history."""
+    _asked: dict[str, int] = field(default_factory=dict[str, int])
+    """Times that a request was made, by its content."""
+
+    def plan(
+        self,
+        messages: Sequence[Message],
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        role: str = "",
+    ) -> PlannedAnswer:
+        """Place a request. Raises DataError for messages that the chat template does not take."""
+        asked, told = tuple(messages), with_tools(tokenizer, tools)
+        asking = AskingPart(role=role, tools=_digest(tools) if tools else "")
+        before = self._continued(asked, asking)
+        key = self._key(asked, before, asking)
+        if before is not None:
+            history, new = for_template(before.history[:-1]), for_template(asked[len(before.history) :])
+            try:
+                written = told.continue_chat(history, new, answer=before.completion.tokens)
+            except DataError:
+                self.rewritten += 1
+            else:
+                prompt = np.concatenate([_tokens_to(before), written]).astype(np.int32)
+                return PlannedAnswer(
+                    key=key, messages=asked, before=before, written=written, prompt=prompt, asking=asking
+                )
+        prompt = told.apply_chat(for_template(asked))
+        return PlannedAnswer(key=key, messages=asked, before=None, written=prompt, prompt=prompt, asking=asking)
+
+    def add(self, planned: PlannedAnswer, completion: Completion, answer: Message) -> None:
+        """Append the answer to a planned request; `answer` is the message that the agent is sent."""
+        self.answers.append(
+            DrawnAnswer(
+                planned.key,
+                (*planned.messages, answer),
+                planned.before,
+                planned.written,
+                completion,
+                planned.asking,
+            )
+        )
+
+    @property
+    def opening(self) -> str:
+        """Names the first request: dialogues with equal openings answer the same question. Empty without an answer."""
+        return "" if not self.answers else _digest(_compared(self.answers[0].history[:-1]))
+
+    def rows(self, *, without: frozenset[str] = frozenset()) -> list[TranscriptBuilder]:
+        """Every drawn answer as a decision of exactly one row, in an order that does not depend on time.
+
+        Where two requests continue one answer, the first by key goes on in its row; in the row of the other the shared
+        tokens are its prompt. Answers of the roles in `without` are left out.
+        """
+        kept = [one for one in self.answers if one.asking.role not in without]
+        after: dict[int, list[DrawnAnswer]] = {}
+        for one in sorted(kept, key=lambda one: one.key):
+            after.setdefault(0 if one.before is None else id(one.before), []).append(one)
+        rows: list[TranscriptBuilder] = []
+        begun = after.get(0, [])
+        while begun:
+            first = begun.pop(0)
+            way, branches = _follow(first, after)
+            rows.append(_row(way))
+            begun = [*branches, *begun]
+        return rows
+
+    def _continued(self, messages: tuple[Message, ...], asking: AskingPart) -> DrawnAnswer | None:
+        """The answer with the longest history that `messages` begin with and go beyond; the latest of equal ones."""
+        compared = _compared(messages)
+        best: DrawnAnswer | None = None
+        for one in self.answers:
+            length = len(one.history)
+            fits = one.asking == asking and length < len(messages) and _compared(one.history) == compared[:length]
+            if fits and (best is None or length >= len(best.history)):
+                best = one
+        return best
+
+    def _key(self, messages: tuple[Message, ...], before: DrawnAnswer | None, asking: AskingPart) -> str:
+        content = _digest([_compared(messages), asking.tools, "" if before is None else before.key])
+        place = self._asked.get(content, 0)
+        self._asked[content] = place + 1
+        return f"{content}.{place}"
+
+
+def _follow(
+    first: DrawnAnswer, after: Mapping[int, Sequence[DrawnAnswer]]
+) -> tuple[list[DrawnAnswer], list[DrawnAnswer]]:
+    """Answers of the row that begins with `first`, and those that begin rows of their own beside it."""
+    way, branches = [first], list[DrawnAnswer]()
+    while following := after.get(id(way[-1]), []):
+        way.append(following[0])
+        branches += following[1:]
+    return way, branches
+
+
+def _row(way: Sequence[DrawnAnswer]) -> TranscriptBuilder:
+    first = way[0]
+    prompt = first.written if first.before is None else np.concatenate([_tokens_to(first.before), first.written])
+    row = TranscriptBuilder(prompt.astype(np.int32))
+    for place, one in enumerate(way):
+        if place:
+            row.append_environment(one.written)
+        row.append_sampled(one.completion)
+    return row
+
+
+def _tokens_to(answer: DrawnAnswer) -> NDArray[np.int32]:
+    """`[n]` all tokens up to the end of an answer."""
+    pieces: list[NDArray[np.int32]] = []
+    place: DrawnAnswer | None = answer
+    while place is not None:
+        pieces += [place.completion.tokens, place.written]
+        place = place.before
+    return np.concatenate(pieces[::-1]).astype(np.int32)
+
+
+def _compared(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """What counts when histories are compared: clients add fields of their own to an answer that they send back."""
+    return [{name: one[name] for name in _COMPARED if one.get(name)} for one in messages]
+
+
+def _digest(value: object) -> str:
+    content = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,227 @@
+"""From the fields of a request to prompts and engine requests: what is drawn, and the key of the draws."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.conversation import Message
+from hone.core.dialogue import ToolSchema
+from hone.core.generation import Request, SamplingParams, ScoreRequest
+from hone.text.serving.completions.api_errors import ApiError, unsupported
+from hone.text.serving.completions.fields import MAX_PROMPTS, ChatFields, ChatMessage, SamplingFields, TextFields
+from hone.text.serving.completions.served_model import ServedModel
+from hone.text.serving.completions.tool_calls import begun_call, told_of_tools, tool_schemas, with_objects
+
+_DEFAULT_TOKENS = 16
+"""`max_tokens` of a completion that does not say it, as in OpenAI's protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPrompt:
+    """One prompt of a request, with what is to be done."""
+
+    tokens: NDArray[np.int32]
+    text: str
+    """The prompt as it was given, or the text of its ids; empty for a chat."""
+    request: Request | None
+    """None: nothing is drawn."""
+    scored: ScoreRequest | None = None
+    """The prompt itself, where its log-probabilities are asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedAnswers:
+    """A request of a client, ready for the engine."""
+
+    id: str
+    """Unique on this server; ids of engine requests begin with it."""
+    prompts: Sequence[AskedPrompt]
+    samples: int
+    stop: tuple[str, ...]
+    keep_stop: bool
+    top_logprobs: int | None
+    """Likeliest tokens beside the log-probabilities; None: no log-probabilities are asked for."""
+    stream: bool
+    usage: bool
+    """A streamed response ends with the counts of tokens."""
+    token_ids: bool
+    echo: bool = False
+    messages: tuple[Message, ...] = ()
+    """Messages of a chat; empty for texts."""
+    tools: tuple[ToolSchema, ...] = ()
+    """Tools that the model may call."""
+    begun: str = ""
+    """Text that the answer begins with: a call that was required. Its tokens end the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIdentity:
+    """What identifies a call."""
+
+    id: str
+    """A fresh id."""
+    given: str
+    """The client's own id, of the header `X-Request-Id`; empty without."""
+
+
+def asked_texts(fields: TextFields, served: ServedModel, call: CallIdentity) -> AskedAnswers:
+    """Read a body of `/v1/completions`. Raises ApiError; DataError for text without tokens."""
+    _refuse_faults(fields, served)
+    prompts = _prompts(fields, served)
+    echoed_scores = bool(fields.echo) and fields.logprobs is not None
+    if fields.stream and fields.echo:
+        raise unsupported("echo", "echo together with stream is not served")
+    if fields.max_tokens == 0 and not fields.echo:
+        raise ApiError(400, "max_tokens = 0 without echo asks for nothing", param="max_tokens", code="invalid_value")
+    found: list[AskedPrompt] = []
+    for place, (tokens, text) in enumerate(prompts):
+        most = _most_tokens(fields.max_tokens, len(tokens), served, default=_DEFAULT_TOKENS)
+        sampling = _sampling(fields, most, fields.logprobs)
+        request = None if not most else _request(fields, call, place, tokens, sampling)
+        scored = _scored(tokens, sampling) if echoed_scores else None
+        found.append(AskedPrompt(tokens=tokens, text=text, request=request, scored=scored))
+    return AskedAnswers(
+        id=call.id,
+        prompts=found,
+        samples=fields.n or 1,
+        stop=fields.stops,
+        keep_stop=bool(fields.include_stop_str_in_output),
+        top_logprobs=fields.logprobs,
+        stream=bool(fields.stream),
+        usage=fields.stream_options is not None and fields.stream_options.include_usage,
+        token_ids=bool(fields.return_token_ids),
+        echo=bool(fields.echo),
+    )
+
+
+def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> AskedAnswers:
+    """Read a body of `/v1/chat/completions`. Raises ApiError; DataError for messages that the chat template refuses."""
+    _refuse_faults(fields, served)
+    messages = chat_messages(fields.messages)
+    tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
+    tokens = told_of_tools(served.tokenizer, tools, served.tool_format).apply_chat(messages)
+    begun = begun_call(fields.tool_choice, tools, served.tool_format)
+    if begun:
+        tokens = np.concatenate([tokens, served.tokenizer.encode(begun)])
+    given = fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens
+    most = _most_tokens(given, len(tokens), served, default=served.context)
+    top = (fields.top_logprobs or 0) if fields.logprobs else None
+    request = _request(fields, call, 0, tokens, _sampling(fields, most, top))
+    return AskedAnswers(
+        id=call.id,
+        prompts=[AskedPrompt(tokens=tokens, text="", request=request)],
+        samples=fields.n or 1,
+        stop=fields.stops,
+        keep_stop=bool(fields.include_stop_str_in_output),
+        top_logprobs=top,
+        stream=bool(fields.stream),
+        usage=fields.stream_options is not None and fields.stream_options.include_usage,
+        token_ids=bool(fields.return_token_ids),
+        messages=messages,
+        tools=tools,
+        begun=begun,
+    )
+
+
+def chat_messages(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """Messages as chat templates take them: contents as text. Raises ApiError for images and sounds."""
+    found: list[Message] = []
+    for place, one in enumerate(given):
+        message = one.model_dump(exclude_none=True)
+        if isinstance(one.content, list):
+            texts = [part.text for part in one.content if part.type == "text" and part.text is not None]
+            if len(texts) < len(one.content):
+                kinds = ", ".join(sorted({part.type for part in one.content if part.type != "text"})) or "empty"
+                raise unsupported(
+                    f"messages[{place}].content", f"the model reads text, and the content has parts: {kinds}"
+                )
+            message["content"] = "".join(texts)
+        message.setdefault("content", "")
+        if one.role == "developer":
+            message["role"] = "system"
+        found.append(with_objects(message, place))
+    return tuple(found)
+
+
+def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
+    if fields.model != served.name:
+        raise ApiError(
+            404,
+            f"model {fields.model!r} is not served here; served: {served.name!r}",
+            param="model",
+            code="model_not_found",
+        )
+    if "" in fields.stops:
+        raise ApiError(400, "stop: an empty text would end every answer at once", param="stop", code="invalid_value")
+    if faults := fields.neutral_faults():
+        raise unsupported(faults[0][0], "; ".join(message for _, message in faults))
+
+
+def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.int32], str]]:
+    """Ids and text of each prompt."""
+    given = fields.prompt
+    listed = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
+    if len(listed) > MAX_PROMPTS:
+        raise ApiError(400, f"{len(listed)} prompts in one request; at most {MAX_PROMPTS}", param="prompt")
+    found: list[tuple[NDArray[np.int32], str]] = []
+    for place, one in enumerate(cast("list[str | list[int]]", listed)):
+        if isinstance(one, str):
+            tokens, text = served.tokenizer.encode(one), one
+        else:
+            tokens = np.asarray(one, np.int32)
+            text = served.tokenizer.decode(tokens) if fields.echo else ""
+        if not len(tokens):
+            where = f"prompt[{place}]" if len(listed) > 1 else "prompt"
+            raise ApiError(400, f"{where} is empty; it needs at least one token", param="prompt", code="invalid_value")
+        found.append((tokens, text))
+    return found
+
+
+def _most_tokens(given: int | None, prompt: int, served: ServedModel, *, default: int) -> int:
+    room = served.context - prompt
+    if room < (1 if given is None else given):
+        asked = "" if given is None else f" and max_tokens {given}"
+        raise ApiError(
+            400,
+            f"a prompt of {prompt} tokens{asked} does not fit into the context of {served.context} tokens; shorten the "
+            "prompt, or lower max_tokens",
+            param="messages" if default > _DEFAULT_TOKENS else "prompt",
+            code="context_length_exceeded",
+        )
+    return min(default, room) if given is None else given
+
+
+def _sampling(fields: SamplingFields, most: int, top: int | None) -> SamplingParams:
+    temperature = 1.0 if fields.temperature is None else float(fields.temperature)
+    return SamplingParams(
+        max_tokens=max(most, 1),
+        temperature=temperature or 1.0,
+        greedy=temperature == 0,
+        top_p=1.0 if fields.top_p is None else float(fields.top_p),
+        top_k=max(fields.top_k or 0, 0),
+        min_p=float(fields.min_p or 0.0),
+        stop=fields.stops,
+        top_logprobs=top or 0,
+    )
+
+
+def _request(
+    fields: SamplingFields, call: CallIdentity, place: int, tokens: NDArray[np.int32], sampling: SamplingParams
+) -> Request:
+    draw_id = f"{call.given or call.id}/{place}"
+    if fields.seed is not None:
+        content = hashlib.sha256(tokens.tobytes()).hexdigest()[:32]
+        draw_id = f"seed {fields.seed} of {content}" + (f" for {draw_id}" if call.given else "")
+    return Request(id=f"{call.id}/{place}", prompt=tokens, samples=fields.n or 1, sampling=sampling, draw_id=draw_id)
+
+
+def _scored(tokens: NDArray[np.int32], sampling: SamplingParams) -> ScoreRequest | None:
+    """The prompt's tokens from the second on; nothing comes before the first."""
+    if len(tokens) < 2:
+        return None
+    plain = SamplingParams(max_tokens=1, temperature=sampling.temperature, top_logprobs=sampling.top_logprobs)
+    return ScoreRequest(prompt=tokens[:1], tokens=tokens[1:], sampling=plain)

@@ -1,0 +1,219 @@
+"""Bodies of requests, field by field: what OpenAI's clients send, and what vLLM added for token ids.
+
+A field that is not here is kept apart: the response names it, and `--strict` refuses it. A field that is here and not
+served is refused as soon as it asks for something.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hone.core.strict_json import strict_json
+from hone.text.serving.completions.api_errors import ApiError, faults_of
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+MAX_TOP = 20
+"""Most likely tokens that a position reports, as in OpenAI's protocol."""
+TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class _Body(BaseModel):
+    """Base of bodies: known fields are typed, unknown ones are kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that have no effect here."""
+        return sorted(self.model_extra or {})
+
+
+class StreamOptions(_Body):
+    """Options of a streamed response."""
+
+    include_usage: bool = False
+    """Send a last chunk with the counts of tokens."""
+
+
+class SamplingFields(_Body):
+    """Fields that both kinds of completions have."""
+
+    model: str
+    """Name of the served model."""
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    """Answers to each prompt."""
+    temperature: float | None = Field(default=None, ge=0)
+    """0: the likeliest tokens."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """vLLM's: 0 and -1 are off."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """vLLM's."""
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    """With it, equal requests get equal answers."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """vLLM's: answer with the token ids of prompt and answers, too."""
+    include_stop_str_in_output: bool | None = None
+    """vLLM's: the stop string stays in the text."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    # Without any effect on an answer: labels, storage and billing of OpenAI's own service.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def neutral_faults(self) -> list[tuple[str, str]]:
+        """Fields that ask for something that is not served, with what to do."""
+        faults = [
+            (name, f"{name} = {value} is not served: answers are drawn from the policy itself; leave it out")
+            for name, value in (
+                ("presence_penalty", self.presence_penalty),
+                ("frequency_penalty", self.frequency_penalty),
+            )
+            if value
+        ]
+        if self.logit_bias:
+            faults.append(("logit_bias", "logit_bias is not served: answers are drawn from the policy itself"))
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            faults.append(("response_format", 'response_format is not served but for {"type": "text"}'))
+        return faults
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class TextFields(SamplingFields):
+    """Body of `/v1/completions`."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    """A text, its token ids, or a list of either."""
+    max_tokens: int | None = Field(default=None, ge=0)
+    """None: 16, as OpenAI does. 0 with `echo`: nothing is drawn, the prompt is scored."""
+    echo: bool | None = None
+    """The prompt is a part of the text; with `logprobs` its tokens are scored."""
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
+    """Log-probabilities of the tokens, and of this many likeliest ones at each position."""
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def neutral_faults(self) -> list[tuple[str, str]]:
+        """As above, and those of completions."""
+        faults = super().neutral_faults()
+        if self.best_of not in (None, 1, self.n):
+            faults.append(("best_of", f"best_of = {self.best_of} is not served; draw n answers and choose among them"))
+        if self.suffix:
+            faults.append(("suffix", "suffix is not served: the model writes forward only"))
+        return faults
+
+
+class TextPart(_Body):
+    """A part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(_Body):
+    """A message of a chat; further fields reach the chat template."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionFields(_Body):
+    """A tool's function."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolFields(_Body):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionFields
+
+
+class ChosenFunction(_Body):
+    """The function of a tool choice."""
+
+    name: str
+
+
+class ToolChoice(_Body):
+    """The tool that is to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ChatFields(SamplingFields):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """None: as many as the context has room for."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
+    tools: list[ToolFields] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
+    """`required`, or a tool: the answer begins as a call does."""
+    parallel_tool_calls: bool | None = None
+
+    def neutral_faults(self) -> list[tuple[str, str]]:
+        """As above, and those of chats."""
+        faults = super().neutral_faults()
+        if self.top_logprobs and not self.logprobs:
+            faults.append(("top_logprobs", "top_logprobs needs logprobs = true"))
+        return faults
+
+
+class TokenizeFields(_Body):
+    """Body of `/tokenize`: a text, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_generation_prompt: bool = True
+
+
+class DetokenizeFields(_Body):
+    """Body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+FieldsT = TypeVar("FieldsT", bound=_Body)
+
+
+def read_body(raw: bytes, kind: type[FieldsT]) -> FieldsT:
+    """The fields of a body. Raises ApiError with every fault."""
+    try:
+        tree = strict_json(raw)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(tree, Mapping):
+        raise ApiError(400, f"the body must be an object, found {type(tree).__name__}", code="invalid_json")
+    try:
+        return kind.model_validate(cast("Mapping[str, object]", tree))
+    except ValidationError as error:
+        raise faults_of(error) from None

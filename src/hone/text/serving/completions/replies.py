@@ -1,0 +1,218 @@
+"""Answers in OpenAI's shapes: whole, and as chunks of a stream."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hone.core.generation import Completion, FinishReason, ScoreResult
+from hone.engine.observe import DrawnToken
+from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt
+from hone.text.serving.completions.logprob_shapes import (
+    ScoredToken,
+    chat_logprobs,
+    text_logprobs,
+    tokens_of_completion,
+    tokens_of_prompt,
+)
+from hone.text.serving.completions.served_model import ServedModel
+from hone.text.serving.completions.token_text import GrowingText, without_stop
+from hone.text.serving.completions.tool_calls import call_shapes, parsed_answer
+
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
+CALLED: Final = "tool_calls"
+"""Reason to end of an answer that calls tools."""
+DONE: Final = "data: [DONE]\n\n"
+
+
+def error_event(body: Mapping[str, Any]) -> str:
+    """The event that ends a stream which failed after it had begun."""
+    return f"data: {json.dumps(body)}\n\n"
+
+
+@dataclass(slots=True, eq=False)
+class PromptResults:
+    """What the engine gave for one prompt."""
+
+    asked: AskedPrompt
+    completions: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    """By sample."""
+    scored: ScoreResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyWriter:
+    """Writer of the replies to one request."""
+
+    served: ServedModel
+    asked: AskedAnswers
+    created: int
+    """Seconds since the epoch."""
+
+    @property
+    def chat(self) -> bool:
+        """True for a chat."""
+        return bool(self.asked.messages)
+
+    def whole(self, results: Sequence[PromptResults], version: int) -> dict[str, Any]:
+        """The body of a reply that is not streamed; `version` of the weights that answered."""
+        choices = [
+            self._chat_choice(number, one) if self.chat else self._text_choice(number, result, one)
+            for number, (result, one) in enumerate(self._answers(results))
+        ]
+        reply = {**self._head(version), "choices": choices, "usage": self.usage(results)}
+        if self.asked.token_ids and self.chat:
+            reply["prompt_token_ids"] = results[0].asked.tokens.tolist()
+        return reply
+
+    def usage(self, results: Sequence[PromptResults]) -> dict[str, int]:
+        """Counts of tokens."""
+        read = sum(len(result.asked.tokens) for result in results)
+        drawn = sum(len(one.tokens) for result in results for one in result.completions.values())
+        return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
+
+    def answer_text(self, completion: Completion) -> str:
+        """Text of an answer, without its stop string unless it is asked for."""
+        text = completion.text(self.served.tokenizer.decode)
+        if completion.finish_reason == "stop" and not self.asked.keep_stop:
+            return without_stop(text, self.asked.stop)
+        return text
+
+    def content_and_calls(self, number: int, completion: Completion) -> tuple[str | None, list[dict[str, Any]]]:
+        """Content of a chat's answer, and its calls in OpenAI's shape; None for calls without any text."""
+        text = self.asked.begun + self.answer_text(completion)
+        parsed = parsed_answer(text, self.asked.tools, self.served.tool_format)
+        calls = call_shapes(parsed.calls, f"{self.asked.id}_{number}")
+        return ((parsed.content.strip() or None) if calls else parsed.content), calls
+
+    def chunk_head(self, version: int) -> str:
+        """Beginning of every event of a stream, which `chunk` goes on from."""
+        return f"data: {json.dumps(self._head(version, chunk=True))[:-1]}"
+
+    def chunk(self, head: str, choices: Sequence[Mapping[str, Any]], *, usage: Mapping[str, int] | None = None) -> str:
+        """One event of a stream."""
+        counts = f', "usage": {json.dumps(usage)}' if self.asked.usage else ""
+        return f'{head}, "choices": {json.dumps(choices)}{counts}}}\n\n'
+
+    def _head(self, version: int, *, chunk: bool = False) -> dict[str, Any]:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        return {
+            "id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.asked.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.served.name,
+            "system_fingerprint": self.served.fingerprint_of(version),
+        }
+
+    def _answers(self, results: Sequence[PromptResults]) -> list[tuple[PromptResults, Completion | None]]:
+        """Each answer with its prompt, in the order of choices; None where nothing was to be drawn."""
+        found: list[tuple[PromptResults, Completion | None]] = []
+        for result in results:
+            samples = [result.completions[number] for number in sorted(result.completions)]
+            found += [(result, one) for one in (samples or [None] * self.asked.samples)]
+        return found
+
+    def _text_choice(self, number: int, result: PromptResults, one: Completion | None) -> dict[str, Any]:
+        before = result.asked.text if self.asked.echo else ""
+        choice: dict[str, Any] = {
+            "index": number,
+            "text": before + ("" if one is None else self.answer_text(one)),
+            "logprobs": None,
+            "finish_reason": "length" if one is None else FINISH_REASONS[one.finish_reason],
+        }
+        if self.asked.top_logprobs is not None:
+            tokens = tokens_of_prompt(result.asked.tokens.tolist(), result.scored) if self.asked.echo else []
+            tokens += [] if one is None else tokens_of_completion(one)
+            choice["logprobs"] = text_logprobs(self.served.token_text, tokens)
+        if self.asked.token_ids:
+            choice["prompt_token_ids"] = result.asked.tokens.tolist()
+            choice["token_ids"] = [] if one is None else one.tokens.tolist()
+        return choice
+
+    def _chat_choice(self, number: int, one: Completion | None) -> dict[str, Any]:
+        assert one is not None  # a chat always draws
+        text, calls = self.content_and_calls(number, one)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice: dict[str, Any] = {
+            "index": number,
+            "message": {**message, "tool_calls": calls} if calls else message,
+            "logprobs": None,
+            "finish_reason": CALLED if calls else FINISH_REASONS[one.finish_reason],
+        }
+        if self.asked.top_logprobs is not None:
+            choice["logprobs"] = chat_logprobs(self.served.token_text, tokens_of_completion(one))
+        if self.asked.token_ids:
+            choice["token_ids"] = one.tokens.tolist()
+        return choice
+
+
+@dataclass(slots=True, eq=False)
+class StreamedChoice:
+    """One answer while it is being streamed: one token behind the engine, whole characters only."""
+
+    writer: ReplyWriter
+    number: int
+    """Index of the choice."""
+    text: GrowingText = field(init=False)
+    _drawn: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    _waiting: str = ""
+    """Text that is certain and was not sent."""
+    _told: int = 0
+    """Tokens whose log-probabilities were sent."""
+    _length: int = 0
+    """Characters sent."""
+
+    def __post_init__(self) -> None:
+        stop = () if self.writer.asked.keep_stop else self.writer.asked.stop
+        self.text = GrowingText(self.writer.served.tokenizer, stop)
+
+    def begin(self) -> dict[str, Any] | None:
+        """The chunk before any text: the role of a chat's answer."""
+        return self._choice({"role": "assistant", "content": "", "refusal": None}) if self.writer.chat else None
+
+    def add(self, one: DrawnToken) -> None:
+        """Take up a token."""
+        pairs = [] if one.likeliest is None else list(zip(*(column.tolist() for column in one.likeliest), strict=True))
+        self._drawn[one.position :] = [ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
+        self._waiting += self.text.add(one.position, one.token)
+
+    def piece(self) -> dict[str, Any] | None:
+        """The choice of a chunk with what is certain by now; None without text. With tools all waits for the end of the
+        answer: a part of a call is not text."""
+        return self._piece(len(self._drawn) - 1) if self._waiting and not self.writer.asked.tools else None
+
+    def finish(self, completion: Completion) -> list[dict[str, Any]]:
+        """The rest of the answer, and its reason to end."""
+        self._drawn = tokens_of_completion(completion)
+        calls: list[dict[str, Any]] = []
+        if self.writer.asked.tools:
+            text, calls = self.writer.content_and_calls(self.number, completion)
+            self._waiting = text or ""
+        else:
+            self._waiting += self.text.finish(self.writer.answer_text(completion))
+        rest = [self._piece(len(self._drawn))] if self._waiting or self._told < len(self._drawn) else []
+        if calls:
+            rest.append(self._choice({"tool_calls": [{"index": place, **one} for place, one in enumerate(calls)]}))
+        last = self._choice({} if self.writer.chat else "")
+        last["finish_reason"] = CALLED if calls else FINISH_REASONS[completion.finish_reason]
+        return [*rest, last]
+
+    def _piece(self, until: int) -> dict[str, Any]:
+        """A chunk of the waiting text with the tokens up to `until`."""
+        piece, self._waiting = self._waiting, ""
+        asked, tokens = self.writer.asked, self._drawn[self._told : until]
+        choice = self._choice({"content": piece} if self.writer.chat else piece)
+        names = self.writer.served.token_text
+        if asked.top_logprobs is not None:
+            choice["logprobs"] = (
+                chat_logprobs(names, tokens) if self.writer.chat else text_logprobs(names, tokens, start=self._length)
+            )
+        if asked.token_ids:
+            choice["token_ids"] = [one.token for one in tokens]
+        self._told = until
+        self._length += len(piece)
+        return choice
+
+    def _choice(self, content: Mapping[str, Any] | str) -> dict[str, Any]:
+        key = "delta" if self.writer.chat else "text"
+        return {"index": self.number, key: content, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,376 @@
+"""Prompt and example datasets: the formats that users have, normalised to one `Example`.
+
+Belongs here: which columns make which kind of dataset, what each row must hold, ids, fingerprint, overlap.
+Formats: text, messages, prompt, prompt-completion (plain or conversational) as TRL has them, those with scored answers
+(`scored_rows`), and the parquet schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`).
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+from hone.core.errors import DataError, ErrorCollector, did_you_mean
+from hone.text.tasks.files import MAX_FAULTS_SHOWN, FileRow, read_rows
+from hone.text.tasks.row_checks import BadRowError, PromptContent, checked_content
+from hone.text.tasks.scored_rows import SCORED_KINDS, ScoredAnswer, is_tie, scored_answers, scored_columns
+
+T = TypeVar("T")
+DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text", "preference", "unpaired", "stepwise"]
+MAX_ROW_BYTES = 16 * 2**20
+
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "prompt-completion", "verl", "messages"),
+    "prompt-completion": ("prompt-completion", "messages"),
+    "text": ("text", "messages", "prompt-completion"),
+    "preference": ("preference",),
+    "unpaired": ("unpaired", "preference"),
+    "stepwise": ("stepwise",),
+}
+_MAIN_COLUMNS = {
+    "prompt": ("prompt",),
+    "prompt-completion": ("completion",),
+    "text": ("text",),
+    "preference": ("chosen", "rejected"),
+    "unpaired": ("prompt", "completion", "label"),
+    "stepwise": ("prompt", "completions", "labels"),
+}
+_WANTED = {
+    "prompt": "prompts",
+    "prompt-completion": "prompts with completions",
+    "text": "text",
+    "preference": "pairs of answers",
+    "unpaired": "labelled answers",
+    "stepwise": "answers with labelled steps",
+}
+_USED = {"text": {"text"}, "messages": {"messages"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One row of a dataset, in hone's common form."""
+
+    id: str
+    """The row's own `id`, else a hash of its content; keys random streams and joins, so unique in a dataset."""
+    prompt: PromptContent
+    """Text, or messages `{"role", "content", ...}`."""
+    completion: PromptContent | None
+    """Reference answer, in the prompt's form; None if the dataset has prompts only."""
+    columns: Mapping[str, object]
+    """All other columns, the same names in every example (None where a row lacks one); rewards get them by name."""
+    row: int
+    """Row in the file, counted from 1 (the line of a JSONL file)."""
+    source: str
+    """The file or task that it came from."""
+    answers: tuple[ScoredAnswer, ...] = ()
+    """Scored answers; none in a dataset of prompts or of reference answers."""
+
+    @property
+    def is_conversation(self) -> bool:
+        """True if the prompt or an answer is messages, which a chat template renders."""
+        contents = [self.prompt, self.completion, *(answer.content for answer in self.answers)]
+        return any(isinstance(content, list) for content in contents)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleDataset:
+    """A dataset in memory, in file order."""
+
+    rows: tuple[Example, ...]
+    source: str
+    fingerprint: str
+    """sha256 of all examples' ids and content, in order: two equal fingerprints are the same dataset."""
+    warnings: tuple[str, ...] = ()
+    vocabulary: str | None = None
+    """Hash of the vocabulary of answers that were collected as tokens; None for text."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.rows)
+
+    def apply(self, function: Callable[[Example], T]) -> list[T]:
+        """Results of `function` for all examples. Raises DataError with the rows and ids of each fault."""
+        results: list[T] = []
+        faults: dict[str, list[str]] = {}
+        for example in self.rows:
+            try:
+                results.append(function(example))
+            except DataError as error:
+                faults.setdefault(str(error), []).append(f"{example.row} (id {example.id})")
+        messages = [
+            f"{self.source}: {fault}; in {len(rows)} of {len(self)} rows: {', '.join(rows[:MAX_FAULTS_SHOWN])}"
+            f"{', ...' if len(rows) > MAX_FAULTS_SHOWN else ''}"
+            for fault, rows in faults.items()
+        ]
+        if len(messages) > MAX_FAULTS_SHOWN:
+            messages[MAX_FAULTS_SHOWN:] = [f"{self.source}: ... and {len(messages) - MAX_FAULTS_SHOWN} more faults"]
+        if messages:
+            raise DataError(*messages)
+        return results
+
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(self.rows[0].columns) if self.rows else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOverlap:
+    """Prompts that are in both of two datasets, as ids of the second one."""
+
+    count: int
+    ids: tuple[str, ...]
+
+
+def read_examples(
+    path: str | Path,
+    *,
+    need: DatasetKind,
+    on_bad_row: Literal["error", "drop"] = "error",
+    on_duplicate_id: Literal["error", "drop"] = "error",
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> ExampleDataset:
+    """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
+
+    `need="text"` gives an empty prompt and the whole text (or conversation) as the completion; `preference`, `unpaired`
+    and `stepwise` give `answers`. Pairs with equal scores are left out, with a warning that counts them.
+    `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), with a warning that counts
+    them; a file that is damaged is an error all the same. `on_duplicate_id="drop"` keeps the first row of each id.
+
+    Raises DataError, with all faults at once.
+    """
+    path = Path(path)
+    rows = read_rows(path, max_row_bytes=max_row_bytes)
+    names = tuple(dict.fromkeys(name for row in rows for name in row.columns))
+    kind = need if set(_MAIN_COLUMNS[need]) <= set(names) and need == "unpaired" else _kind(rows, names)
+    if kind not in _NEEDS[need]:
+        raise DataError(_wrong_kind(path, kind=kind, need=need, names=names))
+    drafts: list[Example] = []
+    bad = _BadRowTally(path)
+    for row in rows:
+        try:
+            drafts.append(_example(row, kind=kind, need=need, names=names, source=str(path)))
+        except BadRowError as fault:
+            bad.add(str(fault), row.number)
+    warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
+    drafts = without_ties(drafts, str(path), warnings)
+    given = "id" in names
+    if given and on_duplicate_id == "drop":
+        kept = list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
+        if len(kept) < len(drafts):
+            warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
+        drafts = kept
+    return build_examples(drafts, source=str(path), warnings=warnings, ids_given=given)
+
+
+def build_examples(
+    drafts: Sequence[Example], *, source: str, warnings: Iterable[str] = (), ids_given: bool = True
+) -> ExampleDataset:
+    """Assign ids and compute the fingerprint. Without given ids, an example's id is a hash of its content.
+
+    Raises DataError when given ids repeat: ids key random streams and joins.
+    """
+    contents = [_content(draft) for draft in drafts]
+    notes = list(warnings)
+    if ids_given:
+        _check_ids(drafts, source)
+        rows = tuple(drafts)
+    else:
+        rows, repeats = _hashed(drafts, contents)
+        if repeats:
+            notes.append(f"{source}: {repeats} rows repeat an earlier row word for word; kept, with ids of their own")
+    whole = hashlib.sha256()
+    for row, content in zip(rows, contents, strict=True):
+        whole.update(json.dumps([row.id, content]).encode())
+    return ExampleDataset(rows=rows, source=source, fingerprint=whole.hexdigest(), warnings=tuple(notes))
+
+
+def without_ties(drafts: Sequence[Example], source: str, warnings: list[str]) -> list[Example]:
+    """Examples whose answers differ in score; a count of the others is appended to `warnings`. Raises DataError when
+    none is left."""
+    kept = [draft for draft in drafts if not is_tie(draft.answers)]
+    if len(kept) < len(drafts):
+        said = f"{source}: {len(drafts) - len(kept)} of {len(drafts)} rows are ties: their answers have one score"
+        if not kept:
+            raise DataError(f"{said}; no answer is preferred")
+        warnings.append(f"{said} (left out)")
+    return kept
+
+
+def find_overlap(train: ExampleDataset, evaluation: ExampleDataset) -> DatasetOverlap:
+    """Find prompts of `evaluation` that are also in `train` (compared as text without surrounding whitespace)."""
+    seen = {prompt_key(example.prompt) for example in train}
+    ids = tuple(example.id for example in evaluation if prompt_key(example.prompt) in seen)
+    return DatasetOverlap(count=len(ids), ids=ids)
+
+
+def prompt_key(prompt: PromptContent) -> str:
+    """Return the key by which prompts are compared: their text without surrounding whitespace."""
+    return prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+
+
+def _kind(rows: Sequence[FileRow], names: Sequence[str]) -> str:
+    have = set(names)
+    if "chosen" in have and "rejected" in have:
+        return "preference"
+    if {"prompt", "completions", "labels"} <= have:
+        return "stepwise"
+    if {"prompt", "completion", "label"} <= have and all(isinstance(row.columns.get("label"), bool) for row in rows):
+        return "unpaired"
+    if {"prompt", "data_source", "reward_model"} <= have:
+        return "verl"
+    if "messages" in have:
+        return "messages"
+    if {"prompt", "completion"} <= have:
+        return "prompt-completion"
+    return next((name for name in ("prompt", "text") if name in have), "")
+
+
+def _wrong_kind(path: Path, *, kind: str, need: str, names: Sequence[str]) -> str:
+    wanted, found = _WANTED[need], f"columns found: {', '.join(names)}"
+    if kind in SCORED_KINDS:
+        return f"{path}: this is a dataset of the {kind} kind, the recipe needs {wanted} ({found})"
+    main = ("prompt",) if need == "prompt-completion" and "prompt" not in names else _MAIN_COLUMNS[need]
+    said = f", a dataset of {kind} rows" if kind else ""
+    absent = [column for column in main if column not in names]
+    first = f"{path}: no column {absent[0]!r}{said}; the recipe needs {wanted} ({found}){_near(absent[0], names)}"
+    return "; ".join([first, *(f"no column {column!r}{_near(column, names)}" for column in absent[1:])])
+
+
+def _near(column: str, names: Sequence[str]) -> str:
+    """A hint at the column that was meant: `chosen_response` for `chosen`."""
+    longer = next((name for name in names if column in name), None)
+    return did_you_mean(column, names).split("; known")[0] if longer is None else f"; did you mean {longer}?"
+
+
+class _BadRowTally:
+    """Rows by their fault."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.by_reason: dict[str, list[int]] = {}
+
+    def add(self, reason: str, number: int) -> None:
+        self.by_reason.setdefault(reason, []).append(number)
+
+    def settle(self, *, on_bad_row: str, total: int) -> list[str]:
+        """Warnings for dropped rows. Raises DataError if bad rows may not be dropped, or none is left."""
+        said: list[str] = []
+        for reason, numbers in self.by_reason.items():
+            shown = ", ".join(map(str, numbers[:MAX_FAULTS_SHOWN])) + (
+                ", ..." if len(numbers) > MAX_FAULTS_SHOWN else ""
+            )
+            said.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
+        dropped = sum(map(len, self.by_reason.values()))
+        if dropped and on_bad_row == "error":
+            raise DataError(*said, f'{self.path}: fix these rows, or drop them with on_bad_row = "drop"')
+        if dropped == total:
+            raise DataError(*said, f"{self.path}: all {total} rows were dropped, none is left")
+        return [f"{line} (dropped)" for line in said]
+
+
+def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
+    columns = {name: row.columns.get(name) for name in names}
+    answers: tuple[ScoredAnswer, ...] = ()
+    if kind in SCORED_KINDS:
+        prompt, answers = scored_answers(columns, kind)
+        completion = None
+    else:
+        prompt, completion = _turns(columns, kind)
+    if need == "text":
+        prompt, completion = _whole(prompt, completion)
+    elif need == "prompt-completion" and completion is None:
+        raise BadRowError("`messages` do not end with the assistant's turn")
+    used = scored_columns(kind) if answers else _USED.get(kind, {"prompt", "completion"})
+    rest = {name: value for name, value in columns.items() if name not in used}
+    if kind == "verl":
+        rest["ground_truth"] = _ground_truth(columns["reward_model"])
+    identity = _identity(columns) if "id" in columns else ""
+    return Example(
+        id=identity,
+        prompt=prompt,
+        completion=completion,
+        columns=rest,
+        row=row.number,
+        source=source,
+        answers=answers,
+    )
+
+
+def _turns(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, PromptContent | None]:
+    if kind == "text":
+        return "", checked_content(columns["text"], "text")
+    if kind == "messages":
+        turns = checked_content(columns["messages"], "messages")
+        if isinstance(turns, str):
+            raise BadRowError("`messages` is a str, expected a list of messages")
+        if turns[-1]["role"] != "assistant":
+            return turns, None
+        if len(turns) == 1:
+            raise BadRowError("`messages` holds an answer and no prompt")
+        return turns[:-1], turns[-1:]
+    prompt = checked_content(columns["prompt"], "prompt")
+    return prompt, checked_content(columns["completion"], "completion") if kind == "prompt-completion" else None
+
+
+def _whole(prompt: PromptContent, completion: PromptContent | None) -> tuple[PromptContent, PromptContent]:
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return "", prompt + completion
+    if isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
+        return [], prompt + (completion or [])
+    raise BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
+
+
+def _ground_truth(reward_model: object) -> object:
+    if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
+        raise BadRowError("`reward_model.ground_truth` is null or missing")
+    return reward_model["ground_truth"]
+
+
+def _identity(columns: Mapping[str, object]) -> str:
+    value = columns["id"]
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise BadRowError("`id` is missing or neither text nor a whole number")
+    return str(value)
+
+
+def _check_ids(drafts: Sequence[Example], source: str) -> None:
+    first: dict[str, int] = {}
+    twice: list[str] = []
+    for draft in drafts:
+        if draft.id in first:
+            twice.append(f"{draft.id!r} in rows {first[draft.id]} and {draft.row}")
+        first.setdefault(draft.id, draft.row)
+    faults = ErrorCollector(DataError)
+    if twice:
+        more = f" (and {len(twice) - MAX_FAULTS_SHOWN} more)" if len(twice) > MAX_FAULTS_SHOWN else ""
+        faults.add(
+            f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:MAX_FAULTS_SHOWN])}{more}; "
+            'ids must be unique: fix them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
+            "column `id` to have the content hashed"
+        )
+    faults.raise_if_any()
+
+
+def _content(draft: Example) -> str:
+    content: list[object] = [draft.prompt, draft.completion, draft.columns]
+    if draft.answers:
+        content.append([one.identity() for one in draft.answers])
+    return json.dumps(content, sort_keys=True, default=str)
+
+
+def _hashed(drafts: Sequence[Example], contents: Sequence[str]) -> tuple[tuple[Example, ...], int]:
+    """Examples with the hash of their content as id (`#2`, `#3` ... for repeats), and how many repeat another."""
+    times: dict[str, int] = {}
+    rows: list[Example] = []
+    for draft, content in zip(drafts, contents, strict=True):
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+        times[digest] = times.get(digest, 0) + 1
+        identity = digest if times[digest] == 1 else f"{digest}#{times[digest]}"
+        rows.append(replace(draft, id=identity))
+    return tuple(rows), len(rows) - len(times)

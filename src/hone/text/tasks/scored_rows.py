@@ -1,0 +1,175 @@
+"""Rows with scored answers, in TRL's formats: pairs (preference), labelled answers (unpaired) and steps (stepwise).
+
+| kind | columns | answers of an example |
+|---|---|---|
+| preference | `chosen`, `rejected`; `prompt`, or it is their common beginning | chosen (score 1) and rejected (0) |
+| unpaired | `prompt`, `completion`, `label` | one, with score 1 or 0 |
+| stepwise | `prompt`, `completions` (steps), `labels` | one, with its steps and a label for each |
+
+The columns `score_chosen` and `score_rejected` of a pair take the place of 1 and 0. Labels of steps are true, false, or
+shares between 0 and 1 (k of K continuations that ended well).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.ragged import Ints
+from hone.text.tasks.row_checks import BadRowError, PromptContent, checked_content
+
+SCORED_KINDS: Final = ("preference", "unpaired", "stepwise")
+_SCORES: Final = ("score_chosen", "score_rejected")
+_COLUMNS: Final = {
+    "preference": {"prompt", "chosen", "rejected", *_SCORES},
+    "unpaired": {"prompt", "completion", "label"},
+    "stepwise": {"prompt", "completions", "labels"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AnswerTokens:
+    """Tokens of a question and its answer."""
+
+    tokens: NDArray[np.int32]
+    """`[T]` the question's tokens, the answer's, and those of an environment between them."""
+    at: Ints
+    """`[n]` positions of the answer's tokens, ascending."""
+    logp: NDArray[np.float32]
+    """`[n]` nats under the policy that drew them; NaN where it is unknown."""
+    labels: NDArray[np.floating]
+    """`[n]` label of the step that ends at each token; NaN where none ends."""
+    truncated: bool = False
+    """A limit ended the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredAnswer:
+    """An answer of an example, with its score."""
+
+    content: PromptContent
+    """Text or messages; of a stepwise row the first step."""
+    score: float
+    """1 and 0 for better and worse where a file has no numbers; NaN where the answer has no score."""
+    steps: tuple[str, ...] = ()
+    """Text of each step."""
+    labels: tuple[float, ...] = ()
+    """Label of each step, from 0 to 1."""
+    tokens: AnswerTokens | None = None
+    """Tokens as a policy drew them; None for text that is yet to be encoded."""
+
+    def identity(self) -> list[object]:
+        """Everything that makes the answer what it is, for a fingerprint."""
+        drawn = [] if self.tokens is None else [self.tokens.tokens.tolist(), self.tokens.labels.tolist()]
+        return [self.content, self.score, self.steps, self.labels, *drawn]
+
+
+def scored_columns(kind: str) -> set[str]:
+    """Names of the columns that make up the answers of a kind."""
+    return _COLUMNS[kind]
+
+
+def scored_answers(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
+    """The prompt of a row and its answers. Raises BadRowError."""
+    readers = {"preference": _pair, "unpaired": _labelled_answer, "stepwise": _labelled_steps}
+    return readers[kind](columns)
+
+
+def is_tie(answers: Sequence[ScoredAnswer]) -> bool:
+    """True for two or more answers with one score: none of them is preferred."""
+    return len(answers) > 1 and len({answer.score for answer in answers}) == 1
+
+
+def _pair(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
+    chosen, rejected = (checked_content(columns[name], name) for name in ("chosen", "rejected"))
+    if type(chosen) is not type(rejected):
+        raise BadRowError("`chosen` and `rejected` are not of one form (both text, or both messages)")
+    if chosen == rejected:
+        raise BadRowError("`chosen` equals `rejected`")
+    given = columns.get("prompt")
+    # As in TRL: a plain prompt beside conversations repeats their first message.
+    if given is None or (isinstance(given, str) and isinstance(chosen, list)):
+        prompt, chosen, rejected = _common_prompt(chosen, rejected)
+    else:
+        prompt = checked_content(given, "prompt")
+    _check_is_answer(chosen, "chosen")
+    _check_is_answer(rejected, "rejected")
+    better, worse = _pair_scores(columns)
+    return prompt, (ScoredAnswer(content=chosen, score=better), ScoredAnswer(content=rejected, score=worse))
+
+
+def _common_prompt(
+    chosen: PromptContent, rejected: PromptContent
+) -> tuple[PromptContent, PromptContent, PromptContent]:
+    """Prompt and answers of a pair that has no `prompt`: the prompt is the common beginning. A space before the answers
+    belongs to them."""
+    same = next((n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]), None)
+    if same is None:
+        raise BadRowError("of `chosen` and `rejected` one is the beginning of the other; give the prompt as `prompt`")
+    if isinstance(chosen, str) and same and chosen[same - 1] == " ":
+        same -= 1
+    if not same:
+        raise BadRowError("`chosen` and `rejected` begin differently: their prompts differ, or belong into `prompt`")
+    return chosen[:same], chosen[same:], rejected[same:]
+
+
+def _check_is_answer(content: PromptContent, name: str) -> None:
+    """Raises BadRowError for an empty answer, or messages that begin with the prompt's."""
+    if isinstance(content, str):
+        if not content.strip():
+            raise BadRowError(f"`{name}` is empty after the prompt")
+        return
+    if content[0]["role"] != "assistant":
+        raise BadRowError(
+            f"`{name}` goes on with a message of {content[0]['role']!r} where the answer should be: the prompts "
+            "differ, or the prompt stands in `prompt` and in the answer"
+        )
+    if not str(content[-1]["content"]).strip() and "tool_calls" not in content[-1]:
+        raise BadRowError(f"`{name}` is empty after the prompt")
+
+
+def _pair_scores(columns: Mapping[str, object]) -> tuple[float, float]:
+    if not any(name in columns for name in _SCORES):
+        return 1.0, 0.0
+    better, worse = (_number(columns.get(name), name) for name in _SCORES)
+    if worse > better:
+        raise BadRowError("`score_rejected` is above `score_chosen`")
+    return better, worse
+
+
+def _labelled_answer(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
+    prompt, content = (checked_content(columns[name], name) for name in ("prompt", "completion"))
+    if columns["label"] not in (True, False):
+        raise BadRowError(f"`label` is {columns['label']!r}, expected true or false")
+    return prompt, (ScoredAnswer(content=content, score=float(bool(columns["label"]))),)
+
+
+def _labelled_steps(columns: Mapping[str, object]) -> tuple[PromptContent, tuple[ScoredAnswer, ...]]:
+    prompt = checked_content(columns["prompt"], "prompt")
+    steps, labels = (_filled_list(columns[name], name) for name in ("completions", "labels"))
+    if len(steps) != len(labels):
+        raise BadRowError("`completions` and `labels` differ in number: every step needs one label")
+    if any(not isinstance(step, str) or not step.strip() for step in steps):
+        raise BadRowError("`completions` holds a step that is empty or not text")
+    shares = tuple(_number(label, "labels") for label in labels)
+    if any(not 0 <= share <= 1 for share in shares):
+        raise BadRowError("`labels` holds a number outside 0 .. 1; a label is true, false, or a share")
+    texts = tuple(map(str, steps))
+    return prompt, (ScoredAnswer(content=texts[0], score=shares[-1], steps=texts, labels=shares),)
+
+
+def _filled_list(value: object, name: str) -> list[object]:
+    if not isinstance(value, list):
+        raise BadRowError(f"`{name}` is a {type(value).__name__}, expected a list")
+    if not value:
+        raise BadRowError(f"`{name}` is an empty list")
+    return value
+
+
+def _number(value: object, name: str) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadRowError(f"`{name}` holds {value!r}, expected a number")
+    return float(value)

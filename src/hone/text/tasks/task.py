@@ -1,0 +1,120 @@
+"""Config of the prompts: a reasoning-gym task by name, or a file."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+from pydantic import Field, JsonValue, model_validator
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.text.tasks.agent_sessions import AGENTS, VERIFIERS, AgentSessionsConfig, agent_address, is_captured
+from hone.text.tasks.dataset import DatasetKind, ExampleDataset, read_examples
+from hone.text.tasks.reasoning_gym import PREFIX, reasoning_gym_examples
+from hone.text.tasks.row_checks import PromptContent
+
+_FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+
+
+class TaskConfig(Config):
+    """Prompts and their columns."""
+
+    source: str = Field(min_length=1)
+    """`reasoning_gym:TASK`, or a `.jsonl`, `.json` or `.parquet` file. Agents that call the policy by an address: an
+    environment of verifiers, `verifiers:NAME`, or `agents:HOST:PORT` for any (docs/howto/other_environments.md)."""
+    size: int = Field(default=1000, ge=1)
+    """Examples to make, for a reasoning-gym task, or most tasks of a verifiers environment; a file is read whole."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the examples of a reasoning-gym task."""
+    config: dict[str, JsonValue] = {}
+    """The reasoning-gym task's own settings."""
+    distinct: bool = True
+    """Make no question twice (reasoning-gym)."""
+    template: str = "{prompt}"
+    """Template of a plain-text prompt: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
+    Conversations use the tokenizer's chat template instead."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    """Treatment of invalid rows of a file."""
+    on_duplicate_id: Literal["error", "drop"] = "error"
+    """Treatment of rows that repeat the `id` of an earlier row."""
+    on_long_prompt: Literal["error", "drop", "truncate"] = "error"
+    """Treatment of prompts that exceed the model's context; `truncate` keeps the last tokens."""
+    agents: AgentSessionsConfig | None = None
+    """Sessions of agents, for the sources `verifiers:` and `agents:`."""
+
+    @property
+    def is_captured(self) -> bool:
+        """True if agents hold the dialogues, and their requests become the episodes."""
+        return is_captured(self.source)
+
+    @property
+    def is_generated(self) -> bool:
+        """True for a reasoning-gym task, False for a file."""
+        return self.source.startswith(PREFIX)
+
+    @model_validator(mode="after")
+    def _no_settings_for_files(self) -> "TaskConfig":
+        if self.config and not self.source.startswith(PREFIX):
+            raise ValueError(f"config is for {PREFIX}TASK sources, but source is {self.source}")
+        if not _FIELD.search(self.template):
+            raise ValueError("template must contain {prompt} or another column in braces")
+        return self
+
+    @model_validator(mode="after")
+    def _agents_fit(self) -> "TaskConfig":
+        if self.source.startswith(AGENTS):
+            agent_address(self.source)
+        if self.agents is None:
+            return self
+        if not self.is_captured:
+            raise ValueError(f"agents is for the sources {VERIFIERS}NAME and {AGENTS}HOST:PORT, got {self.source}")
+        given = [name for name in ("environment", "python") if name in self.agents.model_fields_set]
+        if self.source.startswith(AGENTS) and given:
+            raise ValueError(f"agents.{given[0]} is for {VERIFIERS}NAME; agents that come of themselves need none")
+        return self
+
+    def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
+        """Make or read them. Questions of `apart_from` are left out of a made set, so that it is held out for real.
+
+        Raises ConfigError or DataError.
+        """
+        if self.is_captured:
+            raise ConfigError(
+                f"task.source = {self.source!r}: sessions of agents are for the recipes that learn from scored answers "
+                "as they are drawn, such as grpo; here a file or a reasoning-gym task is needed"
+            )
+        if self.source.startswith(PREFIX):
+            return reasoning_gym_examples(
+                self.source,
+                size=self.size,
+                seed=self.seed,
+                config=self.config,
+                distinct=self.distinct,
+                exclude=exclude,
+            )
+        return read_examples(
+            Path(self.source), need=need, on_bad_row=self.on_bad_row, on_duplicate_id=self.on_duplicate_id
+        )
+
+    def fill_template(self, prompt: PromptContent, columns: Mapping[str, object]) -> PromptContent:
+        """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""
+        if not isinstance(prompt, str):
+            return prompt
+        return _FIELD.sub(lambda found: _column(found[1], {"prompt": prompt, **columns}), self.template)
+
+
+def _column(path: str, columns: Mapping[str, object]) -> str:
+    """The text at `path`, such as `metadata.expression`."""
+    place: object = columns
+    for name in path.split("."):
+        inside = cast("Mapping[str, object]", place) if isinstance(place, Mapping) else {}
+        if name not in inside:
+            raise DataError(f"task.template asks for {{{path}}}: no {name!r} there{did_you_mean(name, list(inside))}")
+        place = inside[name]
+    if place is None or (isinstance(place, float) and math.isnan(place)):
+        raise DataError(
+            f"task.template asks for {{{path}}}, which is null; fill it in, or leave it out of the template"
+        )
+    return str(place)

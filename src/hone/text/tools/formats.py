@@ -1,0 +1,212 @@
+"""Formats of tool calls: the text of an answer -> its calls, or a fault in words for the model; and calls -> text.
+
+Parsing is pure. A fault anywhere in an answer means that none of its calls is made. A format belongs to a chat
+template: `check_round_trip` finds one that does not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from hone.core.conversation import Message
+from hone.core.dialogue import ToolCall, ToolSchema
+from hone.core.errors import ConfigError, DataError
+from hone.text.tools.bracket_format import parse_bracket, render_bracket
+from hone.text.tools.call_text import CallAttempt
+from hone.text.tools.json_formats import parse_hermes, parse_llama3_json, render_hermes, render_llama3_json
+from hone.text.tools.qwen_xml_format import parse_qwen_xml, render_qwen_xml
+from hone.text.tools.schemas import argument_faults, unknown_tool
+
+_MARK = "\ue000"
+"""A character that no template writes."""
+NO_CALL_MADE = "No tool was called."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedAnswer:
+    """An answer of a policy, taken apart."""
+
+    content: str
+    """The text without its calls; the whole text where there is a fault."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of known tools with arguments of the declared types; none where there is a fault."""
+    fault: str | None = None
+    """Every fault of the answer, in words for the model."""
+
+
+class FormatParser(Protocol):
+    """The attempts at a call in a text, in their order."""
+
+    def __call__(self, text: str, tools: Sequence[ToolSchema], /) -> Sequence[CallAttempt]:
+        """Attempts at a call, faulty ones included; never raises for any text."""
+        ...
+
+
+class FormatRenderer(Protocol):
+    """Writer of calls."""
+
+    def __call__(self, calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+        """Text of the calls; `ToolFormat.render` checks that it can be read again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """A way to write tool calls into an answer."""
+
+    name: str
+    parser: FormatParser
+    renderer: FormatRenderer
+    call_end: str
+    """Text that ends a call; a turn may stop after it. Empty where the end of the answer ends the call."""
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedAnswer:
+        """Take an answer apart.
+
+        Unknown tools, unreadable calls, and missing, unknown or mistyped arguments are faults; nothing is raised.
+        """
+        attempts = self.parser(text, tools)
+        faults = [fault for one in attempts for fault in _faults(one, tools)]
+        if faults:
+            return ParsedAnswer(content=text, fault=f"{'; '.join(dict.fromkeys(faults))}. {NO_CALL_MADE}")
+        content, end = "", 0
+        for one in attempts:
+            content, end = content + text[end : one.start], one.end
+        calls = tuple(one.call for one in attempts if one.call is not None)
+        return ParsedAnswer(content=content + text[end:], calls=calls)
+
+    def render(self, calls: Sequence[ToolCall], tools: Sequence[ToolSchema]) -> str:
+        """Text of some calls. Raises ValueError if the format cannot write them: their text would be read otherwise."""
+        text = self.renderer(calls, tools)
+        parsed = self.parse(text, tools)
+        if not same_calls(parsed.calls, calls):
+            found = parsed.fault or f"it is read as {_described(parsed.calls)}"
+            raise ValueError(f"the format {self.name} cannot write {_described(calls)}: {found}")
+        return text
+
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            ToolFormat(name="hermes", parser=parse_hermes, renderer=render_hermes, call_end="</tool_call>"),
+            ToolFormat(name="llama3_json", parser=parse_llama3_json, renderer=render_llama3_json, call_end=""),
+            ToolFormat(name="qwen_xml", parser=parse_qwen_xml, renderer=render_qwen_xml, call_end="</tool_call>"),
+            ToolFormat(name="bracket", parser=parse_bracket, renderer=render_bracket, call_end="]"),
+        )
+    }
+)
+"""Every format by its name in `task.tools.format`."""
+
+
+def same_calls(ours: Sequence[ToolCall], theirs: Sequence[ToolCall]) -> bool:
+    """Whether two lists of calls are equal; `True` and 1 are two values, 1 and 1.0 are one."""
+    return [(one.name, _typed(one.arguments)) for one in ours] == [(one.name, _typed(one.arguments)) for one in theirs]
+
+
+class ChatRenderer(Protocol):
+    """A model's chat template."""
+
+    def __call__(self, messages: Sequence[Message], /, *, add_generation_prompt: bool) -> str:
+        """The text of a conversation, the descriptions of the tools included. Raises DataError."""
+        ...
+
+
+def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: ChatRenderer) -> None:
+    """Check, without a model, that a chat template writes calls as a format reads them.
+
+    One call of each tool is rendered by the template and parsed; bounds and patterns of its arguments do not count. A
+    template that writes no calls (it refuses a message with `tool_calls`, or leaves them out) says nothing about the
+    format and passes.
+
+    Raises ConfigError with the template's text and the format's for each tool that comes back otherwise.
+    """
+    faults: list[str] = []
+    for tool in tools:
+        call = ToolCall(name=tool.name, arguments=example_arguments(tool))
+        text = _text_of_call(call, render)
+        if text is None:
+            continue
+        attempts = tool_format.parser(text, tools)
+        if not _reads(attempts, call):
+            found = "; ".join(one.fault for one in attempts if one.fault) or "no such call was found"
+            faults.append(
+                f"task.tools.format = {tool_format.name!r} does not read the calls that the chat template writes. The "
+                f"template writes {text!r}, the format writes {tool_format.renderer([call], tools)!r}; "
+                f"{found}{_suggestion(text, call, tools)}"
+            )
+    if faults:
+        raise ConfigError(*faults)
+
+
+def example_arguments(tool: ToolSchema) -> dict[str, object]:
+    """Arguments of the types that a tool declares, one for each parameter that is required."""
+    properties: Mapping[str, Mapping[str, object]] = tool.parameters.get("properties", {})
+    return {name: _example(properties.get(name, {})) for name in tool.parameters.get("required", ())}
+
+
+_EXAMPLES: Mapping[str, object] = {
+    "string": "a \"text\" of <two>\nlines", "integer": 3, "number": 0.5, "boolean": True, "array": [], "object": {},
+    "null": None,
+}  # fmt: skip
+
+
+def _example(schema: Mapping[str, object]) -> object:
+    match schema:
+        case {"enum": [first, *_]} | {"const": first} | {"anyOf": [{"enum": [first, *_]}, *_]}:
+            return first
+        case {"anyOf": [{"type": str(kind)}, *_]} | {"type": [str(kind), *_]} | {"type": str(kind)}:
+            return _EXAMPLES.get(kind, "x")
+        case _:
+            return "x"
+
+
+def _text_of_call(call: ToolCall, render: ChatRenderer) -> str | None:
+    """Text that a template writes for an answer of one call; None if it writes none."""
+    asked: list[Message] = [{"role": "user", "content": "a question"}]
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    called: Message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    try:
+        prompt = render(asked, add_generation_prompt=True)
+        whole = render([*asked, called], add_generation_prompt=False)
+        said = render([*asked, {"role": "assistant", "content": _MARK}], add_generation_prompt=False)
+    except DataError:
+        return None
+    before, _, after = said.partition(_MARK)
+    text = whole.removeprefix(prompt) if whole.startswith(prompt) else whole.removeprefix(before)
+    return text.removesuffix(after) if call.name in text else None
+
+
+def _reads(attempts: Sequence[CallAttempt], call: ToolCall) -> bool:
+    """Whether the attempts are that call and nothing else."""
+    return same_calls([one.call for one in attempts if one.call is not None], [call]) and len(attempts) == 1
+
+
+def _suggestion(text: str, call: ToolCall, tools: Sequence[ToolSchema]) -> str:
+    fitting = [one.name for one in TOOL_FORMATS.values() if _reads(one.parser(text, tools), call)]
+    return f". Formats that read it: {', '.join(fitting)}" if fitting else ""
+
+
+def _faults(attempt: CallAttempt, tools: Sequence[ToolSchema]) -> list[str]:
+    if attempt.call is None:
+        return [attempt.fault or "a call cannot be read"]
+    tool = next((one for one in tools if one.name == attempt.call.name), None)
+    return [unknown_tool(attempt.call.name, tools)] if tool is None else argument_faults(attempt.call, tool)
+
+
+def _typed(value: object) -> object:
+    """A JSON value in which `True` differs from 1."""
+    match value:
+        case bool():
+            return ("bool", value)
+        case Mapping():
+            return {key: _typed(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_typed(item) for item in value]
+        case _:
+            return value
+
+
+def _described(calls: Sequence[ToolCall]) -> str:
+    return ", ".join(f"{one.name}({dict(one.arguments)})" for one in calls) or "no call"

@@ -1,1 +1,0 @@
-"""Training of control policies: rows, actors, sources and jobs that the control recipes share."""

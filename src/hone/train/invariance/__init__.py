@@ -1,1 +1,0 @@
-"""Checks that a loss does not depend on micro-batches, order, packing or ranks."""

@@ -1,1 +1,0 @@
-"""Training of tables: the job that the tabular recipes share."""

@@ -1,0 +1,106 @@
+"""Runs that an earlier version wrote: they open, are evaluated, go on and compare, as that version would have done it.
+
+`tests/fixtures/runs_0_1/README.md` says how they were made.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from hone import api
+from hone.cli.main import main
+from hone.run.store.metrics import RENAMED_METRICS
+
+FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "runs_0_1"
+EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
+EXACT = ("sarsa_lambda", "thompson")
+"""Sums and counts in a fixed order: the same bits on every processor. Networks are as near as rounding allows."""
+EVALUATED = [name for name in EXPECTED if name != "thompson"]
+"""A bandit has no environment to be evaluated in."""
+NEAR = {"rel": 1e-4, "abs": 1e-6}
+PAIRS = [("sft", "grpo"), ("ppo", "dqn")]
+
+
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A writable copy of all runs, and of what they read, as the working folder."""
+    folder = tmp_path / "old"
+    shutil.copytree(FIXTURE, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def nearly(values: dict[str, float]) -> Any:
+    """Equal to rounding, under the metrics' present names."""
+    return pytest.approx({RENAMED_METRICS.get(name, name): value for name, value in values.items()}, **NEAR)
+
+
+def untimed(row: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if not name.startswith("time/")}
+
+
+def further(run: Path) -> list[dict[str, float]]:
+    """The rows of metrics that the run did not have when it was saved."""
+    begun = (FIXTURE / "runs" / run.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert rows[: len(begun)] == begun
+    return [untimed(json.loads(row)) for row in rows[len(begun) :]]
+
+
+def policy_digests(run: Path, step: int) -> dict[str, str]:
+    """sha256 of each tensor of the policy; of a bandit's, of the document that hone 0.1 kept its numbers in."""
+    found: dict[str, str] = {}
+    if run.name == "thompson":
+        arrays = load_file(run / "checkpoints" / f"step_{step:08d}" / "policy" / "policy.safetensors")
+        numbers = {name.removeprefix("model."): values.tolist() for name, values in arrays.items()}
+        values = {"format": 1, "kind": "beta_bernoulli", "numbers": numbers}
+        return {"policy.json": hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()}
+    for path in sorted((run / "checkpoints" / f"step_{step:08d}" / "policy").iterdir()):
+        if path.suffix == ".safetensors":
+            for name, values in load_file(path).items():
+                data = f"{values.dtype}{values.shape}".encode() + values.tobytes()
+                found[f"{path.name}:{name}"] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_old_run_opens(name: str, copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", name]) == 0
+    shown = capsys.readouterr().out
+    assert "hone 0.1.0" in shown
+    assert "checkpoints" in shown
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_an_old_run_is_evaluated(name: str, copies: Path) -> None:
+    scores = api.evaluate(name, problems=3)
+    assert untimed(dict(scores)) == nearly(EXPECTED[name]["scores"])
+
+
+def test_the_command_evaluates_an_old_run(copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "ppo", "--problems", "3"]) == 0
+    assert "eval/score     122.3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_old_run_goes_on(name: str, copies: Path) -> None:
+    expected, run = EXPECTED[name], copies / "runs" / name
+    assert main(["train", f"{name}.toml", "--resume", f"steps={expected['steps']}"]) == 0
+    for row, before in zip(further(run), expected["metrics"], strict=True):  # there may be more metrics than there were
+        assert {name: row.get(RENAMED_METRICS.get(name, name)) for name in before} == pytest.approx(before, **NEAR)
+    digests = policy_digests(run, expected["steps"])
+    assert digests.keys() == expected["policy"].keys()
+    assert name not in EXACT or digests == expected["policy"]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_old_runs_compare(one: str, other: str, copies: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", one, other]) == 0
+    shown = capsys.readouterr().out
+    assert f"{one} " in shown
+    assert f"{other} " in shown

@@ -1,0 +1,156 @@
+"""`hone serve` as a process: what it says, signals, new checkpoints; and an engine that a trainer shares."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from live_server import live, opened, save_tiny
+
+from hone.cli.main import main
+from hone.core.clock import SystemClock
+from hone.core.errors import DivergedError
+from hone.core.generation import Request, SamplingParams, generate
+from hone.run.store.checkpoints import CheckpointFolder
+from hone.run.store.folder import create_run
+from hone.run.store.manifest import RunMetadata
+from hone.text.evaluate.open_policy import ModelSource, open_policy
+from hone.text.serving.completions.open_served import CheckpointFollower
+
+SOURCE = Path(__file__).resolve().parents[3] / "src"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("served"))
+
+
+def test_a_process_serves_until_sigterm_and_ends_its_requests_first(folder):
+    command = [sys.executable, "-m", "hone", "serve", str(folder), "--port", "0", "--model", "m", "--slots", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        said = process.stdout.readline()
+        url = re.search(r"http://127\.0\.0\.1:\d+", said)[0]
+        assert "serving m (m-" in said and "2 slots, context 512 tokens" in said
+        assert httpx2.get(f"{url}/health").json()["status"] == "ok"
+        replies = []
+        body = {"model": "m", "prompt": "a", "max_tokens": 500, "n": 2}
+        ask = lambda: replies.append(httpx2.post(f"{url}/v1/completions", json=body, timeout=120))  # noqa: E731
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while "hone_answers_in_progress 2" not in httpx2.get(f"{url}/metrics").text and not replies:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert replies[0].status_code == 200
+        assert process.wait(60) == 0
+        assert "stopped" in process.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--host", "0.0.0.0"], 2, "give --api-key"),
+        (["--port", "99999"], 5, "give another --port"),
+        (["--context", "9999"], 2, "--context must be 2 to 512"),
+        (["--follow"], 2, "is not in a run"),
+        (["--tool-format", "xml"], 2, "no format 'xml'"),
+        (["--slots", "0"], 2, "--slots must be"),
+        (["--deadline", "0"], 2, "--deadline must be"),
+    ],
+)
+def test_bad_options_are_refused(folder, arguments, code, words, capsys, monkeypatch):
+    monkeypatch.delenv("HONE_API_KEY", raising=False)
+    assert main(["serve", str(folder), *arguments]) == code
+    assert words in capsys.readouterr().err
+
+
+def save_step(checkpoints: CheckpointFolder, step: int, weights: Path) -> None:
+    def write(target: Path) -> None:
+        for file in weights.iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+
+    checkpoints.save(step, {}, write_policy=write)
+
+
+def test_new_checkpoints_are_taken_up_between_answers(folder, tmp_path):
+    """A damaged one is told once, and the server stays with the weights that it has."""
+    other = save_tiny(tmp_path / "other", seed=8)
+    run = create_run(
+        tmp_path / "runs", "watched", config={}, metadata=RunMetadata(hone_version="1"), clock=SystemClock()
+    )
+    checkpoints = run.checkpoints()
+    save_step(checkpoints, 1, folder)
+    told: list[str] = []
+    with live(opened(checkpoints.at(1).policy_folder, name="watched", run=run.path)) as server:
+        follower = CheckpointFollower(opened=server.model, service=server.service, tell=told.append)
+        body = {"model": "watched", "prompt": "abc", "max_tokens": 8, "seed": 1}
+        first = server.post("/v1/completions", body).json()
+        assert first["system_fingerprint"].startswith("watched@1-")
+        assert not follower.look()
+        save_step(checkpoints, 2, other)
+        assert follower.look()
+        second = server.post("/v1/completions", body).json()
+        assert second["system_fingerprint"].startswith("watched@2-") and second["choices"] != first["choices"]
+        save_step(checkpoints, 3, folder)
+        weights = checkpoints.folder / "step_00000003" / "policy" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+        assert not follower.look() and not follower.look()
+        assert server.post("/v1/completions", body).json()["choices"] == second["choices"]
+        spoilt = open_policy(ModelSource(path=str(other)), seed=0, device="cpu", temperature=1.0)
+        torch.nn.init.constant_(spoilt.decoder.norm.weight, float("nan"))
+        with pytest.raises(DivergedError, match="not finite"):
+            server.service.replace_weights(lambda: server.model.take_over(spoilt, 4)).result()
+        last = server.post("/v1/completions", body).json()
+        assert last["choices"] == second["choices"] and last["system_fingerprint"] == second["system_fingerprint"]
+    assert len(told) == 2 and "step 3 is not served" in told[1]
+    run.close()
+
+
+def test_a_trainer_and_a_server_share_an_engine(folder):
+    """Each gets its own answers, whoever runs the pass; while the engine is paused, requests wait."""
+    model = opened(folder)
+    prompt = model.served.tokenizer.encode("train")
+    asked = [Request(id=f"t{n}", prompt=prompt, samples=4, sampling=SamplingParams(max_tokens=40)) for n in range(6)]
+    alone = {(one.request_id, one.sample_index): one for one in generate(opened(folder).engine, asked)}
+    body = {"model": "tiny", "prompt": "serve", "max_tokens": 40, "seed": 2}
+    with live(model) as server:
+        expected = server.post("/v1/completions", body).json()["choices"]
+        replies: list[object] = []
+
+        def ask() -> None:
+            replies.extend(server.post("/v1/completions", body).json()["choices"] for _ in range(4))
+
+        client = threading.Thread(target=ask)
+        client.start()
+        together = {(one.request_id, one.sample_index): one for one in generate(model.engine, asked)}
+        client.join()
+        assert replies == [expected] * 4
+        assert together.keys() == alone.keys()
+        assert all(np.array_equal(alone[name].tokens, one.tokens) for name, one in together.items())
+        model.engine.pause()
+        late = threading.Thread(target=ask)
+        late.start()
+        time.sleep(0.05)
+        assert len(replies) == 4
+        model.engine.resume()
+        late.join()
+        assert replies == [expected] * 8
+        model.engine.pause()
+        dropped: list[int] = []
+        last = threading.Thread(target=lambda: dropped.append(server.post("/v1/completions", body).status_code))
+        last.start()
+        while not model.engine.has_requests():
+            time.sleep(0.005)
+        model.engine.cancel()
+        model.engine.resume()
+        last.join()
+        assert dropped == [503]
