@@ -34,9 +34,8 @@ from hone.certify.check import (
     job_gradient_probes,
     run_gradient_checks,
     summed_gradient,
-    without_shared_prefixes,
 )
-from hone.certify.probe import AnswerShape, shrunken_copy, synthetic_token_episodes
+from hone.certify.token_probes import AnswerShape, shrunken_copy, synthetic_token_episodes, without_shared_prefixes
 from hone.core.episodes import ScoreStatus
 from hone.core.ragged import ranges
 from hone.models.language.token_policy import TokenPolicy
@@ -268,7 +267,7 @@ def test_ranks_that_are_averaged(folder: Path) -> None:
     not."""
     trial = trial_of(folder, "grpo")
     whole = summed_gradient(trial, [trial.rows])
-    pieces = next(pieces for name, _, pieces in batch_splits(trial.rows) if name == "two shards, summed")
+    pieces = next(pieces for name, _, pieces in batch_splits(trial) if name == "two shards, summed")
     averaged = sum((summed_gradient(trial, [piece]) for piece in pieces), torch.zeros_like(whole)) / 2
     assert compare_gradients("ranks", "", whole, averaged).relative == pytest.approx(0.5)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.certify.probe import Float64Inputs
+from hone.certify.control_probes import Float64Inputs
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, ObservationInputs, PolicySpaces
 from hone.control.networks.mlp_backward import backward, forward_with_tape

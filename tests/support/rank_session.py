@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import init_device_mesh
 
-from hone.certify.probe import AnswerShape, synthetic_credits, synthetic_token_episodes
+from hone.certify.check import synthetic_credits
+from hone.certify.token_probes import AnswerShape, synthetic_token_episodes
 from hone.core.clock import SystemClock
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes

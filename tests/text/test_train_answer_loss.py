@@ -13,7 +13,8 @@ from ranks_in_threads import on_ranks
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hone.certify.check import rank_shares, without_shared_prefixes
+from hone.certify.check import rank_shares
+from hone.certify.token_probes import without_shared_prefixes
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import RaggedArray, offsets_of

@@ -13,7 +13,8 @@ from ranks_in_threads import on_ranks
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hone.certify.check import GradientProbe, rank_shares, run_gradient_checks, without_shared_prefixes
+from hone.certify.check import GradientProbe, rank_shares, run_gradient_checks
+from hone.certify.token_probes import with_token_checks, without_shared_prefixes
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import ranges
@@ -274,8 +275,10 @@ def test_a_certificate_splits_between_groups() -> None:
         rows=laid.weighted(),
         laid=laid,
         finish=lambda rows, reduction: rows.weighted(reduction),
+        batch="pairs",
+        large_count=len(laid),
     )
-    checks = run_gradient_checks(probe)
+    checks = run_gradient_checks(with_token_checks(probe))
     assert {"prefixes not shared", "one group at a time", "two shards, summed"} <= {check.name for check in checks}
     assert all(check.passed for check in checks)
 

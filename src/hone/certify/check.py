@@ -1,13 +1,14 @@
 """Gradient certificate of a loss: a batch's gradient must not depend on its split, up to rounding.
 
 Belongs here: splits and comparisons, for any learner of a recipe. The loss, its aggregation, selections and corrections
-are the run's own; the policy is a small copy in float64 and the batch is synthetic (`probe.py`), so that neither an
-environment nor a reward is needed, and the run is unchanged.
+are the run's own; the policy is a small copy in float64 and the batch is synthetic (`token_probes.py`,
+`control_probes.py`: a run opens its own wing's only), so that neither an environment nor a reward is needed, and the
+run is unchanged.
 """
 
 import contextlib
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,58 +19,50 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone import __version__
-from hone.certify.probe import (
-    CONTROL_STEPS,
-    AnswerShape,
-    matching_parameters,
-    shrunken_copy,
-    synthetic_control_episodes,
-    synthetic_credits,
-    synthetic_token_episodes,
-    with_copy_logprobs,
-    with_copy_values,
-)
-from hone.certify.variants import (
-    BatchVariant,
-    Objective,
-    RowFinisher,
-    batch_variants,
-    with_explicit_old_logp,
-    with_nan_hidden_states,
-    without_advantage,
-)
-from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.replay.source import ReplaySource
-from hone.core.credit import NO_VALUES, Credits
+from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
 from hone.learner.rounds import RoundLearner
-from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
-from hone.models.language.value_network import ValueNetwork
+from hone.learner.shared_statistics import SharedStatistics
+from hone.objectives.terms import LossTerms
 from hone.run.config import RunConfig
 from hone.run.job import TrainingJob
-from hone.run.loop import Learner
 from hone.run.store.certificate import GradientCertificate, GradientCheck
-from hone.sources.logged import LogSource
-from hone.text.critic import ActorCriticLearner
-from hone.text.preference.preference_job import PreferenceRunConfig
-from hone.text.rl_config import TextRunConfig
-from hone.text.rows import TokenRows
-from hone.text.world_model import CuriousLearner
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""
-SUPPORTED_POLICIES = (TokenPolicy, TokenScorer, ControlPolicy)
-"""Policies that `shrunken_copy` supports; others have no certificate."""
 LEAST_GRADIENT = 1e-14
 """Largest component of a gradient that may be the rounding of zeros."""
-PAIRED_GROUPS = 8
-"""Pairs of a loss on pairs; three of them have no label."""
-QUICK_GROUP_SIZE = 4
-"""Answers per group in the quick check."""
+LARGE_MICRO_BATCH = 512
+"""Sequences, or decisions of control, of the largest micro-batch."""
+
+Objective = Callable[[Any, Any], LossTerms]
+RowFinisher = Callable[[TrainingRows[Any], Reduction], TrainingRows[Any]]
+"""Weights rows and makes the learner's selections over the batch of all ranks."""
+BatchSplit = tuple[str, str, Sequence[TrainingRows[Any]]]
+"""Name, description, and pieces of a split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchVariant:
+    """Rows whose gradient must be `copies` times that of `reference`."""
+
+    name: str
+    detail: str
+    rows: TrainingRows[Any]
+    reference: TrainingRows[Any]
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveVariant:
+    """A change of the objective that must not change the gradient on the same rows."""
+
+    name: str
+    detail: str
+    change: Callable[[Objective], Objective]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +77,22 @@ class GradientProbe:
     laid: TrainingRows[Any]
     """The batch before weighting and selection."""
     finish: RowFinisher
-    skipping: BatchVariant | None = None
-    """Batch with zero advantages, where the learner leaves such sequences out."""
     objective_with_backward: Objective | None = None
     """The objective with its gradient written out, if the learner steps by that."""
-
-
-BatchSplit = tuple[str, str, Sequence[TrainingRows[Any]]]
-"""Name, description, and pieces of a split."""
+    batch: str
+    """Size of the batch, in words."""
+    unit: str = "sequence"
+    """What one row without shared parts is."""
+    separate: TrainingRows[Any] | None = None
+    """The rows with nothing shared among them; None: nothing is shared."""
+    large: str = "rows"
+    """What a large micro-batch counts."""
+    large_count: int
+    """How many of them the batch has."""
+    variants: Sequence[BatchVariant] = ()
+    """Other forms of the batch that the policy's kind knows."""
+    objective_variants: Sequence[ObjectiveVariant] = ()
+    """Changes of the objective that the policy's kind knows."""
 
 
 def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
@@ -106,33 +107,36 @@ def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -
 
 
 def gradient_probes(
-    learner: GradientLearner[Any, Any], double: nn.Module, episodes: Episodes, credits: Credits, *, seed: int = 0
+    learner: GradientLearner[Any, Any], double: nn.Module, laid: TrainingRows[Any]
 ) -> list[GradientProbe]:
-    """Probes of the learner's phases on `episodes`, with `double` as the policy."""
-    laid = learner.layout(episodes, credits)
-    if isinstance(laid, TokenRows):
-        laid = replace(laid, layout=replace(laid.layout, device="cpu"))
-    if isinstance(laid, TokenRows) and isinstance(double, TokenPolicy):
-        laid = with_copy_logprobs(laid, double, seed=seed)
-    if isinstance(laid, TokenRows) and isinstance(double, ValueNetwork):
-        laid = with_copy_values(laid, seed=seed)
-    found: list[GradientProbe] = []
-    for phase in learner.phases:
+    """Probes of the learner's phases on rows that are laid out, with `double` as the policy."""
+
+    def probe(phase: OptimizerPhase[Any, Any]) -> GradientProbe:
         finish = partial(_finished_rows, phase, double)
-        found.append(
-            GradientProbe(
-                name=phase.name,
-                policy=double,
-                objective=phase.objective,
-                parameters=matching_parameters(phase.parameters.parameters, learner.policy, double),
-                rows=finish(laid, ONE_PROCESS),
-                laid=laid,
-                finish=finish,
-                skipping=without_advantage(laid, finish) if isinstance(laid, TokenRows) else None,
-                objective_with_backward=phase.objective_with_backward,
-            )
+        rows = finish(laid, ONE_PROCESS)
+        return GradientProbe(
+            name=phase.name,
+            policy=double,
+            objective=phase.objective,
+            parameters=_matching_parameters(phase.parameters.parameters, learner.policy, double),
+            rows=rows,
+            laid=laid,
+            finish=finish,
+            objective_with_backward=phase.objective_with_backward,
+            batch=f"{len(rows)} decisions",
+            large_count=len(rows),
         )
-    return found
+
+    return [probe(phase) for phase in learner.phases]
+
+
+def _matching_parameters(
+    parameters: Sequence[nn.Parameter], policy: nn.Module, double: nn.Module
+) -> list[nn.Parameter]:
+    """The double's parameters that have the names that `parameters` have in `policy`."""
+    wanted = {id(parameter) for parameter in parameters}
+    names = {name for name, parameter in policy.named_parameters() if id(parameter) in wanted}
+    return [parameter for name, parameter in double.named_parameters() if name in names]
 
 
 def _finished_rows(
@@ -151,80 +155,39 @@ def job_gradient_probes(
     `own_credit`: advantages come from the config's credit; otherwise they are synthetic, because a credit may keep
     state, which synthetic answers must not change before a run.
     """
-    learner, source = _innermost(job.recipe.learner), job.recipe.source
-    if isinstance(learner, ActorCriticLearner):
-        return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
-    if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, SUPPORTED_POLICIES):
-        return []
-    double = shrunken_copy(learner.policy, seed=seed)
-    if isinstance(double, TokenPolicy):
-        episodes = synthetic_token_episodes(double, _answer_shape(job, config, quick=not own_credit), seed=seed)
-    elif isinstance(source, LogSource):
-        episodes = source.log.take(source.episodes_of(np.arange(min(CONTROL_STEPS, source.units))))
-    elif isinstance(double, ControlPolicy):
-        episodes = synthetic_control_episodes(double, seed=seed)
-        episodes = episodes.transitions() if isinstance(source, ReplaySource) else episodes
-    else:
-        return []
-    labels = config.labels if isinstance(config, TextRunConfig | PreferenceRunConfig) else None
-    if labels is not None:
-        credits = labels(episodes, NO_VALUES)
-    elif own_credit:
-        credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
-    elif isinstance(source, LogSource) and isinstance(double, TokenPolicy | TokenScorer):
-        credits = Credits(advantage=episodes.reward)
-    else:
-        credits = synthetic_credits(episodes, seed=seed)
-    return gradient_probes(learner, double, episodes, credits, seed=seed)
+    learner = job.recipe.learner
+    learner = learner.learner if isinstance(learner, RoundLearner) else learner
+    if isinstance(learner.policy, SharedStatistics):
+        from hone.certify.control_probes import control_probes  # noqa: PLC0415 - the wing that the run has open
+
+        return control_probes(learner, job, own_credit=own_credit, seed=seed)
+    if isinstance(learner.policy, nn.Module):
+        from hone.certify.token_probes import token_probes  # noqa: PLC0415 - as above
+
+        return token_probes(learner, job, config, own_credit=own_credit, seed=seed)
+    return []
 
 
-def _innermost(learner: Learner[Any]) -> Learner[Any]:
-    """The learner that steps by gradient."""
-    if isinstance(learner, CuriousLearner):
-        return learner.actor
-    return learner.learner if isinstance(learner, RoundLearner) else learner
-
-
-def _actor_critic_probes(
-    learner: ActorCriticLearner, job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
-) -> list[GradientProbe]:
-    """Probes of a policy's phase and of its critic's, on the same episodes and credits."""
-    policy, critic = (shrunken_copy(one.policy, seed=seed) for one in (learner.actor, learner.critic))
-    assert isinstance(policy, TokenPolicy)
-    assert isinstance(critic, ValueNetwork)
-    episodes = synthetic_token_episodes(policy, _answer_shape(job, config, quick=not own_credit), seed=seed)
-    values = learner.view.values(critic, episodes)
-    credits = job.recipe.credit(episodes, values) if own_credit else synthetic_credits(episodes, seed=seed)
-    return [
-        *gradient_probes(learner.actor, policy, episodes, credits, seed=seed),
-        *gradient_probes(learner.critic, critic, episodes, credits, seed=seed),
-    ]
-
-
-def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
-    if isinstance(config, PreferenceRunConfig):
-        return AnswerShape(groups=PAIRED_GROUPS, group_size=2, has_reference=True)
-    if not isinstance(config, TextRunConfig):
-        return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
-    rollout = config.rollout
-    samples = rollout.samples_per_prompt
-    return AnswerShape(
-        group_size=min(samples, QUICK_GROUP_SIZE) if quick else samples,
-        max_tokens=rollout.max_tokens,
-        reward_functions=len(config.rewards.functions),
-        restricted_sampling=rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0,
+def synthetic_credits(episodes: Episodes, *, seed: int) -> Credits:
+    """Make synthetic credits with every field that a layout may read, in place of the config's own."""
+    draws = generator(seed, "certificate", "credits")
+    advantage, target = draws.standard_normal((2, episodes.decisions))
+    silent = ~np.isfinite(episodes.score) | (np.arange(len(episodes)) % 7 == 3)
+    advantage[silent[episodes.owner]] = 0.0
+    return Credits(
+        advantage=advantage.astype(np.float32),
+        target=target.astype(np.float32),
+        discount=np.where(draws.random(episodes.decisions) < 0.2, 0.0, 0.99).astype(np.float32),
     )
 
 
-def batch_splits(rows: TrainingRows[Any], *, seed: int = 0) -> Iterator[BatchSplit]:
+def batch_splits(probe: GradientProbe, *, seed: int = 0) -> Iterator[BatchSplit]:
     """Splits of a batch that must not change the gradient."""
-    apart, unit = rows, "sequence"
-    if isinstance(rows, TokenRows):
-        unit = "group" if rows.layout.unit == "group" else unit
-        apart = without_shared_prefixes(rows)
+    rows, apart = probe.rows, probe.separate or probe.rows
+    if probe.separate is not None:
         yield "prefixes not shared", f"{len(apart)} sequences instead of {len(rows)} rows", [apart]
     each = [apart.take(np.array([number])) for number in range(len(apart))]
-    yield f"one {unit} at a time", f"{len(each)} micro-batches", each
+    yield f"one {probe.unit} at a time", f"{len(each)} micro-batches", each
     largest, total = int(rows.sizes().max(initial=1)), int(rows.sizes().sum())
     least = max(largest, total // 8)
     for budget in generator(seed, "certificate", "budgets").integers(least, max(least, total // 2) + 1, RANDOM_BUDGETS):
@@ -257,42 +220,40 @@ def _rank_places(rows: TrainingRows[Any], count: int) -> list[NDArray[np.int64]]
     return [np.arange(rank, len(rows), count) for rank in range(count)]
 
 
-def without_shared_prefixes(rows: TokenRows) -> TokenRows:
-    """Convert to one row per sequence, with the same weights."""
-    alone = replace(rows.layout, share_prefixes=False)(rows.episodes, Credits(advantage=rows.advantage))
-    return replace(
-        rows, row_offsets=alone.row_offsets, prefix_lengths=alone.prefix_lengths, unit_offsets=alone.unit_offsets
-    )
-
-
 def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0) -> list[GradientCheck]:
     """Compare the whole batch's gradient with every split, and with those of `_other_gradients`."""
     whole = summed_gradient(trial, [trial.rows])
     checks = [
         compare_gradients(f"{prefix}{name}", detail, whole, summed_gradient(trial, pieces))
-        for name, detail, pieces in batch_splits(trial.rows, seed=seed)
+        for name, detail, pieces in batch_splits(trial, seed=seed)
     ]
-    variants = [*batch_variants(trial.rows), *([trial.skipping] if trial.skipping else [])]
-    for variant in variants:
+    for variant in (_repeated_batch(trial), *trial.variants):
         expected = whole if variant.reference is trial.rows else summed_gradient(trial, [variant.reference])
-        found = summed_gradient(trial, [variant.rows]) / variant.copies
-        checks.append(compare_gradients(f"{prefix}{variant.name}", variant.detail, expected, found))
-    for name, detail, found in _other_gradients(trial):
-        checks.append(compare_gradients(f"{prefix}{name}", detail, whole, found))
+        gradient = summed_gradient(trial, [variant.rows]) / variant.copies
+        checks.append(compare_gradients(f"{prefix}{variant.name}", variant.detail, expected, gradient))
+    for name, detail, gradient in _other_gradients(trial):
+        checks.append(compare_gradients(f"{prefix}{name}", detail, whole, gradient))
     return checks
+
+
+def _repeated_batch(trial: GradientProbe) -> BatchVariant:
+    """The batch several times over in one micro-batch: a loss must not change where a micro-batch is large."""
+    rows, count = trial.rows, trial.large_count
+    copies = max(2, -(-LARGE_MICRO_BATCH // max(1, count)))
+    return BatchVariant(
+        name="one large micro-batch",
+        detail=f"the batch {copies} times over: {copies * count} {trial.large}",
+        rows=rows.take(np.tile(np.arange(len(rows)), copies)),
+        reference=rows,
+        copies=copies,
+    )
 
 
 def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
     """Name, description and gradient of the same batch, computed in another way."""
-    if isinstance(trial.policy, TokenPolicy | TokenScorer | ValueNetwork):
-        spoilt = replace(trial, objective=with_nan_hidden_states(trial.objective))
-        what = "hidden states of prompts and tool output"
-        yield "NaN where nothing was decided", what, summed_gradient(spoilt, [trial.rows])
-    rows = trial.rows
-    if isinstance(trial.policy, TokenPolicy) and isinstance(rows, TokenRows) and rows.precomputed.old_logp is None:
-        given = replace(trial, objective=with_explicit_old_logp(trial.objective))
-        what = "the policy's own log-probabilities before the update"
-        yield "old log-probabilities as data", what, summed_gradient(given, [rows])
+    for other in trial.objective_variants:
+        changed = replace(trial, objective=other.change(trial.objective))
+        yield other.name, other.detail, summed_gradient(changed, [trial.rows])
     if trial.objective_with_backward is not None:
         what = "autograd of `objective` against `objective_with_backward`"
         yield "gradient written out", what, written_out_gradient(trial, [trial.rows])
@@ -351,7 +312,7 @@ def build_certificate(
     return GradientCertificate(
         recipe=recipe,
         config_hash=config_hash,
-        batch="; ".join(f"{check_prefix(trial, probes)}{describe_rows(trial.rows)}" for trial in probes),
+        batch="; ".join(f"{check_prefix(trial, probes)}{trial.batch}" for trial in probes),
         checks=(*checks, *extra_checks),
         versions=library_versions(),
     )
@@ -366,13 +327,6 @@ def single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def describe_rows(rows: TrainingRows[Any]) -> str:
-    """Size of a batch, in words."""
-    if isinstance(rows, TokenRows):
-        return f"{len(rows.episodes)} sequences of {rows.episodes.decisions} tokens in {len(rows)} rows"
-    return f"{len(rows)} decisions"
 
 
 def library_versions() -> Mapping[str, str]:

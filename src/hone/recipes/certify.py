@@ -19,7 +19,7 @@ from hone.certify.check import (
     gradient_in_rank_order,
     job_gradient_probes,
 )
-from hone.certify.probe import shrunken_model_config, shrunken_new_model
+from hone.certify.token_probes import shrunken_model_config, shrunken_new_model
 from hone.core.config import STAGE_PREFIX, Config
 from hone.core.errors import DataError
 from hone.models.language.hf_checkpoint import read_config

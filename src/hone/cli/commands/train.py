@@ -1,6 +1,6 @@
 """`hone train` and `hone plan`: from a config file to a run, or to a table of its settings.
 
-Belongs here: the choice of the config class. `hone.train` runs.
+Belongs here: the choice of the config class. `hone.run` runs.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hone.cli.commands.seeds import (
     SeedRuns,
@@ -49,8 +49,9 @@ from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fi
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
 from hone.run.config import RunConfig
-from hone.run.job import OpenedRun, RecipeSpec
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
 from hone.run.resume import NO_CONSENT, ResumeConsent
+from hone.run.store.certificate import GradientCertificate
 from hone.run.store.folder import RunFolder, check_name
 
 if TYPE_CHECKING:
@@ -338,8 +339,7 @@ def run_request(
     consent: ResumeConsent = NO_CONSENT,
 ) -> "RunRequest":
     """Request for `hone.run.run.run`, from a planned run."""
-    from hone.certify.check import certify_job  # noqa: PLC0415 - as above
-    from hone.run.run import RunRequest  # noqa: PLC0415
+    from hone.run.run import RunRequest  # noqa: PLC0415 - torch: not needed to refuse a config
 
     resolved, opened = stage.resolved, stage.opened
     build = stage.spec.build if opened is None else opened.build
@@ -350,10 +350,17 @@ def run_request(
         root=root,
         resume=resume,
         consent=consent,
-        certify=certify_job,
+        certify=_certify,
         memory=None if opened is None else opened.memory,
         callbacks=callbacks,
     )
+
+
+def _certify(job: TrainingJob[Any], config: RunConfig, config_hash: str) -> GradientCertificate | None:
+    """The certificate of a job: only a run that makes one loads the code."""
+    from hone.certify.check import certify_job  # noqa: PLC0415 - as above
+
+    return certify_job(job, config, config_hash)
 
 
 def train_pipeline(

@@ -1,40 +1,58 @@
-"""Small copy of a learner's policy in float64, and a synthetic batch with the difficulties of real ones.
+"""Probes of a language model's loss: a small model in float64, and a synthetic batch as difficult as real ones.
 
-Belongs here: input for a loss without environment, engine or reward function: ragged answers with tool output, groups
-with shared prefixes, missing scores, groups with equal scores, and a group with a single score.
+Belongs here: input for a loss without engine or reward function: ragged answers with tool output, groups with shared
+prefixes, missing scores, groups with equal scores, and a group with a single score; and other forms of a batch of
+tokens that must have the same gradient.
 """
 
-import copy
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import ObservationInputs
-from hone.core.credit import Credits
+from hone.certify.check import (
+    BatchVariant,
+    GradientProbe,
+    Objective,
+    ObjectiveVariant,
+    RowFinisher,
+    gradient_probes,
+    synthetic_credits,
+)
+from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.ragged import RaggedArray, offsets_of, owner_of, ranges
 from hone.core.random import generator
+from hone.core.reduction import ONE_PROCESS
+from hone.learner.gradient import GradientLearner
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.scalar_head import new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.token_scorer import LanguageNetwork, TokenScorer
 from hone.models.language.value_network import ValueNetwork
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
+from hone.run.config import RunConfig
+from hone.run.job import TrainingJob
+from hone.run.loop import Learner
+from hone.sources.logged import LogSource
+from hone.text.critic import ActorCriticLearner
 from hone.text.evaluate.open_policy import NewModelConfig
 from hone.text.loss import chosen_logp, likeliest_tokens
-from hone.text.rows import TokenLayout, TokenRows
+from hone.text.preference.preference_job import PreferenceRunConfig
+from hone.text.rl_config import TextRunConfig
+from hone.text.rows import TokenBatch, TokenLayout, TokenRows
+from hone.text.world_model import CuriousLearner
 
 VOCABULARY = 64
 """Vocabulary size of the copy."""
-CONTROL_STEPS = 24
-"""Decisions of a control batch."""
+LOGGED_UNITS = 24
+"""Answers of a batch from a dataset."""
 MAX_ANSWER_TOKENS = 12
 """Longest of most answers, in tokens."""
 LONG_ANSWER_TOKENS = 40
@@ -43,6 +61,12 @@ KEPT_TOKENS = 8
 """Tokens that sampling left to choose from, where a config restricts it."""
 OUTLIERS = 0.1
 """Share of decisions whose probability differs between policies by a large factor."""
+PAIRED_GROUPS = 8
+"""Pairs of a loss on pairs; three of them have no label."""
+QUICK_GROUP_SIZE = 4
+"""Answers per group in the quick check."""
+SILENCED_EVERY = 3
+"""Period of the units with advantage 0, in the check that a learner may leave such units out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +87,117 @@ class AnswerShape:
     """Whether top-k, top-p or min-p leaves only some tokens to choose from."""
 
 
+def token_probes(
+    learner: Learner[Any], job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
+) -> list[GradientProbe]:
+    """Probes of a policy's, scorer's or critic's phases; empty for another network."""
+    learner = learner.actor if isinstance(learner, CuriousLearner) else learner
+    if isinstance(learner, ActorCriticLearner):
+        return _actor_critic_probes(learner, job, config, own_credit=own_credit, seed=seed)
+    if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, TokenPolicy | TokenScorer):
+        return []
+    double, source = shrunken_copy(learner.policy, seed=seed), job.recipe.source
+    if isinstance(double, TokenPolicy):
+        episodes = synthetic_token_episodes(double, _answer_shape(job, config, quick=not own_credit), seed=seed)
+    elif isinstance(source, LogSource):
+        episodes = source.log.take(source.episodes_of(np.arange(min(LOGGED_UNITS, source.units))))
+    else:
+        return []
+    labels = config.labels if isinstance(config, TextRunConfig | PreferenceRunConfig) else None
+    if labels is not None:
+        credits = labels(episodes, NO_VALUES)
+    elif own_credit:
+        credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
+    elif isinstance(source, LogSource):
+        credits = Credits(advantage=episodes.reward)
+    else:
+        credits = synthetic_credits(episodes, seed=seed)
+    return network_probes(learner, double, episodes, credits, seed=seed)
+
+
+def _actor_critic_probes(
+    learner: ActorCriticLearner, job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int
+) -> list[GradientProbe]:
+    """Probes of a policy's phase and of its critic's, on the same episodes and credits."""
+    policy, critic = (shrunken_copy(one.policy, seed=seed) for one in (learner.actor, learner.critic))
+    assert isinstance(policy, TokenPolicy)
+    assert isinstance(critic, ValueNetwork)
+    episodes = synthetic_token_episodes(policy, _answer_shape(job, config, quick=not own_credit), seed=seed)
+    values = learner.view.values(critic, episodes)
+    credits = job.recipe.credit(episodes, values) if own_credit else synthetic_credits(episodes, seed=seed)
+    return [
+        *network_probes(learner.actor, policy, episodes, credits, seed=seed),
+        *network_probes(learner.critic, critic, episodes, credits, seed=seed),
+    ]
+
+
+def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
+    if isinstance(config, PreferenceRunConfig):
+        return AnswerShape(groups=PAIRED_GROUPS, group_size=2, has_reference=True)
+    if not isinstance(config, TextRunConfig):
+        return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
+    rollout = config.rollout
+    samples = rollout.samples_per_prompt
+    return AnswerShape(
+        group_size=min(samples, QUICK_GROUP_SIZE) if quick else samples,
+        max_tokens=rollout.max_tokens,
+        reward_functions=len(config.rewards.functions),
+        restricted_sampling=rollout.top_k > 0 or rollout.top_p < 1 or rollout.min_p > 0,
+    )
+
+
+def network_probes(
+    learner: GradientLearner[Any, Any], double: nn.Module, episodes: Episodes, credits: Credits, *, seed: int = 0
+) -> list[GradientProbe]:
+    """Probes of the learner's phases on `episodes`, with `double` as the network."""
+    laid = learner.layout(episodes, credits)
+    assert isinstance(laid, TokenRows)
+    laid = replace(laid, layout=replace(laid.layout, device="cpu"))
+    if isinstance(double, TokenPolicy):
+        laid = with_copy_logprobs(laid, double, seed=seed)
+    if isinstance(double, ValueNetwork):
+        laid = with_copy_values(laid, seed=seed)
+    return [with_token_checks(probe) for probe in gradient_probes(learner, double, laid)]
+
+
+def with_token_checks(probe: GradientProbe) -> GradientProbe:
+    """The probe with what must not change the gradient of tokens: padding, shared prefixes, what is left out."""
+    rows, laid = probe.rows, probe.laid
+    assert isinstance(rows, TokenRows)
+    assert isinstance(laid, TokenRows)
+    padded = replace(rows, layout=replace(rows.layout, pad_to_size=not rows.layout.pad_to_size))
+    detail = "tokens without a decision fill each micro-batch up"
+    variants = [BatchVariant(name="padded to a fixed size", detail=detail, rows=padded, reference=rows)]
+    skipping = without_advantage(laid, probe.finish)
+    others: list[ObjectiveVariant] = []
+    if isinstance(probe.policy, TokenPolicy | TokenScorer | ValueNetwork):
+        spoilt = ObjectiveVariant(
+            name="NaN where nothing was decided",
+            detail="hidden states of prompts and tool output",
+            change=with_nan_hidden_states,
+        )
+        others.append(spoilt)
+    if isinstance(probe.policy, TokenPolicy) and rows.precomputed.old_logp is None:
+        own = ObjectiveVariant(
+            name="old log-probabilities as data",
+            detail="the policy's own log-probabilities before the update",
+            change=with_explicit_old_logp,
+        )
+        others.append(own)
+    return replace(
+        probe,
+        batch=f"{len(rows.episodes)} sequences of {rows.episodes.decisions} tokens in {len(rows)} rows",
+        unit="group" if rows.layout.unit == "group" else "sequence",
+        separate=without_shared_prefixes(rows),
+        large="sequences",
+        large_count=len(rows.episodes),
+        variants=variants if skipping is None else [*variants, skipping],
+        objective_variants=others,
+    )
+
+
 def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
-    """Make a float64 policy of the same kind: a decoder of the same family with two narrow layers, or a copy of a small
-    network with perturbed weights. The given policy is unchanged."""
+    """Make a float64 network of the same kind on a decoder of the same family with two narrow layers."""
     if isinstance(policy, TokenPolicy):
         decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
         decoder.set_compute_dtype("float64")
@@ -81,20 +213,11 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
             for parameter in critic.head.parameters():
                 parameter.copy_(torch.from_numpy(0.2 * draws.standard_normal(tuple(parameter.shape))))
         return critic
-    if isinstance(policy, TokenScorer):
-        decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
-        decoder.set_compute_dtype("float64")
-        decoder.head = None
-        return TokenScorer(new_scalar_head(decoder, seed=seed, reads=policy.model.reads), policy.tokenizer)
-    other = copy.deepcopy(policy).double()
-    if isinstance(other, ControlPolicy):
-        other.spaces = replace(other.spaces, inputs=Float64Inputs(**asdict(other.spaces.inputs)))
-    draws = generator(seed, "certificate", "weights")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            shake = 0.05 * draws.standard_normal(tuple(parameter.shape))
-            parameter.add_(torch.from_numpy(shake).to(parameter.device))
-    return other
+    assert isinstance(policy, TokenScorer)
+    decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
+    decoder.set_compute_dtype("float64")
+    decoder.head = None
+    return TokenScorer(new_scalar_head(decoder, seed=seed, reads=policy.model.reads), policy.tokenizer)
 
 
 def shrunken_model_config(config: ModelConfig) -> ModelConfig:
@@ -133,21 +256,7 @@ def _shrunken_sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
     }
 
 
-class Float64Inputs(ObservationInputs):
-    """Inputs in float64."""
-
-    def tensor(self, seen: Tensor) -> Tensor:
-        return ObservationInputs.tensor(self, seen).double()
-
-
-def matching_parameters(parameters: Sequence[nn.Parameter], policy: nn.Module, double: nn.Module) -> list[nn.Parameter]:
-    """The double's parameters that have the names that `parameters` have in `policy`."""
-    wanted = {id(parameter) for parameter in parameters}
-    names = {name for name, parameter in policy.named_parameters() if id(parameter) in wanted}
-    return [parameter for name, parameter in double.named_parameters() if name in names]
-
-
-# ------------------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------------- synthetic answers
 
 
 def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
@@ -282,47 +391,61 @@ def with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
 
 
-# ------------------------------------------------------------------------------------------------- control
+# ------------------------------------------------------------------------------------------------- other forms
 
 
-def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
-    """Make STEPS decisions in episodes of different lengths: some terminated, some truncated, some unfinished."""
-    draws = generator(seed, "certificate", "steps")
-    lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)
-    inputs, count = policy.spaces.inputs, len(lengths)
-    seen, final = (_synthetic_observations(inputs, size, draws) for size in (CONTROL_STEPS, count))
-    acting = policy.numpy_policy()
-    chosen, logp = acting.decide(seen, acting.noise(draws, (CONTROL_STEPS,)))
-    kind = np.arange(count) % 3
-    return Episodes(
-        offsets=offsets_of(lengths),
-        seen=seen,
-        chosen=chosen,
-        logp=(logp + 0.2 * draws.standard_normal(CONTROL_STEPS)).astype(np.float32),
-        version=np.zeros(CONTROL_STEPS, np.int32),
-        reward=draws.standard_normal(CONTROL_STEPS, np.float32),
-        group=np.arange(count, dtype=np.int64),
-        terminated=kind == 0,
-        truncated=kind == 1,
-        final=final,
-        score=np.zeros(count),
+def without_shared_prefixes(rows: TokenRows) -> TokenRows:
+    """Convert to one row per sequence, with the same weights."""
+    alone = replace(rows.layout, share_prefixes=False)(rows.episodes, Credits(advantage=rows.advantage))
+    return replace(
+        rows, row_offsets=alone.row_offsets, prefix_lengths=alone.prefix_lengths, unit_offsets=alone.unit_offsets
     )
 
 
-def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
-    if inputs.one_hot:
-        return draws.integers(inputs.start, inputs.start + inputs.size, count)
-    return draws.standard_normal((count, inputs.size), np.float32)
-
-
-def synthetic_credits(episodes: Episodes, *, seed: int) -> Credits:
-    """Make synthetic credits with every field that a layout may read, in place of the config's own."""
-    draws = generator(seed, "certificate", "credits")
-    advantage, target = draws.standard_normal((2, episodes.decisions))
-    silent = ~np.isfinite(episodes.score) | (np.arange(len(episodes)) % 7 == 3)
-    advantage[silent[episodes.owner]] = 0.0
-    return Credits(
-        advantage=advantage.astype(np.float32),
-        target=target.astype(np.float32),
-        discount=np.where(draws.random(episodes.decisions) < 0.2, 0.0, 0.99).astype(np.float32),
+def without_advantage(laid: TokenRows, finish: RowFinisher) -> BatchVariant | None:
+    """The batch with advantage 0 in every third sequence (or group), which a loss that is proportional to the advantage
+    skips, against the same batch with nothing skipped. None if the loss skips nothing.
+    """
+    if not laid.layout.skip_zero_advantage:
+        return None
+    units = laid.unit_sequences if laid.layout.unit == "group" else np.arange(len(laid.episodes) + 1)
+    unit = np.repeat(np.arange(len(units) - 1), np.diff(units))
+    silent = (unit % SILENCED_EVERY == 1)[laid.episodes.owner]
+    quiet = replace(laid, advantage=np.where(silent, np.float32(0), laid.advantage))
+    whole = replace(quiet, layout=replace(quiet.layout, skip_zero_advantage=False))
+    return BatchVariant(
+        name="advantage 0 not left out",
+        detail="the loss is declared proportional to the advantage, so that these are skipped",
+        rows=finish(whole, ONE_PROCESS),
+        reference=finish(quiet, ONE_PROCESS),
     )
+
+
+def with_explicit_old_logp(objective: Objective) -> Objective:
+    """The objective with the policy's own log-probabilities given as data, as when they were computed before the
+    update: what is compared with must not carry a gradient."""
+
+    def run(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
+        with torch.no_grad():
+            known = policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp
+        return objective(policy, replace(batch, old_logp=known))
+
+    return run
+
+
+def with_nan_hidden_states(objective: Objective) -> Objective:
+    """The objective with NaN in every hidden state without a decision."""
+
+    def run(policy: LanguageNetwork, batch: TokenBatch) -> LossTerms:
+        def spoil(_module: nn.Module, _given: object, hidden: Tensor) -> Tensor:
+            decides = torch.zeros(len(hidden), dtype=torch.bool)
+            decides[batch.at] = True
+            return torch.where(decides[:, None], hidden, torch.nan)
+
+        hook = policy.decoder.norm.register_forward_hook(spoil)
+        try:
+            return objective(policy, batch)
+        finally:
+            hook.remove()
+
+    return run

@@ -1,0 +1,91 @@
+"""Probes of a control policy's loss: a perturbed copy of the network in float64, and synthetic or logged decisions."""
+
+import copy
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
+from hone.control.networks.actor_critic import ControlPolicy
+from hone.control.networks.mlp import ObservationInputs
+from hone.control.replay.source import ReplaySource
+from hone.core.episodes import Episodes
+from hone.core.ragged import offsets_of
+from hone.core.random import generator
+from hone.learner.gradient import GradientLearner
+from hone.run.job import TrainingJob
+from hone.run.loop import Learner
+from hone.sources.logged import LogSource
+
+CONTROL_STEPS = 24
+"""Decisions of a batch."""
+
+
+def control_probes(learner: Learner[Any], job: TrainingJob[Any], *, own_credit: bool, seed: int) -> list[GradientProbe]:
+    """Probes of the learner's phases; empty without a gradient learner."""
+    if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, ControlPolicy):
+        return []
+    double, source = perturbed_copy(learner.policy, seed=seed), job.recipe.source
+    if isinstance(source, LogSource):
+        episodes = source.log.take(source.episodes_of(np.arange(min(CONTROL_STEPS, source.units))))
+    else:
+        episodes = synthetic_control_episodes(double, seed=seed)
+        episodes = episodes.transitions() if isinstance(source, ReplaySource) else episodes
+    if own_credit:
+        credits = job.recipe.credit(episodes, replace(learner, policy=double).values(episodes))
+    else:
+        credits = synthetic_credits(episodes, seed=seed)
+    return gradient_probes(learner, double, learner.layout(episodes, credits))
+
+
+def perturbed_copy(policy: ControlPolicy, *, seed: int) -> ControlPolicy:
+    """A float64 copy with perturbed weights. The given policy is unchanged."""
+    double = copy.deepcopy(policy).double()
+    double.spaces = replace(double.spaces, inputs=Float64Inputs(**asdict(double.spaces.inputs)))
+    draws = generator(seed, "certificate", "weights")
+    with torch.no_grad():
+        for parameter in double.parameters():
+            shake = 0.05 * draws.standard_normal(tuple(parameter.shape))
+            parameter.add_(torch.from_numpy(shake).to(parameter.device))
+    return double
+
+
+class Float64Inputs(ObservationInputs):
+    """Inputs in float64."""
+
+    def tensor(self, seen: Tensor) -> Tensor:
+        return ObservationInputs.tensor(self, seen).double()
+
+
+def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
+    """Make STEPS decisions in episodes of different lengths: some terminated, some truncated, some unfinished."""
+    draws = generator(seed, "certificate", "steps")
+    lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)
+    inputs, count = policy.spaces.inputs, len(lengths)
+    seen, final = (_synthetic_observations(inputs, size, draws) for size in (CONTROL_STEPS, count))
+    acting = policy.numpy_policy()
+    chosen, logp = acting.decide(seen, acting.noise(draws, (CONTROL_STEPS,)))
+    kind = np.arange(count) % 3
+    return Episodes(
+        offsets=offsets_of(lengths),
+        seen=seen,
+        chosen=chosen,
+        logp=(logp + 0.2 * draws.standard_normal(CONTROL_STEPS)).astype(np.float32),
+        version=np.zeros(CONTROL_STEPS, np.int32),
+        reward=draws.standard_normal(CONTROL_STEPS, np.float32),
+        group=np.arange(count, dtype=np.int64),
+        terminated=kind == 0,
+        truncated=kind == 1,
+        final=final,
+        score=np.zeros(count),
+    )
+
+
+def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
+    if inputs.one_hot:
+        return draws.integers(inputs.start, inputs.start + inputs.size, count)
+    return draws.standard_normal((count, inputs.size), np.float32)
