@@ -20,12 +20,10 @@ import numpy as np
 from peers import require_peer
 from tables import HERE, Row, rewrite, tell
 
-from hone.control.replay import kernels as loops
-from hone.control.replay.kernels import SumTreeKernels, kernels
-from hone.control.replay.priority import PrioritizedSampler, PriorityParams
+from hone.control.replay import priority as loops
+from hone.control.replay.priority import PrioritizedSampler, PriorityParams, SumTree, SumTreeKernels, kernels
 from hone.control.replay.ring import RingBuffer
 from hone.control.replay.steps import StepBuffer
-from hone.control.replay.tree import SumTree
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 

@@ -14,8 +14,7 @@ import pytest
 
 from hone.cli.commands import doctor
 from hone.cli.commands import doctor_engine as engine
-from hone.cli.commands.evaluate import generation_rows
-from hone.cli.commands.streaming import AnswerStream
+from hone.cli.commands.evaluate import AnswerStream, generation_rows
 from hone.cli.main import main
 from hone.cli.terminal.screen import make_console
 from hone.core.errors import ResourceError

@@ -14,11 +14,9 @@ from hone.engine.choose import RunnerChoice
 from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, recorded_rows
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.flash import flash_inputs
-from hone.engine.half_weights import HalfWeights, casting_linear
 from hone.engine.limits import default_limits
-from hone.engine.sampler import sample_tokens
 from hone.engine.stops import TokenizerRules
-from hone.engine.torch_runner import TorchRunner
+from hone.engine.torch_runner import HalfWeights, TorchRunner, casting_linear, sample_tokens
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 from hone.models.language import decoder
 from hone.models.language.fused_ops import mixed_linear

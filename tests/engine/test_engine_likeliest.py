@@ -14,7 +14,7 @@ from test_engine_native_sampler import ask, policy_of
 from hone.core.errors import ConfigError
 from hone.core.generation import Request, SamplingParams, ScoreRequest, generate
 from hone.engine.native.library import unavailable_reason
-from hone.engine.sampler import rank_likeliest
+from hone.engine.torch_runner import rank_likeliest
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 

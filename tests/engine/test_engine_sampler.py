@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.engine.sampler import sample_tokens, truncate_logp
+from hone.engine.torch_runner import sample_tokens, truncate_logp
 from hone.engine.work import DRAW, SamplerInput
 
 P = torch.tensor([0.5, 0.125, 0.25, 0.125])

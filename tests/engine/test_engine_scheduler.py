@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from hone.core.generation import Request, SamplingParams
 from hone.core.random import uniforms
+from hone.engine.engine import SampleStreams
 from hone.engine.limits import SchedulerLimits
-from hone.engine.pages import PagePool
-from hone.engine.radix import PrefixCache
 from hone.engine.samples import (
     TRANSITIONS,
     CachedUniforms,
@@ -23,7 +22,7 @@ from hone.engine.samples import (
 )
 from hone.engine.scheduler import Scheduler
 from hone.engine.stops import StopRules, TokenizerRules
-from hone.engine.streams import SampleStreams
+from hone.engine.text_pages import PagePool, PrefixCache
 from hone.engine.work import SamplerOutput
 
 TestBookkeeping = Bookkeeping.TestCase

@@ -3,8 +3,7 @@ linear time."""
 
 import numpy as np
 
-from hone.engine.pages import PagePool
-from hone.engine.radix import PrefixCache
+from hone.engine.text_pages import PagePool, PrefixCache
 
 
 def tokens(*values: int) -> np.ndarray:

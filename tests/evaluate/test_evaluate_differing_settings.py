@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.evaluate.differing_settings import ABSENT, MAX_CHARACTERS, differing_settings, shorten
+from hone.evaluate.comparison import ABSENT, MAX_CHARACTERS, differing_settings, shorten
 
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size=80), st.lists(st.integers(), max_size=30)

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.reduction import ONE_PROCESS
-from hone.learner.cut import ATTENTION_TOKENS, cut
-from hone.learner.share import BatchShare, evaluated_pieces, sharing
+from hone.learner.share import ATTENTION_TOKENS, BatchShare, cut, evaluated_pieces, sharing
 
 sizes_of = st.lists(st.integers(1, 300), max_size=60).map(lambda rows: np.array(rows, dtype=np.int64))
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.process import confine as module
-from hone.process.confine import confine
-from hone.process.signal_filter import filter_program
+from hone.process.confine import confine, filter_program
 
 HELD = subprocess.run(
     [sys.executable, "-m", "hone.process.confine"], capture_output=True, text=True, check=True

@@ -9,7 +9,7 @@ import pytest
 import tiny_runs
 from certificate_worlds import built, checked, figures, lay_out, text_config
 
-from hone.certify import check
+from hone.certify import job as certified_job
 from hone.certify.check import GradientProbe, build_certificate
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
@@ -56,7 +56,7 @@ def test_a_loss_that_fails_is_told_of_and_trained_by(
         first, *_ = build_certificate(found, recipe=recipe, config_hash=config_hash).checks
         return GradientCertificate(recipe="", config_hash="", batch="", checks=(replace(first, relative=1.0),))
 
-    monkeypatch.setattr(check, "build_certificate", spoilt)
+    monkeypatch.setattr(certified_job, "build_certificate", spoilt)
     assert tiny_runs.hone("train", "sft.toml", "steps=1") == 0
     log = (folder / "runs" / "tiny" / "log.txt").read_text(encoding="utf-8")
     assert "WARNING the gradient depends on the split of a batch: prefixes not shared" in log

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_runs import hone, lay_out
 
-from hone.run.learning_watch import MIN_CONSTANT_STEPS, LearningWatch, StepSignals
+from hone.run.reporter import MIN_CONSTANT_STEPS, LearningWatch, StepSignals
 from hone.run.store.codec import read_state, write_state
 
 GOOD = {

@@ -9,8 +9,8 @@ from tiny_runs import hone, lay_out
 
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.run.store.survivorship import SurvivorshipCounts, read_survivorship
-from hone.text.dynamic_sampling import DynamicSampling
-from hone.text.survivorship import CollectedSource, FilteredSource, count_learnt
+from hone.text.recipe import DynamicSampling
+from hone.text.rl_job import CollectedSource, FilteredSource, count_learnt
 
 
 class Scripted:

@@ -18,12 +18,12 @@ from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run import summary as closing_module
+from hone.run import run as closing_module
+from hone.run.run import closing_lines
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics
 from hone.run.store.speed import read_matmul_rate
-from hone.run.summary import closing_lines
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.text.flops import forward_flops, layer_parameters, token_compute_cost
 from hone.text.learners import token_learner

@@ -26,8 +26,7 @@ from hone.sources.logged import LogSource
 from hone.text.preference.answer_loss import AnswerView
 from hone.text.preference.mismatched_answers import with_mismatched_answers
 from hone.text.preference.pair_algorithm import PairAlgorithm
-from hone.text.preference.reference_log import ReferenceLog
-from hone.text.preference.start_distance import StartDistance, prompts_to_answer
+from hone.text.preference.preference_job import ReferenceLog, StartDistance, prompts_to_answer
 from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
 
 TOKENIZER = character_tokenizer(["abcdefghij"])

@@ -25,8 +25,7 @@ from hone.objectives.weights import (
     sequence_mean,
     token_mean,
 )
-from hone.text.rows import TokenBatch, TokenLayout, TokenRows, padded_size
-from hone.text.shared_prefixes import MIN_SHARED_PART
+from hone.text.rows import MIN_SHARED_PART, TokenBatch, TokenLayout, TokenRows, padded_size
 from hone.text.tasks.world import supervised_episodes
 
 VOCAB = 13

@@ -27,7 +27,7 @@ from hone.cli.main import main
 from hone.core.generation import generate
 from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect_engine
-from hone.engine.clients.untied import untie
+from hone.engine.clients.handover import untie
 from hone.engine.stops import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
 from hone.run.policy_folder import policy_folder

@@ -6,13 +6,62 @@ Belongs here: names, summaries and options. The code of a command is in the modu
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from hone.cli.command_spec import CommandOption, CommandSpec
-from hone.cli.plan_options import PLAN_OPTIONS
 from hone.cli.production_options import PRODUCTION_COMMANDS
-from hone.cli.sweep_options import SWEEP_COMMAND
 from hone.core.errors import ConfigError
+
+# -------------------------------------------------------------------------------------------------------- sweep options
+
+
+SWEEP_COMMAND: Final = CommandSpec(
+    name="sweep",
+    summary="train many settings of a config; the best again on fresh seeds",
+    module="hone.cli.commands.sweep",
+    positionals=(("file", "a sweep's file, or a config with --over"),),
+    options=(
+        CommandOption(flag="--over", metavar="KEY=A,B", repeated=True, help="values to try: learner.lr=1e-4,3e-4"),
+        CommandOption(flag="--seeds", metavar="SEEDS", help="seeds of a trial: 5 (0..4), 0..9 or 1,4,7 (default: 3)"),
+        CommandOption(
+            flag="--fresh-seeds", metavar="SEEDS", help="seeds of the best trial's final runs (default: the next ones)"
+        ),
+        CommandOption(flag="--metric", metavar="NAME", help="score of a run (default: as hone compare)"),
+        CommandOption(flag="--jobs", metavar="N", help="runs at the same time (default: 1)"),
+        CommandOption(flag="--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or host:port"),
+        CommandOption(flag="--resume", help="continue the sweep: no trial is made twice"),
+        CommandOption(flag="--dry-run", help="check everything, print the plan, and stop"),
+        CommandOption(flag="--name", metavar="NAME", help="folder of the sweep under --runs"),
+        CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)"),
+        CommandOption(flag="--yes", help="accept settings that look like a mistake"),
+    ),
+    overrides=True,
+)
+
+
+# --------------------------------------------------------------------------------------------------------- plan options
+
+
+PLAN_OPTIONS: Final = (
+    CommandOption(flag="--json", help="print the plan as JSON"),
+    CommandOption(flag="--memory", help="only the memory, from the config alone: nothing is read or loaded (0.3 s)"),
+    CommandOption(
+        flag="--longest-text", metavar="N", help="with --memory: tokens of the longest text, its prompt included"
+    ),
+    CommandOption(
+        flag="--model",
+        metavar="NAME|DIR",
+        help="with --memory: another model: Qwen3-8B, or a folder",
+    ),
+    CommandOption(flag="--exact", help="also count the tensors of the real step, made without numbers (a few seconds)"),
+    CommandOption(
+        flag="--calibrate", help="first measure this machine (some seconds); later plans use the figures, and say so"
+    ),
+    CommandOption(flag="--solve", help="the cheapest changes with which the run fits, as a command to copy"),
+)
+
+
+# -------------------------------------------------------------------------------------------------------------- options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,17 +6,19 @@ and a runner's results do not depend on the batch.
 """
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
 from hone.core.errors import DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
+from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.checks import check_requests, check_score_requests
 from hone.engine.choose import RunnerChoice
@@ -28,7 +30,59 @@ from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, scori
 from hone.engine.scheduler import Scheduler
 from hone.engine.session import EngineSession
 from hone.engine.stops import StopRules, TokenizerRules
-from hone.engine.streams import SampleStreams
+
+# -------------------------------------------------------------------------------------------------------------- streams
+
+
+_WORD: Final = (1 << 64) - 1
+_ZEROS: Final = np.zeros(4, np.uint64)
+_FIRST: Final = 64
+"""Numbers of a stream that are generated early."""
+_MOST: Final = 1 << 18
+"""Largest total of numbers generated early."""
+
+
+class SampleStreams:
+    """Generators are reused: making a Philox generator takes three times as long as setting its key."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._bits = np.random.Philox(key=0)
+        self._draws = np.random.Generator(self._bits)
+        self._lock = threading.Lock()
+
+    def uniforms(self, *ids: int | str, count: int) -> NDArray[np.float64]:
+        """`core.random.uniforms(seed, "sample", *ids, count=count)`."""
+        wide = key(self._seed, "sample", *ids)
+        with self._lock:
+            self._bits.state = {
+                "bit_generator": "Philox",
+                "state": {"counter": _ZEROS, "key": np.array([wide & _WORD, wide >> 64], np.uint64)},
+                "buffer": _ZEROS,
+                "buffer_pos": 4,
+                "has_uint32": 0,
+                "uinteger": 0,
+            }
+            return self._draws.random(count)
+
+    def stream_of(self, *ids: int | str) -> Callable[[int], NDArray[np.float64]]:
+        """Return one sample's stream: a function of the count, to `[count]` numbers."""
+        return lambda count: self.uniforms(*ids, count=count)
+
+    def prefetch(
+        self, asked: Sequence[tuple[tuple[int | str, ...], range]], *, count: int
+    ) -> list[NDArray[np.float64]]:
+        """First numbers, `count` or as many as pay, of `stream_of(*ids, k)` for each (ids, samples) and k."""
+        if not asked:
+            return []
+        words = np.concatenate(
+            [keys(self._seed, "sample", *ids, count=some.stop)[some.start :] for ids, some in asked if some.stop]
+        )
+        return list(uniforms_from_keys(words, count=min(count, _FIRST, _MOST // len(words))))
+
+
+# --------------------------------------------------------------------------------------------------------------- engine
+
 
 _REMEMBERED: Final = 64
 """Number of versions whose fingerprints are kept."""

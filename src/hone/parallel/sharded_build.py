@@ -4,29 +4,286 @@ Of the policy rank 0 keeps a whole copy, which acts, is evaluated and saved; the
 critic and a frozen reference are nowhere whole.
 """
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
 
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
+from hone.learner.low_rank_parameters import LowRankParameters
 from hone.learner.parameter_store import ParameterStore
 from hone.learner.ranked_build import Question
-from hone.models.language.lora import LoraAdapter
+from hone.learner.share import BatchShare
+from hone.models.language.lora import HeldPart, LoraAdapter
+from hone.models.language.tensor_group import ProcessTensorGroup
 from hone.models.language.tensor_parallel import TensorSplit, split_decoder
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.token_scorer import LanguageNetwork, TokenScorer
+from hone.models.language.value_network import ValueNetwork
 from hone.parallel.group import RankGroup
-from hone.parallel.sharded_adapter import ShardedFactors, hold_part
-from hone.parallel.sharded_parameters import ShardedParameters
-from hone.parallel.sharding import DecoderNetwork, joined_parts, local_part, own_rows, reshard, shard
+from hone.parallel.tree_sums import ShareSum, TreeReduceScatter, tree_sum
+
+# ------------------------------------------------------------------------------------------------------------- sharding
+
+
+DecoderNetwork: TypeAlias = TokenPolicy | TokenScorer | ValueNetwork
+"""A network that is cut: a decoder with a head."""
+NETWORK_ENTRIES: Final[Mapping[type[nn.Module], Sequence[str]]] = {
+    TokenPolicy: ("token_logprobs", "top_k_tokens", "chosen_experts"),
+    TokenScorer: ("scores",),
+    ValueNetwork: ("outputs",),
+}
+"""Methods of a network, beside `forward`, that compute with its parameters."""
+LAYER_ENTRIES: Final = ("forward_native",)
+"""The same of a layer."""
+
+
+def shard(
+    network: DecoderNetwork,
+    mesh: DeviceMesh,
+    virtual: int = 0,
+    *,
+    whole: Sequence[nn.Parameter] = (),
+    keep_gathered: bool = True,
+) -> Sequence[ShareSum]:
+    """Cut the parameters of `network` over `mesh`, in place, but those of `whole`; returns the sums over virtual ranks,
+    if there are any. Embedding, last norm and head stay gathered from a forward to a backward pass with
+    `keep_gathered`; a network of which many questions need no gradient goes without."""
+    entries, modules = NETWORK_ENTRIES[type(network)], [*network.decoder.layers, network]
+    sums: list[ShareSum] = []
+    for module in modules:
+        inner = module is not network
+        cut = fully_shard(
+            module, mesh=mesh, reshard_after_forward=inner or not keep_gathered, ignored_params=set(whole)
+        )
+        for entry in LAYER_ENTRIES if inner else entries:
+            register_fsdp_forward_method(module, entry)
+        cut.set_gradient_divide_factor(1.0)
+        cut.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
+        if virtual:
+            sums.append(ShareSum(virtual // mesh.size()))
+            cut.set_custom_reduce_scatter(TreeReduceScatter())  # pyright: ignore[reportArgumentType] - its base is private
+            cut.set_all_reduce_hook(sums[-1])
+    return sums
+
+
+@contextmanager
+def backward_passes(network: nn.Module) -> Iterator[None]:
+    """Context of the backward passes of one step through a sharded network."""
+    with warnings.catch_warnings():
+        # A layer's output may be a view. hone's layers never write into their inputs.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        yield
+    reshard(network)
+
+
+def reshard(network: nn.Module) -> None:
+    """Free the gathered parameters outside of the layers, which may stay gathered after a pass without a gradient."""
+    assert isinstance(network, FSDPModule)
+    network.reshard()
+
+
+def joined_parts(split: TensorSplit | None, name: str, part: Tensor) -> Tensor:
+    """The whole parameter `name` from the parts of a tensor group, if there is one. All its ranks call it."""
+    return part if split is None else split.join(name, part)
+
+
+def own_rows(split: TensorSplit | None, name: str, whole: Tensor, group: RankGroup) -> Tensor:
+    """Rows that this rank holds of the whole parameter `name`, or of its part in a tensor group."""
+    part = whole if split is None else split.cut(name, whole)
+    return rank_rows(part, group.data.get_local_rank(), group.data.size())
+
+
+def rank_rows(whole: Tensor, rank: int, ranks: int) -> Tensor:
+    """Rows `[n, ...]` of the first dimension that FSDP2 gives to a rank."""
+    each = -(-len(whole) // ranks)
+    return whole[min(rank * each, len(whole)) : min((rank + 1) * each, len(whole))]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part, in the memory of `tensor`, which is data; a tensor that is whole here is its own part."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+# --------------------------------------------------------------------------------------------------- sharded parameters
+
+
+KERNEL_ELEMENTS: Final = 16
+"""Multiple of elements that Adam's kernel steps without a tail, whose bits differ from those of the rest."""
+
+
+class ShardedParameters:
+    """Parameter store of one rank: rows of each parameter's first dimension, as FSDP2 cuts them, after a cut of the
+    layers among the ranks of a tensor group, if there is one."""
+
+    def __init__(
+        self, policy: nn.Module, group: RankGroup, *, shares: Sequence[ShareSum] = (), split: TensorSplit | None = None
+    ) -> None:
+        """`shares`: sums over the virtual ranks of this rank, one for each sharded module; empty without them."""
+        self.policy, self.group, self.shares, self.split = policy, group, shares, split
+        self.names = [name for name, _ in policy.named_parameters()]
+        self.parameters = list(policy.parameters())
+        self.step_multiple = KERNEL_ELEMENTS if shares else 1
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        parts = {name: parameter.shape for name, parameter in zip(self.names, self.parameters, strict=True)}
+        return parts if self.split is None else {name: self.split.shape(name, part) for name, part in parts.items()}
+
+    @property
+    def owned(self) -> Sequence[Tensor]:
+        return [local_part(parameter.detach()) for parameter in self.parameters]
+
+    @property
+    def gradients(self) -> Sequence[Tensor]:
+        pairs = [(local_part(one.detach()), one.grad) for one in self.parameters]
+        return [torch.zeros_like(own) if gradient is None else local_part(gradient) for own, gradient in pairs]
+
+    @contextmanager
+    def collect_gradients(self) -> Iterator[None]:
+        for parameter in self.parameters:
+            parameter.grad = None
+        for sums in self.shares:
+            sums.clear()
+        with backward_passes(self.policy):
+            yield
+
+    def reduce(self, share: BatchShare) -> None:
+        """Do nothing: the gradients of a backward pass were summed in it."""
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm `[]` of the whole gradient. With virtual ranks it has the same bits on any number of ranks: squares
+        are added within rows of the first dimension, and then over all rows, as binary trees."""
+        everybody, gradients = self.group.everybody(), self.gradients
+        kind, device = gradients[0].dtype, gradients[0].device
+        if not self.shares:
+            norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in self._counted_once(gradients)]
+            own = torch.stack(norms).square().sum()
+            squares = [float(part[0]) for part in everybody.gather(own.cpu().numpy()[None])]
+            return torch.tensor(sum(squares[1:], start=squares[0]), dtype=torch.float64, device=device).sqrt().to(kind)
+        rows = [tree_sum(one.double().square().flatten(1).T) if one.dim() > 1 else one.double().square()
+                for one in gradients]  # fmt: skip
+        parts = [np.split(part, edges) for part, edges in zip(
+            everybody.gather(torch.cat(rows).cpu().numpy()), self._row_edges(), strict=True
+        )]  # fmt: skip
+        whole = np.concatenate([piece for pieces in zip(*parts, strict=True) for piece in pieces])
+        return tree_sum(torch.from_numpy(whole)).sqrt().to(dtype=kind, device=device)
+
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        sizes = [own.numel() for own in self.owned]
+        products = [
+            torch.dot(a.double(), b.double()) for a, b in zip(one.split(sizes), other.split(sizes), strict=True)
+        ]
+        own = torch.stack([*self._counted_once(products)]).sum()
+        parts = [float(part[0]) for part in self.group.everybody().gather(own.cpu().numpy()[None])]
+        return torch.tensor(sum(parts), dtype=torch.float64, device=one.device).to(one.dtype)
+
+    def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Whole values on rank 0; empty ones on the others, which need not hold what only rank 0 saves."""
+        found: dict[str, Tensor] = {}
+        for name, parameter, value in zip(self.names, self.parameters, values, strict=True):
+            assert isinstance(parameter, DTensor)
+            placed = DTensor.from_local(
+                value,
+                parameter.device_mesh,
+                [Shard(0)],
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            whole = joined_parts(self.split, name, placed.full_tensor())
+            found[name] = whole if self.group.is_driver else whole.new_empty(0)
+        return found
+
+    def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
+        return [own_rows(self.split, name, named[name], self.group) for name in self.names]
+
+    def _counted_once(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients without those that another rank of the tensor group has, too."""
+        split = self.split
+        if split is None or split.group.rank == 0:
+            return gradients
+        return [one for name, one in zip(self.names, gradients, strict=True) if split.is_cut(name)]
+
+    def _row_edges(self) -> list[list[int]]:
+        """For each rank, where the rows of the next parameter begin among those of all of them."""
+        ranks = dist.get_world_size()
+        counts = [
+            [len(rank_rows(torch.empty(shape[0], device="meta"), rank, ranks)) for shape in self.shapes.values()]
+            for rank in range(ranks)
+        ]
+        return [np.cumsum(row)[:-1].tolist() for row in counts]
+
+
+# ------------------------------------------------------------------------------------------------------ sharded adapter
+
+
+class ShardedFactors(LowRankParameters):
+    """Parameter store of one rank: A, B and the whole parameters, with the gradients of all ranks."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        adapter: LoraAdapter,
+        whole: Mapping[str, nn.Parameter],
+        tensor: ProcessTensorGroup | None,
+    ) -> None:
+        """`tensor`: ranks that hold each layer together."""
+        super().__init__(adapter, whole)
+        self.network, self.tensor = network, tensor
+        self.count = sum(factor.numel() for _, factor in adapter.factors())
+        """Numbers of A and B, which stand before the whole parameters."""
+
+    @contextmanager
+    def collect_gradients(self) -> Iterator[None]:
+        with backward_passes(self.network), super().collect_gradients():
+            yield
+
+    def gradient_of(self, weight: Tensor) -> Tensor:
+        return local_part(super().gradient_of(weight))
+
+    def reduce(self, share: BatchShare) -> None:
+        super().reduce(share)
+        if self.tensor is not None:  # whose ranks have other parts of the layers, and the same whole parameters
+            factors = self.gradients[0][: self.count]
+            factors.copy_(self.tensor.sum(factors))
+
+
+def hold_part(adapter: LoraAdapter, split: TensorSplit | None, group: RankGroup) -> None:
+    """Let the adapter of a decoder that was cut hold this rank's part of its weights."""
+    parameters, parts = dict(adapter.decoder.named_parameters()), dict[str, HeldPart]()
+    for name, base in adapter.base.items():
+        rows, columns = (torch.arange(size) for size in base.shape)
+        if split is not None:
+            rows, columns = split.places(name, base.shape)
+        parameter = parameters[name]
+        parts[name] = HeldPart(
+            parameter=parameter,
+            merged=local_part(parameter.detach()),
+            rows=rank_rows(rows, group.data.get_local_rank(), group.data.size()),
+            columns=columns,
+        )
+    adapter.hold(parts)
+    adapter.merge()
+
+
+# -------------------------------------------------------------------------------------------------------- sharded build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is w
 """
 
 import contextlib
+import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,14 +32,17 @@ from hone.core.errors import (
 from hone.core.out_of_memory import memory_errors
 from hone.core.state import State, integer, substate
 from hone.native.memory import keep_freed_memory
+from hone.planner.run_memory import run_memory
+from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
 from hone.run.config import RunConfig
 from hone.run.display import HangupSafeDisplay, ProgressDisplay
 from hone.run.job import TrainingJob
 from hone.run.loop import train
 from hone.run.memory_plan import MemoryPlan, planned_words
-from hone.run.memory_watch import MemoryWatch
 from hone.run.report.run_page import write_report
+from hone.run.report.timeline import step_timeline
+from hone.run.report.wait_graph import bottleneck_line
 from hone.run.reporter import RunReporter
 from hone.run.resume import (
     NO_CONSENT,
@@ -52,13 +56,112 @@ from hone.run.resume import (
 from hone.run.signals import StopRequest, stop_on_signals
 from hone.run.step_timing import Stopwatch, timed
 from hone.run.store.certificate import CERTIFICATE, GradientCertificate, read_certificate, write_certificate
-from hone.run.store.checkpoints import CheckpointFolder
+from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.codec import write_state
+from hone.run.store.evaluations import read_evaluations
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.manifest import RunMetadata, config_hash
-from hone.run.store.memory_use import memory_line, write_memory_use
-from hone.run.store.metrics import MetricsWriter, open_metrics
-from hone.run.summary import closing_lines, evaluation_lines
+from hone.run.store.memory_use import MemoryUse, memory_line, write_memory_use
+from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
+from hone.run.store.speed import MatmulRate, speed_line, update_flops_per_s, write_matmul_rate
+
+# -------------------------------------------------------------------------------------------------------------- summary
+
+
+def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRate] | None, clock: Clock) -> list[str]:
+    """Lines for a person. Where work was counted, the machine's matmul rate is measured (0.1 s) and kept with the run.
+
+    A finished run does not fail for want of them: what went wrong is logged.
+    """
+    try:
+        metrics = read_metrics(folder.metrics_path)
+        found = step_timeline(metrics)
+        lines = [] if found is None else [bottleneck_line(found)]
+        if (line := mismatch_line(metrics)) is not None:
+            lines.append(line)
+        if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
+            rate = measure_matmuls(clock)
+            write_matmul_rate(folder.path, rate)
+            lines.append(f"{speed_line(metrics, rate)}.")
+    except HoneError as fault:
+        folder.log(f"no figures of speed: {fault}", level="WARNING")
+        return []
+    return lines
+
+
+def evaluation_lines(folder: RunFolder) -> list[str]:
+    """Warnings of a run's last evaluation; and a line that names the best and its checkpoint beside the last one, if
+    there are two.
+
+    Of equal scores the latest is the best, as `run.keep_best` keeps it. A damaged file is logged.
+    """
+    try:
+        evaluations, _ = read_evaluations(folder.path)
+    except HoneError as fault:
+        folder.log(f"no best evaluation: {fault}", level="WARNING")
+        return []
+    warnings = [f"warning: {line}" for line in (evaluations[-1].warnings if evaluations else ())]
+    steps = {one.stage.removeprefix("step "): one.mean for one in evaluations if one.stage.startswith("step ")}
+    scores = {int(step): mean for step, mean in steps.items() if step.isdecimal() and math.isfinite(mean)}
+    if len(scores) < 2:
+        return warnings
+    last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
+    found = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
+    if best == last:
+        return [*warnings, f"{found}, the last."]
+    place = folder.checkpoints_folder / step_name(best)
+    kept = f"kept in {place}" if place.is_dir() else "not kept (run.keep_best = 1 keeps it)"
+    return [*warnings, f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
+
+
+def mismatch_line(metrics: MetricColumns) -> str | None:
+    """A line on how far the answers' policy was from the trainer's, of a run that corrects for it; None otherwise."""
+    divergence, above = metrics.values.get("mismatch/k3_nats"), metrics.values.get("mismatch/ratio_above_cap")
+    if divergence is None or above is None or not np.isfinite(divergence).any():
+        return None
+    mean, worst = np.nanmean(divergence), np.nanmax(divergence)
+    return (
+        f"answers' policy against the trainer's: KL {mean:.2g} nats a token, {worst:.2g} in the worst step; "
+        f"{np.nanmean(above):.2%} of the tokens beyond the correction's cap."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- memory watch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWatch:
+    """Memory before a run, on its device."""
+
+    device: str
+    before_bytes: int
+
+    @classmethod
+    def begin(cls, device: str) -> "MemoryWatch":
+        """Begin to watch: what is held now is not the run's."""
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(device)
+            return cls(device=device, before_bytes=torch.cuda.memory_allocated(device))
+        reset_peak_resident()
+        return cls(device=device, before_bytes=resident_bytes())
+
+    def used(self, plan: MemoryPlan | None) -> MemoryUse:
+        """Memory of the run so far, beside its plan."""
+        on_gpu = self.device.startswith("cuda")
+        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_resident_bytes()
+        planned = None if plan is None or plan.run is None else run_memory(plan.run)
+        return MemoryUse(
+            device=self.device,
+            before_bytes=self.before_bytes,
+            peak_bytes=max(peak, self.before_bytes),
+            planned_bytes=0 if planned is None else planned.peak_bytes,
+            components={} if planned is None else dict(planned.components),
+            phases={} if planned is None else dict(planned.phases),
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------ run
+
 
 MAX_RESTARTS = 3
 """Starts of all ranks after the loss of one; a further loss ends the run."""

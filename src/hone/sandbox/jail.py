@@ -5,14 +5,128 @@ import os
 import resource
 import signal
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hone.process import landlock
 from hone.process.linux import CAP_DAC_READ_SEARCH, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, set_capabilities
-from hone.process.seccomp import install_filter
-from hone.sandbox.system_calls import allowed_calls
+from hone.process.seccomp import (
+    ALLOW,
+    JUMP_BITS,
+    JUMP_EQUAL,
+    KILL,
+    REFUSE,
+    UNKNOWN,
+    CallNumbers,
+    FilterLine,
+    assemble,
+    install_filter,
+    load_argument,
+)
+
+# --------------------------------------------------------------------------------------------------------- system calls
+
+
+_CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020080
+_OWNER_OF_SIGNALS = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: a descriptor that is ready would signal any process."""
+_TERMINAL_QUESTIONS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+_NAME_OF_THREAD = (15, 16)
+_AF_UNIX = 1
+
+
+@functools.cache
+def allowed_calls(*, programs: bool, signals_to: int | None) -> bytes:
+    """Filter of a process: `programs` may be started, signals be sent to this process, with None to all.
+
+    Raises OSError for a processor whose calls are not known.
+    """
+    signals = [ALLOW] if signals_to is None else _where(0, (signals_to,))
+    conditions: dict[str, tuple[CallNumbers, Sequence[FilterLine]]] = {
+        "ioctl": ((16, 29), _where(1, _TERMINAL_QUESTIONS)),
+        "fcntl": ((72, 25), _unless(1, _OWNER_OF_SIGNALS)),
+        "prctl": ((157, 167), _where(0, _NAME_OF_THREAD)),
+        "prlimit64": ((302, 261), _where(0, (0,))),
+        "socketpair": ((53, 199), _where(0, (_AF_UNIX,))),
+        "kill": ((62, 129), signals),
+        "tgkill": ((234, 131), signals),
+        "clone": ((56, 220), _clone(programs=programs)),
+        "clone3": ((435, 435), [UNKNOWN]),  # its flags are behind a pointer
+    }
+    allowed = {**_CALLS, **(_PROGRAM_CALLS if programs else {})}
+    calls = {**{name: (numbers, [ALLOW]) for name, numbers in allowed.items()}, **conditions}
+    return assemble(os.uname().machine, calls, otherwise=REFUSE, foreign=KILL)
+
+
+def _where(argument: int, values: Sequence[int]) -> list[FilterLine]:
+    """Allow a call whose argument is one of `values`."""
+    tests = [(JUMP_EQUAL, 0, 1, value) for value in values]
+    return [load_argument(argument), *(line for test in tests for line in (test, ALLOW)), REFUSE]
+
+
+def _unless(argument: int, values: Sequence[int]) -> list[FilterLine]:
+    """Refuse a call whose argument is one of `values`."""
+    tests = [(JUMP_EQUAL, 0, 1, value) for value in values]
+    return [load_argument(argument), *(line for test in tests for line in (test, REFUSE)), ALLOW]
+
+
+def _clone(*, programs: bool) -> list[FilterLine]:
+    """Allow threads, and processes with `programs`; never namespaces."""
+    last = [] if programs else [(JUMP_BITS, 1, 0, _CLONE_THREAD), REFUSE]
+    return [load_argument(0), (JUMP_BITS, 0, 1, _CLONE_NEW), REFUSE, *last, ALLOW]
+
+
+# fmt: off
+_CALLS: Mapping[str, CallNumbers] = {
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "open": (2, None), "openat": (257, 56),
+    "close": (3, 57), "close_range": (436, 436), "stat": (4, None), "fstat": (5, 80), "lstat": (6, None),
+    "newfstatat": (262, 79), "statx": (332, 291), "lseek": (8, 62), "access": (21, None),
+    "faccessat": (269, 48), "faccessat2": (439, 439), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24),
+    "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "truncate": (76, 45),
+    "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49),
+    "fchdir": (81, 50), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276),
+    "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "symlink": (88, None),
+    "symlinkat": (266, 36), "readlink": (89, None), "readlinkat": (267, 78), "unlink": (87, None),
+    "unlinkat": (263, 35), "umask": (95, 166), "copy_file_range": (326, 285), "sendfile": (40, 71),
+    "fallocate": (285, 47), "fadvise64": (221, 223), "statfs": (137, 43), "fstatfs": (138, 44),
+    "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72),
+    "epoll_create": (213, None), "epoll_create1": (291, 20), "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd2": (290, 19), "pipe": (22, None),
+    "pipe2": (293, 59),
+    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
+    "brk": (12, 214), "membarrier": (324, 283),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132), "pause": (34, None),
+    "sched_yield": (24, 124), "nanosleep": (35, 101), "clock_nanosleep": (230, 115),
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, None),
+    "times": (100, 153), "getitimer": (36, 102), "setitimer": (38, 103), "alarm": (37, None),
+    "getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174),
+    "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getgroups": (115, 158), "getpgrp": (111, None), "getpgid": (121, 155),
+    "getsid": (124, 156), "uname": (63, 160), "sysinfo": (99, 179), "getrlimit": (97, 163),
+    "getrusage": (98, 165), "getrandom": (318, 278), "sched_getaffinity": (204, 123),
+    "sched_getparam": (143, 121), "sched_getscheduler": (145, 120), "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126), "getcpu": (309, 168),
+    "set_tid_address": (218, 96), "set_robust_list": (273, 99), "futex": (202, 98), "rseq": (334, 293),
+    "arch_prctl": (158, None), "exit": (60, 93), "exit_group": (231, 94), "wait4": (61, 260),
+    "waitid": (247, 95), "restart_syscall": (219, 128),
+    "sendto": (44, 206), "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212),
+    "shutdown": (48, 210), "getsockopt": (55, 209), "getsockname": (51, 204), "getpeername": (52, 205),
+}
+_PROGRAM_CALLS: Mapping[str, CallNumbers] = {
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "setsid": (112, 157), "setpgid": (109, 154),
+    "pidfd_open": (434, 434),
+}
+# fmt: on
+"""Calls by name: numbers on x86-64 and on ARM, from the kernel's headers."""
+
+
+# ----------------------------------------------------------------------------------------------------------------- jail
+
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
 _SYSTEM_PATHS = (

@@ -6,7 +6,7 @@ Belongs here: keys, what they must hold together, and their derived figures. The
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import model_validator
 
@@ -31,10 +31,73 @@ from hone.text.memory import generation_copies
 from hone.text.open_text import LanguageRunConfig
 from hone.text.planned_memory import BatchDimensions, TextLengths
 from hone.text.presets import PresetName, preset_values
-from hone.text.quantised import ratio_defaults, require_correction, require_ratio
-from hone.text.ratio import Denominator, RatioLearnerConfig, resolve_denominator, resolve_step_correction
+from hone.text.ratio import Denominator, RatioConfig, RatioLearnerConfig, resolve_denominator, resolve_step_correction
 from hone.text.reference_policies import TextPolicies
 from hone.text.rollout_config import RolloutConfig
+
+# ------------------------------------------------------------------------------------------------------------ quantised
+
+
+WEIGHT_CAP: Final = 2.0
+"""Largest weight of a token."""
+MAX_MISMATCH_NATS: Final = 0.05
+"""Mean |trainer - engine| of a step that stops a run: seventy times that of 8-bit codes on a trained model."""
+
+
+def ratio_defaults(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Values of `learner.ratio` for a config whose rollouts are quantised, in tables; empty for any other.
+
+    Truncated importance weights of tokens, a ratio against the trainer's own log-probabilities, and an alarm. A ratio
+    against the recorded log-probabilities is itself the correction.
+    """
+    if not _is_quantised(given.get("rollout")):
+        return {}
+    learner = given.get("learner")
+    ratio = cast("Mapping[str, Any]", learner).get("ratio", {}) if isinstance(learner, Mapping) else {}
+    defaults: dict[str, object] = {"max_mismatch_nats": MAX_MISMATCH_NATS}
+    asked = cast("Mapping[str, Any]", ratio) if isinstance(ratio, Mapping) else {}
+    if asked.get("denominator") != "recorded":
+        defaults["denominator"] = "recomputed"
+        if "correction" not in asked:
+            defaults |= {"correction": "truncated_is", "weight_cap": WEIGHT_CAP}
+    return {"learner": {"ratio": defaults}}
+
+
+def _is_quantised(rollout: object) -> bool:
+    if isinstance(rollout, RolloutConfig):
+        return rollout.quantised is not None
+    table = cast("Mapping[str, object]", rollout) if isinstance(rollout, Mapping) else {}
+    return table.get("runner") == "native_int8" or table.get("kv_cache") == "int8"
+
+
+def require_ratio(rollout: RolloutConfig, *, has_ratio: bool) -> None:
+    """Raise ValueError for a loss without a ratio on quantised answers."""
+    if rollout.quantised is not None and not has_ratio:
+        raise ValueError(
+            f"{rollout.quantised}: the answers are not drawn from the trainer's probabilities, and this loss has no "
+            'ratio that corrects for it; take a recipe with a ratio such as grpo, or rollout.runner = "native"'
+        )
+
+
+def require_correction(rollout: RolloutConfig, ratio: RatioConfig, *, denominator: str) -> None:
+    """Raise ValueError where quantised answers would be taken for the trainer's own."""
+    if rollout.quantised is None or denominator == "recorded":
+        return
+    if denominator == "self":
+        raise ValueError(
+            f'{rollout.quantised}: learner.ratio.denominator = "self" takes the answers for the trainer\'s own draws; '
+            'leave it out (then it is "recomputed"), or set "recomputed" or "recorded"'
+        )
+    if ratio.correction == "none":
+        raise ValueError(
+            f'{rollout.quantised}: learner.ratio.correction = "none" leaves the difference between engine and trainer '
+            'uncorrected; leave it out (then it is "truncated_is" with weight_cap = 2), or set learner.ratio.'
+            'denominator = "recorded"'
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ rl config
+
 
 TextCredit = Callable[[Episodes, Values], Credits]
 

@@ -5,11 +5,14 @@ whose `method` wires credit, loss and learner, and ends in `text_recipe_spec`; s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
+
+import numpy as np
 
 from hone.core.credit import Credits, Values
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, concatenate
 from hone.credit.turns import dialogues_as_one
 from hone.engine.clients.config import ServerEngine
 from hone.engine.engine import EmbeddedEngine
@@ -19,7 +22,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe, Source
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
-from hone.run.store.survivorship import SurvivorshipCounts
+from hone.run.store.survivorship import Fate, SurvivorshipCounts
 from hone.run.wrapper import SourceWrapper, WithState
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
@@ -50,8 +53,65 @@ from hone.text.rl_config import TextGradientRunConfig, TextMethod, TextRunConfig
 from hone.text.rollout_config import RolloutConfig
 from hone.text.rows import TokenBatch
 from hone.text.samples import answer_metrics, reward_metrics
-from hone.text.survivorship import CollectedSource, FilteredSource, count_answers, count_learnt
 from hone.text.tasks.world import Prompt
+
+# --------------------------------------------------------------------------------------------------------- survivorship
+
+
+P = TypeVar("P")
+
+
+@dataclass
+class CollectedSource(SourceWrapper[P]):
+    """Source that remembers what it collected since it was last asked."""
+
+    collected: list[Episodes] = field(default_factory=list[Episodes])
+
+    def collect(self) -> Episodes:
+        self.collected.append(self.source.collect())
+        return self.collected[-1]
+
+    def pop_collected(self) -> Episodes:
+        """Everything collected since the last call."""
+        found, self.collected = concatenate(self.collected), []
+        return found
+
+
+@dataclass
+class FilteredSource(SourceWrapper[P]):
+    """Source that selects groups of another one; counts the answers of those that it leaves out."""
+
+    everything: CollectedSource[P]
+    """The source that it selects from."""
+    counts: SurvivorshipCounts
+
+    def collect(self) -> Episodes:
+        kept, everything = self.source.collect(), self.everything.pop_collected()
+        dropped = ~np.isin(everything.group, kept.group)
+        if dropped.any():
+            count_answers(self.counts, "filtered", everything.take(np.flatnonzero(dropped)))
+        return kept
+
+
+def count_answers(counts: SurvivorshipCounts, fate: Fate, episodes: Episodes) -> None:
+    """Count answers of one fate; a dialogue of several rows is one answer."""
+    whole = episodes.join_rows()
+    counts.add(fate, whole.lengths, whole.score)
+
+
+def count_learnt(counts: SurvivorshipCounts, episodes: Episodes) -> None:
+    """Count the answers of a batch that reached the learner, by their ends and rewards."""
+    whole = episodes.join_rows()
+    truncated = whole.truncated & whole.scored
+    fates: dict[Fate, np.ndarray] = {
+        "unscored": ~whole.scored, "truncated": truncated, "kept": whole.scored & ~truncated
+    }  # fmt: skip
+    for fate, chosen in fates.items():
+        if chosen.any():
+            counts.add(fate, whole.lengths[chosen], whole.score[chosen])
+
+
+# --------------------------------------------------------------------------------------------------------------- rl job
 
 
 def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:

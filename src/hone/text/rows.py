@@ -19,16 +19,106 @@ from torch import Tensor
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
+from hone.core.routing import is_recorded, routing_coverage
 from hone.learner.micro_batches import UNBOUNDED
 from hone.learner.share import evaluated_pieces
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme
-from hone.text.routing import replayed_routes, require_whole_routing
-from hone.text.shared_prefixes import shared_rows
 from hone.text.token_batch import ExpertLoad, PrecomputedColumns, TokenBatch
+
+# ------------------------------------------------------------------------------------------------------ shared prefixes
+
+
+MIN_SHARED_PART = 3
+"""A sequence shares a row's trunk with answers to other questions when that is at least one part in so many of it."""
+
+
+def shared_rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`; `begins` `[E]` begin a row.
+
+    A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t), where
+    both answer one question or a third of it is shared. So answers to one question stay together, however short it is,
+    and examples that share only a system prompt share just that; those that share less stay apart, so that minibatches
+    still mix them.
+    """
+    seen = episodes.transcript
+    asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
+    prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
+    like_before = np.where(begins, 0, _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked)).tolist()
+    same_question = (np.diff(episodes.group, prepend=episodes.group[:1] - 1) == 0).tolist()
+    starts: list[int] = []
+    trunks: list[int] = []
+    together, read = 0, 0
+    sequences = zip(prompts, lengths, like_before, same_question, strict=True)
+    for number, (prompt, length, alike, same) in enumerate(sequences):
+        if together:
+            alike = min(trunks[-1], alike)  # the one before begins with the trunk, as the row's first does
+            grown = read + length - (together + 1) * alike
+            saves = together * alike > (together - 1) * trunks[-1] and (same or MIN_SHARED_PART * alike >= length)
+            if saves and alike + grown <= row_tokens:
+                trunks[-1], together, read = alike, together + 1, read + length
+                continue
+        starts.append(number)
+        trunks.append(prompt)
+        together, read = 1, length
+    return np.array(starts, dtype=np.int64), np.array(trunks, dtype=np.int64)
+
+
+def _common_prefix_lengths(tokens: NDArray[np.integer], begins: Ints, most: Ints) -> Ints:
+    """`[E]` tokens in which each sequence and the one before it begin alike, of the first `most` `[E]` of both."""
+    alike = np.minimum(most, np.roll(most, 1))
+    alike[:1] = 0
+    places = ranges(np.zeros_like(alike), alike)
+    here, before = (np.repeat(first, alike) + places for first in (begins, np.roll(begins, 1)))
+    differ = np.flatnonzero(tokens[here] != tokens[before])
+    owner, first = np.unique(np.repeat(np.arange(len(alike)), alike)[differ], return_index=True)
+    alike[owner] = places[differ[first]]
+    return alike
+
+
+# -------------------------------------------------------------------------------------------------------------- routing
+
+
+def require_whole_routing(episodes: Episodes) -> None:
+    """Raise DivergedError where routes were recorded, but not of every token that a decision depends on."""
+    seen = episodes.transcript
+    if seen.routing is None or not len(seen.at):
+        return
+    coverage = routing_coverage(seen.routing, seen.offsets, _last_decisions(episodes))
+    if coverage < 1:
+        raise DivergedError(
+            f"the engine recorded the experts of {coverage:.6g} of the (token, layer) places that the answers depend "
+            "on, and routing replay needs all: for the others the trainer would choose, and its log-probabilities "
+            "would be those of neither policy. Nothing was updated. Set model.experts.replay = false to train without "
+            "replay"
+        )
+
+
+def replayed_routes(episodes: Episodes, read: Ints, size: int) -> NDArray[np.int64] | None:
+    """`[size, L, k]` experts of the transcript's tokens `read`, -1 where none was recorded and behind them; None where
+    nothing was recorded."""
+    routing = episodes.transcript.routing
+    if routing is None:
+        return None
+    told = np.full((size, *routing.shape[1:]), -1, np.int64)
+    known = is_recorded(routing[read])[:, :, None]
+    told[: len(read)] = np.where(known, routing[read].astype(np.int64), -1)
+    return told
+
+
+def _last_decisions(episodes: Episodes) -> Ints:
+    """`[E]` flat position of each episode's last decision; of its first token where it has none."""
+    seen, last = episodes.transcript, episodes.offsets[1:] - 1
+    positions = seen.at[np.maximum(last, 0)]
+    return np.where(episodes.lengths > 0, positions, seen.offsets[:-1])
+
+
+# ----------------------------------------------------------------------------------------------------------------- rows
+
 
 _PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""

@@ -13,8 +13,8 @@ from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Evi
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
 from hone.decide.bandits.posteriors import BetaBernoulliPosterior
 from hone.decide.bandits.saving import save_policy
+from hone.decide.gateway.shipped_versions import read_router
 from hone.decide.gateway.shipping import open_rollouts
-from hone.decide.gateway.watch import read_router
 from hone.decide.registry.moves import StageMove
 
 FILE = """

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.control.networks.layer_norm_mlp import LayerNormMlp, layer_normed, layer_normed_array
 from hone.control.networks.mlp import Mlp, MlpConfig
+from hone.control.networks.q_networks import LayerNormMlp, layer_normed, layer_normed_array
 
 CONFIG = MlpConfig(hidden=[8, 6], activation="relu")
 

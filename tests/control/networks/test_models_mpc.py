@@ -11,10 +11,17 @@ import torch
 
 from hone.control.environments.registration import register_builtin_envs
 from hone.control.networks.checkpoint import load_policy, save_policy
-from hone.control.networks.ensemble_dynamics import DynamicsEnsemble, soft_clamp
 from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
-from hone.control.networks.mpc import CemPlanning, ImaginedRollouts, ModelPlanner, MppiPlanning, refit_plan_distribution
-from hone.control.networks.reward_functions import REWARD_FUNCTIONS
+from hone.control.networks.mpc import (
+    REWARD_FUNCTIONS,
+    CemPlanning,
+    DynamicsEnsemble,
+    ImaginedRollouts,
+    ModelPlanner,
+    MppiPlanning,
+    refit_plan_distribution,
+    soft_clamp,
+)
 from hone.control.suite import cartpole_swing_up as swing_up
 from hone.core.errors import ConfigError
 from hone.objectives.dynamics import gaussian_nll

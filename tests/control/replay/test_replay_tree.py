@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.control.replay import kernels as loops
-from hone.control.replay.kernels import SumTreeKernels, kernels
-from hone.control.replay.tree import SumTree
+from hone.control.replay import priority as loops
+from hone.control.replay.priority import SumTree, SumTreeKernels, kernels
 from hone.core.errors import DataError
 from hone.core.random import generator
 

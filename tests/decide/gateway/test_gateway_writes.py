@@ -7,8 +7,7 @@ import uvicorn
 from gateway_parts import make_box
 
 from hone.decide.gateway.http_app import GatewayRoutes, RequestBatcher
-from hone.decide.gateway.joined_writes import JoinedWrites
-from hone.decide.gateway.run_service import DrainingGateway
+from hone.decide.gateway.run_service import DrainingGateway, JoinedWrites
 from hone.run.http.listening import listening, signals_end_quietly
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n"

@@ -29,13 +29,20 @@ from hone.decide.joins.reading import log_columns
 from hone.decide.joins.view import DecisionView
 from hone.decide.log.opening import open_decision_log
 from hone.decide.monitor import retraining
-from hone.decide.monitor.candidate import candidate_evidence, refusal_words
 from hone.decide.monitor.config import MonitorConfig, RetrainConfig
 from hone.decide.monitor.jobs import JobQueue
 from hone.decide.monitor.monitor import ServiceMonitor
 from hone.decide.monitor.response import DriftAction, DriftResponder
-from hone.decide.monitor.retraining import RetrainParts, split_view, submit_retraining, work_once
-from hone.decide.monitor.training_process import TrainingEnd, run_training
+from hone.decide.monitor.retraining import (
+    RetrainParts,
+    TrainingEnd,
+    candidate_evidence,
+    refusal_words,
+    run_training,
+    split_view,
+    submit_retraining,
+    work_once,
+)
 from hone.decide.registry.moves import StageMove
 from hone.decide.registry.registry import VersionRegistry, open_registry
 from hone.decide.registry.versions import VersionOrigin

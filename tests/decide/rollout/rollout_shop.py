@@ -8,7 +8,7 @@ import numpy as np
 from manual_clock import ManualClock
 
 from hone.core.decisions import ActionSet, Choice, Decision, DecisionRecord, Outcome
-from hone.decide.gateway.watch import read_router
+from hone.decide.gateway.shipped_versions import read_router
 from hone.decide.joins.config import JoinConfig
 from hone.decide.log.protocol import LoggedRecord
 from hone.decide.registry.moves import StageMove

@@ -10,7 +10,7 @@ from rollout_shop import ListLog, Shop, add_versions, alike, decision, outcome, 
 
 from hone.core.decisions import Evidence
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.decide.gateway.watch import RouterWatch, read_router
+from hone.decide.gateway.shipped_versions import RouterWatch, read_router
 from hone.decide.registry.moves import StageMove
 from hone.decide.registry.registry import JournalEntry, VersionRegistry
 from hone.decide.rollout.controller import ROLLED_BACK

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sanitizers import check_with_sanitizers
 from torch import Tensor
 
-from hone.control.networks.layer_norm_mlp import LayerNormMlp
 from hone.control.networks.mlp import Mlp, MlpConfig
+from hone.control.networks.q_networks import LayerNormMlp
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import generator
 from hone.learner.flat_parameters import FlatParameters

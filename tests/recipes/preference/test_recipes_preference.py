@@ -17,8 +17,7 @@ from hone.recipes.registry import OTHER_NAMES, load_recipe, recipe_names
 from hone.run.job import RecipeParts, TrainingJob
 from hone.run.loop import train
 from hone.text.preference import preference_job
-from hone.text.preference.preference_job import PreferenceRunConfig
-from hone.text.preference.start_distance import KL_TO_START
+from hone.text.preference.preference_job import KL_TO_START, PreferenceRunConfig
 
 RECIPES = [name for name in recipe_names() if issubclass(load_recipe(name).config, PreferenceRunConfig)]
 LOSSES = ("dpo", "conservative", "robust", "ipo", "hinge", "exo", "discopop", "nca", "sppo", "apo_zero", "apo_down")

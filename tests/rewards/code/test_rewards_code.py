@@ -9,8 +9,7 @@ import pytest
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, ResourceError
 from hone.rewards.code import rows
-from hone.rewards.code.hidden_tests import code_tests, visible_code_tests
-from hone.rewards.code.programs import extract_program
+from hone.rewards.code.hidden_tests import code_tests, extract_program, visible_code_tests
 from hone.rewards.code.rows import read_tests
 from hone.rewards.config import RewardsConfig
 from hone.rewards.jobs import RewardBatch

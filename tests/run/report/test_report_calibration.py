@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from hone.run.report.calibration_section import calibration_section
+from hone.run.report.run_page import calibration_section
 from hone.run.store.calibration import (
     CalibrationBin,
     CalibrationRecord,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hone.core.dialogue import PolicyTurn, ToolCall
 from hone.core.errors import ConfigError, UserCodeError
-from hone.text.dialogues.results import cut_result
+from hone.text.dialogues.environment import cut_result
 from hone.text.tools.loading import ToolUse, check_references, load_tools
 from hone.text.tools.schemas import docstring_parts
 from hone.text.tools.tool_world import ToolWorld
@@ -258,7 +258,7 @@ def test_the_calculator(expression: str, value: str) -> None:
 
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.sampled_from("+-*"))
 def test_the_calculator_is_exact_for_whole_numbers(a: int, b: int, sign: str) -> None:
-    from hone.text.tools.builtin import calculator
+    from hone.text.tools.loading import calculator
 
     assert int(calculator(f"({a}){sign}({b})")) == {"+": a + b, "-": a - b, "*": a * b}[sign]
 

@@ -3,11 +3,14 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
+
+import numpy as np
 
 from hone.config.resolve import ResolvedConfig
 from hone.core.clock import Clock
-from hone.core.decisions import ActionSet, ActionShield, DecisionPolicy
+from hone.core.decisions import ActionSet, ActionShield, Choice, DecisionPolicy, Floats, draw_action, logp_each
 from hone.core.errors import ConfigError, DataError, ErrorCollector
 from hone.decide.bandits.learning import BanditLearner
 from hone.decide.bandits.wrappers import EpsilonFloor, Shielded
@@ -16,7 +19,6 @@ from hone.decide.gateway.access import AccessList, ServiceClient, token_digest
 from hone.decide.gateway.counters import FaultLines
 from hone.decide.gateway.fallback_chain import ServingVersion
 from hone.decide.gateway.guarded_policy import GuardedPolicy
-from hone.decide.gateway.named_arms import NamedArms
 from hone.decide.gateway.online_joiner import OnlineJoiner
 from hone.decide.gateway.online_policies import (
     OnlinePolicies,
@@ -29,11 +31,69 @@ from hone.decide.gateway.online_policies import (
 from hone.decide.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
 from hone.decide.gateway.schemas import ActionCatalogue, FeatureSchema
 from hone.decide.gateway.service_config import ClientConfig, ServiceFileConfig, ServiceTableConfig
-from hone.decide.gateway.shield_name import shield_name
 from hone.decide.gateway.shipped_versions import ShippedVersions
 from hone.decide.gateway.version_shelf import VersionShelf, folder_version
 from hone.decide.shield.guard import GuardedShield
-from hone.decide.shield.service import open_shield
+from hone.decide.shield.service import ShieldConfig, open_shield
+
+# ----------------------------------------------------------------------------------------------------------- named arms
+
+
+class NamedArms:
+    """Policy over the declared actions, given that the action is on offer: probabilities are renormalised.
+
+    The inner policy tells actions apart by their numbers among the declared ones; a request offers any of them, in any
+    order. Where the inner policy gives all its mass to actions that are not on offer, each offered one is equally
+    likely.
+    """
+
+    def __init__(self, inner: DecisionPolicy, declared: ActionSet) -> None:
+        self.inner = inner
+        self._declared = declared
+        self._places = {name: place for place, name in enumerate(declared.names)}
+
+    def logp(self, context: Floats, actions: ActionSet) -> Floats:
+        """Log-probabilities `[K]` in nats for features `[d]`."""
+        if actions is self._declared or actions.names == self._declared.names:
+            return self.inner.logp(context, self._declared)
+        offered = self.inner.logp(context, self._declared)[self._numbers(actions)]
+        greatest = offered.max()
+        if greatest == -np.inf:
+            return np.full(len(actions), -np.log(len(actions)))
+        return offered - greatest - np.log(np.exp(offered - greatest).sum())
+
+    def logp_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
+        """Log-probabilities `[n, K]` in nats for features `[n, d]`."""
+        if actions.names == self._declared.names:
+            return self.inner.logp_rows(contexts, self._declared)
+        return logp_each(self, contexts, actions)
+
+    def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
+        """Draw an action; the same key draws the same action."""
+        if actions is self._declared or actions.names == self._declared.names:
+            return self.inner.act(context, self._declared, draw_key)
+        logp = self.logp(context, actions)
+        action = draw_action(logp, draw_key)
+        whole = self.inner.act(context, self._declared, draw_key)
+        scores = None if whole.scores is None else whole.scores[self._numbers(actions)]
+        return Choice(action=action, logp=min(0.0, float(logp[action])), scores=scores)
+
+    def _numbers(self, actions: ActionSet) -> list[int]:
+        return [self._places[name] for name in actions.names]
+
+
+# ---------------------------------------------------------------------------------------------------------- shield name
+
+
+def shield_name(config: ShieldConfig | None, shield: GuardedShield | None) -> str:
+    """Part of a version's name: eight digits of the certificate, or of the hash of the rules; empty without one."""
+    if config is None or shield is None:
+        return ""
+    return (shield.certificate or sha256(config.model_dump_json().encode()).hexdigest())[:8]
+
+
+# ------------------------------------------------------------------------------------------------------------- assembly
+
 
 NO_ACTIONS = ActionSet(names=())
 

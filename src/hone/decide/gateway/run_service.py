@@ -1,25 +1,216 @@
 """A server process of a decision service: listens until a signal; requests in progress are answered first."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+import hone
 from hone.core.addresses import is_loopback
 from hone.core.clock import Clock
+from hone.core.decisions import SHADOW_PREFIX
 from hone.core.errors import ConfigError
 from hone.decide.gateway.access import TenantLimits, TokenBucket
+from hone.decide.gateway.bodies import MAX_BATCH, MAX_DEADLINE_S
 from hone.decide.gateway.http_app import GatewayRoutes, RequestBatcher
-from hone.decide.gateway.joined_writes import OnePacketProtocol
-from hone.decide.gateway.openapi import openapi_document
 from hone.decide.gateway.opening import OpenedService, open_service, read_service_file
 from hone.decide.gateway.policy_config import FolderServiceConfig
+from hone.decide.gateway.requests import MAX_TEXT, TEXT_PATTERN
+from hone.decide.gateway.schemas import MAX_ACTIONS
 from hone.decide.gateway.service import TICK_S
+from hone.decide.gateway.service_config import ServiceTableConfig
+from hone.decide.log.faults import MAX_SEQ
 from hone.run.http.listening import QuietSignals, listening, signals_end_quietly
+
+# -------------------------------------------------------------------------------------------------------------- openapi
+
+
+Schema = Mapping[str, object]
+TEXT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT, "pattern": TEXT_PATTERN}
+KIND: Final[Schema] = {**TEXT, "not": {"pattern": f"^{SHADOW_PREFIX}"}}
+NUMBER: Final[Schema] = {"type": "number"}
+_STATUSES: Final = {
+    "400": "The body is not JSON, or no object.",
+    "401": "No token, or an unknown one.",
+    "403": "The token lacks the scope, or belongs to another tenant.",
+    "404": "Unknown tenant or path.",
+    "409": "The id, key or number was used for another request.",
+    "413": "The body is too long.",
+    "422": "A field is missing, unknown or of the wrong kind; the message names it.",
+    "429": "The tenant sends more than its rate; Retry-After says when to try again.",
+    "503": "The decision log takes no records, or the server stops; nothing was decided.",
+}
+
+
+def openapi_document(name: str, service: ServiceTableConfig) -> Schema:
+    """The document of `/openapi.json`."""
+    schemas = {
+        "Decide": decide_schema(service),
+        "Decided": _object({
+            "id": TEXT, "action": TEXT, "index": {"type": "integer", "minimum": 0},
+            "logp": {"type": "number", "maximum": 0, "description": "nats"}, "probability": NUMBER,
+            "version": {"type": "string"}, "route": {"type": "string"}, "intervention": {"type": "string"},
+        }),
+        "Reward": _object(
+            {
+                "id": TEXT, "value": NUMBER, "kind": _optional(KIND), "tenant": _optional(TEXT),
+                "at_s": _optional({"type": "number", "minimum": 0}), "source": _optional(TEXT),
+                "seq": _optional({"type": "integer", "minimum": 0, "maximum": MAX_SEQ}), "key": _optional(TEXT),
+            },
+            required=("id", "value"),
+        ),
+        "Rewarded": _object({"id": TEXT, "status": {"enum": ["joined", "waiting", "repeated"]}}),
+        "Fault": _object({
+            "error": _object({"code": {"type": "string"}, "message": {"type": "string"}, "field": {"type": "string"}})
+        }),
+    }  # fmt: skip
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"Decisions of {name}", "version": hone.__version__},
+        "paths": {
+            "/v1/decide": {"post": _post("Decide for a unit.", _named("Decide"), _named("Decided"))},
+            "/v1/reward": {"post": _post("Tell an outcome of a decision.", _named("Reward"), _named("Rewarded"))},
+            "/v1/decide/batch": {
+                "post": _post("Decide for several units.", _batch("decisions", "Decide"), _answers("Decided"))
+            },
+            "/v1/reward/batch": {
+                "post": _post("Tell several outcomes.", _batch("rewards", "Reward"), _answers("Rewarded"))
+            },
+        },
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}] if service.clients else [],
+    }  # fmt: skip
+
+
+def decide_schema(service: ServiceTableConfig) -> Schema:
+    """Schema of a decision request."""
+    context = _features_schema(service.features)
+    action: Schema = {"enum": list(service.actions)} if service.actions else TEXT
+    if service.action_features:
+        action = _object({"name": TEXT, "features": _features_schema(service.action_features)})
+    actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS, "uniqueItems": True}
+    required = ["unit"] + (["context"] if context["required"] else [])
+    required += [] if service.actions and not service.action_features else ["actions"]
+    deadline = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DEADLINE_S}
+    fields = {
+        "unit": TEXT, "context": context, "actions": actions if "actions" in required else _optional(actions),
+        "id": _optional(TEXT), "tenant": _optional(TEXT), "deadline_s": _optional(deadline),
+    }  # fmt: skip
+    return _object(fields, required=required)
+
+
+def _features_schema(names: Sequence[str]) -> dict[str, object]:
+    keys = {name.partition("=")[0]: TEXT if "=" in name else NUMBER for name in names}
+    return _object(keys)
+
+
+def _object(fields: Mapping[str, object], required: Sequence[str] | None = None) -> dict[str, object]:
+    names = list(fields) if required is None else list(required)
+    return {"type": "object", "properties": fields, "required": names, "additionalProperties": False}
+
+
+def _optional(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _named(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _batch(field: str, name: str) -> Schema:
+    words = f"as {name}; a fault of an entry stands in its answer's place"
+    items = {"description": words}
+    return _object({field: {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_BATCH}})
+
+
+def _answers(name: str) -> Schema:
+    return _object({"answers": {"type": "array", "items": {"anyOf": [_named(name), _named("Fault")]}}})
+
+
+def _post(words: str, body: Schema, answer: Schema) -> Schema:
+    faults = {status: {"description": told, "content": _json(_named("Fault"))} for status, told in _STATUSES.items()}
+    return {
+        "summary": words,
+        "requestBody": {"required": True, "content": _json(body)},
+        "responses": {"200": {"description": "The answer.", "content": _json(answer)}, **faults},
+    }
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+# -------------------------------------------------------------------------------------------------------- joined writes
+
+
+class JoinedWrites(asyncio.Transport):
+    """A connection that holds the head of an answer back until its body, or the end."""
+
+    def __init__(self, inner: asyncio.Transport) -> None:
+        super().__init__()
+        self._inner = inner
+        self._head = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Write, with a head that waits in front; a head itself waits, unless more heads follow it (100 Continue)."""
+        piece = bytes(data)
+        if self._head:
+            piece, self._head = self._head + piece, b""
+        elif piece.startswith(b"HTTP/1.1 ") and piece.endswith(b"\r\n\r\n") and piece[9:10] != b"1":
+            self._head = piece
+            return
+        self._inner.write(piece)
+
+    def close(self) -> None:
+        """Write what waits, and close."""
+        if self._head and not self._inner.is_closing():
+            self._inner.write(self._head)
+        self._head = b""
+        self._inner.close()
+
+    def is_closing(self) -> bool:
+        """True once it is closed or about to be."""
+        return self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """What the connection knows of itself: `socket`, `peername` ..."""
+        return self._inner.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Stop reading."""
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._inner.resume_reading()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Hand the connection to another protocol."""
+        self._inner.set_protocol(protocol)
+
+    def abort(self) -> None:
+        """Close at once; what waits is lost."""
+        self._inner.abort()
+
+
+class OnePacketProtocol(HttpToolsProtocol):
+    """uvicorn's protocol over `JoinedWrites`."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin a connection."""
+        super().connection_made(JoinedWrites(cast("asyncio.Transport", transport)))
+
+
+# ---------------------------------------------------------------------------------------------------------- run service
+
 
 DRAIN_S: Final = 30
 """Longest wait for requests in progress at the end."""

@@ -7,19 +7,23 @@ have rewritten that file since it started (`redis_connection.py`).
 """
 
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import struct
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import Connection
 from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
 from hone.core.decisions import ActionSet, DecisionRecord
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log.arrivals import RecordTally, SourceProgress, differing_fields, erasure_digest, refusal
+from hone.decide.log.arrivals import RecordTally, SourceProgress, StoredRow, differing_fields, erasure_digest, refusal
 from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
@@ -30,20 +34,120 @@ from hone.decide.log.codec import (
     encode_labels,
 )
 from hone.decide.log.protocol import AppendAck, LogCounts, LoggedRecord, SourceWatermark
-from hone.decide.log.redis_connection import PREFIX, connect, rewrite_file
-from hone.decide.log.redis_records import (
-    HEAD,
-    entry_id,
-    pack_record,
-    part_digest,
-    place_of,
-    position_of,
-    stored_row,
-    text_of,
-)
 from hone.decide.log.redis_scripts import APPEND, EMPTY
 from hone.decide.log.session import DAY_S, chunks
 from hone.run.store.durable import DiskFullError, failpoint
+
+# ----------------------------------------------------------------------------------------------------- redis connection
+
+
+PREFIX: Final = "{hone}:decisions:"
+_POLL_S: Final = 0.05
+_REWRITE_S: Final = 60.0
+
+
+def connect(connection: Connection) -> None:
+    """Greet the server; if it was started on a log, have it rewrite its append-only file. Raises RedisError."""
+
+    def ask(*command: str) -> Any:  # noqa: ANN401 - replies have the form of their command
+        connection.send_command(*command)  # pyright: ignore[reportUnknownMemberType]
+        return cast("Any", connection.read_response())  # pyright: ignore[reportUnknownMemberType]
+
+    def state() -> dict[str, str]:
+        lines = bytes(ask("INFO", "persistence")).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    connection.on_connect()
+    if ask("EXISTS", f"{PREFIX}meta"):
+        rewrite_file(state, lambda: ask("BGREWRITEAOF"), again=False)
+
+
+def rewrite_file(state: Callable[[], Mapping[str, Any]], start: Callable[[], object], *, again: bool) -> None:
+    """Rewrite the append-only file, and wait for it: always (`again`), or if the server has not since its start.
+
+    `state` asks for the server's section `persistence`. Raises RedisError if it fails or takes over a minute.
+    """
+    deadline, started = time.monotonic() + _REWRITE_S, False
+    while time.monotonic() < deadline:
+        now = state()
+        if not (int(now["aof_rewrite_in_progress"]) or int(now["aof_rewrite_scheduled"])):
+            if started and now["aof_last_bgrewrite_status"] != "ok":
+                break
+            if started or not (again or int(now["aof_last_rewrite_time_sec"]) == -1):
+                return
+            started = _is_started(start)
+        time.sleep(_POLL_S)
+    raise ResponseError("its append-only file was not rewritten; the server's own log says why")
+
+
+def _is_started(start: Callable[[], object]) -> bool:
+    """False if another client was faster: what it began may be older than what must leave the file."""
+    try:
+        start()
+    except ResponseError as error:
+        if "in progress" not in str(error):
+            raise
+        return False
+    return True
+
+
+# -------------------------------------------------------------------------------------------------------- redis records
+
+
+HEAD: Final = struct.Struct("<cd16s16sII")
+"""Kind (d, o), at_s, digests of the actions and of the labels, bytes of the decision's id and of the unit."""
+
+
+def pack_record(one: EncodedRecord) -> tuple[bytes, bytes]:
+    """The record as the server holds it, and the digest of its actions (empty: an outcome)."""
+    decision, unit = one.decision.encode(), b"" if one.unit is None else one.unit.encode()
+    actions = b"" if one.actions is None else part_digest(encode_actions(one.actions))
+    kind = b"o" if one.unit is None else b"d"
+    head = HEAD.pack(kind, one.at_s, actions, part_digest(encode_labels(one.labels)), len(decision), len(unit))
+    return head + decision + unit + one.body, actions
+
+
+def stored_row(data: bytes) -> StoredRow:
+    """The record's columns, with digests in place of its shared parts."""
+    kind, at_s, actions, labels, decision, unit = HEAD.unpack_from(data)
+    begin = HEAD.size
+    middle, end = begin + decision, begin + decision + unit
+    is_decision = kind == b"d"
+    return StoredRow(
+        0, 0, at_s, data[begin:middle].decode(), data[middle:end].decode() if is_decision else None,
+        actions if is_decision else None, labels, data[end:],
+    )  # fmt: skip
+
+
+def place_of(value: bytes) -> tuple[str, str]:
+    """Number of the source and seq of an entry of the stream."""
+    number, _, seq = text_of(value).partition(":")
+    return number, seq
+
+
+def position_of(entry: str) -> int:
+    """Position of a stream's entry: both halves of its id in one number."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds) << 64 | int(number)
+
+
+def entry_id(position: int) -> str:
+    """Id of the entry at a position."""
+    return f"{position >> 64}-{position & (2**64 - 1)}"
+
+
+def part_digest(data: bytes) -> bytes:
+    """Digest of a shared part -> 16 bytes."""
+    return blake2b(data, digest_size=16).digest()
+
+
+def text_of(value: str | bytes) -> str:
+    """A reply as text."""
+    return value if isinstance(value, str) else value.decode()
+
+
+# -------------------------------------------------------------------------------------------------------- redis streams
+
 
 FORMAT: Final = 1
 _WAIT_S: Final = 30.0

@@ -6,14 +6,16 @@ Belongs here: what the recipes share. Does not: anything of one rule.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
+from hone.core.credit import Metrics
 from hone.core.decisions import ActionSet
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
+from hone.core.state import State, integer
 from hone.credit.returns import reward_as_advantage
 from hone.decide.bandits.learning import BanditLearner, PolicyActor, ThompsonActor
 from hone.decide.bandits.linear import JointLinearPosterior, LinearGaussianPosterior
@@ -30,11 +32,50 @@ from hone.decide.training.config import (
     JointModel,
     LinearBanditConfig,
 )
-from hone.decide.training.log_pass import LogPass
 from hone.estimators.means import bootstrap_mean
 from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.run.loop import Recipe
 from hone.sources.live import LiveSource
+
+# ------------------------------------------------------------------------------------------------------------- log pass
+
+
+P = TypeVar("P")
+
+
+@dataclass
+class LogPass(Generic[P]):
+    """Source that reads each episode of a log once, in order, in `steps` parts of nearly equal size.
+
+    A learner in closed form counts a row that it sees twice as two rows, so the log is not repeated.
+    """
+
+    log: Episodes
+    steps: int
+    """Parts; at most the number of episodes."""
+    drawn: int = 0
+    """Parts read so far."""
+
+    def collect(self) -> Episodes:
+        begin, end = (len(self.log) * place // self.steps for place in (self.drawn, self.drawn + 1))
+        self.drawn += 1
+        return self.log.take(np.arange(begin, end))
+
+    def publish(self, policy: P) -> None:
+        """A log does not act."""
+
+    def metrics(self) -> Metrics:
+        return {}
+
+    def state(self) -> State:
+        return {"drawn": self.drawn}
+
+    def restore(self, state: State) -> None:
+        self.drawn = integer(state, "drawn")
+
+
+# ------------------------------------------------------------------------------------------------------------------ job
+
 
 C = TypeVar("C", bound=LinearBanditConfig)
 EVALUATION_CONTEXTS = 1000

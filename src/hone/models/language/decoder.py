@@ -8,20 +8,22 @@ Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in i
 one complex product; hf_checkpoint.py translates both, exactly, to and from the names and order of Hugging Face.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
-from hone.models.language.activation_offload import offloading_activations
 from hone.models.language.batch_invariant import (
     BatchInvariantAttention,
     BatchInvariantLinear,
@@ -36,7 +38,7 @@ from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingReco
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
 from hone.models.language.half_products import uses_half_products
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
-from hone.models.language.rotary import rope_frequencies
+from hone.models.language.rope import RopeConfig
 from hone.models.language.tensor_group import TensorGroup
 from hone.models.language.token_logprobs import (
     LogprobQuery,
@@ -52,6 +54,113 @@ from hone.models.native.layers import DTYPE_CODES, native_add_norm, native_gated
 from hone.models.native.library import available_kernels, why_unavailable
 from hone.models.native.products import is_widened, uses_amx_tiles
 from hone.models.packing import PackedBatch
+
+# --------------------------------------------------------------------------------------------------------------- rotary
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians per position of each pair, `[head_dim / 2]` float32.
+
+    theta^(-2i/d) (Su et al., 2021). `linear` divides all of them by `factor` (Chen et al., 2023). `llama3` divides the
+    frequencies whose wavelength exceeds the original context by `factor`, leaves short wavelengths unchanged and
+    interpolates linearly between (Dubey et al., 2024); `yarn` does so with borders in rotations within the original
+    context, and interpolates along the features (Peng et al., 2024).
+    """
+    wavelengths = rope.theta ** (_counted(0, head_dim, 2) / head_dim)
+    frequencies = 1.0 / wavelengths
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, frequencies)
+    if rope.kind == "yarn":
+        kept = 1 - _yarn_ramp(rope, head_dim)
+        return 1.0 / (rope.factor * wavelengths) * (1 - kept) + frequencies * kept
+    return frequencies
+
+
+def _llama3(rope: RopeConfig, frequencies: Tensor) -> Tensor:
+    wavelength = 2 * math.pi / frequencies
+    low = rope.original_max_positions / rope.low_freq_factor
+    high = rope.original_max_positions / rope.high_freq_factor
+    blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    scaled = torch.where(wavelength > low, frequencies / rope.factor, blended)
+    return torch.where(wavelength < high, frequencies, scaled)
+
+
+def _yarn_ramp(rope: RopeConfig, head_dim: int) -> Tensor:
+    """0 for pairs that turn `beta_fast` times or more within the original context, 1 for `beta_slow` or less."""
+
+    def border(rotations: float) -> float:
+        """Feature whose pair turns `rotations` times."""
+        return head_dim * math.log(rope.original_max_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = border(rope.beta_fast), border(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = high - low if high != low else 0.001
+    return ((_counted(0, head_dim // 2, 1) - low) / span).clamp(0, 1)
+
+
+def _counted(start: int, end: int, step: int) -> Tensor:
+    """`torch.arange` in float32 by numpy: torch's own, on the device "meta" where parameters are only counted, imports
+    the compiler, which takes two seconds."""
+    return torch.from_numpy(np.arange(start, end, step, dtype=np.float32))
+
+
+# --------------------------------------------------------------------------------------------------- activation offload
+
+
+@dataclass(slots=True)
+class OffloadedActivations:
+    """What was moved."""
+
+    moved_bytes: int = 0
+    """Bytes that wait in the host's memory, or waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OffloadedTensor:
+    copy: Tensor
+    device: torch.device
+
+
+@contextmanager
+def offloading_activations(network: nn.Module, *, from_host: bool = False) -> Iterator[OffloadedActivations]:
+    """Context of a forward pass: tensors that it keeps for the backward pass are copied to pinned memory of the host,
+    and back when they are needed. Weights stay where they are.
+
+    `from_host`: also those that are in the host's memory already, to try it without a GPU.
+    """
+    own = {_address(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    found = OffloadedActivations()
+
+    def pack(x: Tensor) -> Tensor | _OffloadedTensor:
+        if _address(x) in own or (x.device.type == "cpu" and not from_host):
+            return x
+        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        copy.copy_(x)
+        found.moved_bytes += copy.nbytes
+        return _OffloadedTensor(copy, x.device)
+
+    def unpack(kept: Tensor | _OffloadedTensor) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        return kept.copy.to(kept.device, non_blocking=True)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield found
+
+
+def _address(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+# -------------------------------------------------------------------------------------------------------------- decoder
+
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 Exactness = Literal["parity", "bitwise"]

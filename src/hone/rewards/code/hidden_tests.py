@@ -1,15 +1,33 @@
 """The reward of a program: the share of hidden tests that it passes. Imported by workers only."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Literal
 
 from hone.core.errors import DataError
-from hone.rewards.code.programs import extract_program
+from hone.rewards.answers import extract_answer
 from hone.rewards.code.rows import ProgramTests, limits_of_tests, read_tests
 from hone.rewards.functions import completion_text
 from hone.sandbox.examination import HiddenTestOutcome, run_output_tests, run_tests
 from hone.sandbox.run import CodeSandbox, shared_sandbox
+
+# ------------------------------------------------------------------------------------------------------------- programs
+
+
+_BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+def extract_program(completion: str, pattern: str = "") -> str:
+    """The program in a completion: the last fenced block of Python, else all of it; with a pattern its last match."""
+    if pattern:
+        return extract_answer(completion, pattern)
+    blocks = _BLOCK.findall(completion)
+    return blocks[-1] if blocks else completion
+
+
+# --------------------------------------------------------------------------------------------------------- hidden tests
+
 
 _KEPT = 4096
 _kept: OrderedDict[tuple[str, ProgramTests, str], list[HiddenTestOutcome]] = OrderedDict()

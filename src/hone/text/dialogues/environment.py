@@ -5,9 +5,11 @@ order of dialogues (`envs.text.conversation`), where worlds run (`process_host`,
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import fsum
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -15,16 +17,159 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.conversation import Message
-from hone.core.dialogue import DialogueOutcome, PolicyTurn, StopReason, ToolSchema, WorldTurn
+from hone.core.dialogue import STOP_REASONS, DialogueOutcome, PolicyTurn, StopReason, ToolSchema, WorldTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.core.random import key
 from hone.text.dialogues.protocol import WorldFaultError, WorldHost
-from hone.text.dialogues.results import cut_result
-from hone.text.dialogues.tally import DialogueRecord, DialogueTally
 from hone.text.tasks.conversation import Conversation, EnvironmentReply
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import ToolFormat
+
+# ---------------------------------------------------------------------------------------------------------------- tally
+
+
+REPEATED: Final = 10
+"""Equal calls in one dialogue that are one repetition too many."""
+UNCALLED_SHARE: Final = 0.05
+"""Share of dialogues with a call below which the log says so."""
+_WINDOW: Final = 200
+
+
+@dataclass(slots=True)
+class DialogueRecord:
+    """One dialogue while it goes on."""
+
+    number: int
+    """Its name at the host."""
+    content: str | Sequence[Message]
+    """Prompt: text, or messages."""
+    paid: dict[int, float | None] = field(default_factory=dict[int, "float | None"])
+    """Reward of each turn that the world answered."""
+    facts: dict[str, float] = field(default_factory=dict[str, float])
+    calls: Counter[str] = field(default_factory=Counter[str])
+    """Number of each call, by name and arguments."""
+    invalid: int = 0
+    """Turns with a call that could not be read."""
+    invalid_in_a_row: int = 0
+    status: ScoreStatus = ScoreStatus.SCORED
+    reason: str = ""
+    waits_s: list[float] = field(default_factory=list[float])
+
+
+@dataclass(slots=True)
+class DialogueTally:
+    """Counts since the last `pop`."""
+
+    stops: Counter[str] = field(default_factory=Counter[str])
+    turns: list[int] = field(default_factory=list[int])
+    forked: int = 0
+    called: int = 0
+    invalid: int = 0
+    repeats: int = 0
+    waits_s: list[float] = field(default_factory=list[float])
+    facts: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])
+    seen: int = 0
+    """Dialogues since the last word on calls."""
+    seen_called: int = 0
+
+    def add(self, conversation: Conversation, record: DialogueRecord) -> None:
+        """Count a dialogue that ended."""
+        self.stops[str(conversation.stop)] += 1
+        self.turns.append(conversation.turns)
+        self.forked += len(conversation.rows) > 1
+        called = bool(record.calls)
+        self.called += called
+        self.invalid += record.invalid > 0
+        self.repeats += any(count >= REPEATED for count in record.calls.values())
+        self.waits_s += record.waits_s
+        for name, value in record.facts.items():
+            self.facts.setdefault(name, []).append(value)
+        self.seen, self.seen_called = self.seen + 1, self.seen_called + called
+
+    def pop(self, *, late: int, tools: bool) -> dict[str, float]:
+        """Metrics as shares and means over the dialogues; then forget them. `late`: answers after an end; `tools`:
+        calls are looked for."""
+        ended = len(self.turns)
+        if not ended:
+            return {}
+        metrics = {f"stops/{reason}": self.stops[reason] / ended for reason in STOP_REASONS}
+        metrics |= {"turns/mean": sum(self.turns) / ended, "turns/forked": self.forked / ended}
+        if tools:
+            metrics |= {
+                "tools/called": self.called / ended,
+                "tools/invalid": self.invalid / ended,
+                "tools/repeats": self.repeats / ended,
+            }
+        metrics |= {f"world/{name}": fsum(values) / len(values) for name, values in sorted(self.facts.items())}
+        if self.waits_s:
+            metrics |= {
+                "world/wait_s": fsum(self.waits_s) / len(self.waits_s),
+                "world/p95_s": float(np.quantile(self.waits_s, 0.95)),
+            }
+        metrics["world/late"] = float(late)
+        self.stops, self.turns, self.waits_s, self.facts = Counter(), [], [], {}
+        self.forked = self.called = self.invalid = self.repeats = 0
+        return metrics
+
+    def uncalled_note(self) -> str:
+        """A word on tools that are hardly ever called, over each window of dialogues; else empty."""
+        if self.seen < _WINDOW:
+            return ""
+        share, self.seen, self.seen_called = self.seen_called / self.seen, 0, 0
+        if share >= UNCALLED_SHARE:
+            return ""
+        return (
+            f"tools were called in {share:.1%} of the last dialogues: does the prompt say how, and does "
+            "task.tools.format fit the chat template?"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def cut_result(
+    text: str,
+    most_tokens: int,
+    *,
+    encode: Callable[[str], NDArray[np.int32]],
+    decode: Callable[[Sequence[int] | NDArray[np.integer]], str],
+) -> str:
+    """A text of at most `most_tokens` tokens: both ends with a notice between them, or the text itself if it fits.
+
+    The notice counts against the limit; if that leaves no room for the ends, the result is the beginning of the notice.
+    Joined pieces may encode to other tokens than they did apart, so the ends are shortened until the whole fits.
+    """
+    # A token is at least one byte, and at most as many characters as the longest of a vocabulary: a text of many
+    # megabytes is never encoded as a whole.
+    text, lost = _within(text, 64 * max(1, most_tokens))
+    tokens = encode(text)
+    if len(tokens) <= most_tokens and not lost:
+        return text
+    for ends in range(most_tokens, 0, -max(1, most_tokens // 64)):
+        head, tail = decode(tokens[: ends - ends // 2]), decode(tokens[len(tokens) - ends // 2 :]) if ends > 1 else ""
+        cut = f"{head}{_notice(len(tokens) - ends, lost)}{tail}"
+        if len(encode(cut)) <= most_tokens:
+            return cut
+    notice = encode(_notice(len(tokens), lost).strip())
+    return decode(notice[:most_tokens])
+
+
+def _notice(tokens: int, characters: int) -> str:
+    also = f" and {characters} characters" if characters else ""
+    return f"\n[... {tokens} tokens{also} left out ...]\n"
+
+
+def _within(text: str, characters: int) -> tuple[str, int]:
+    """A text of at most so many characters, from both of its ends, and the number of those lost."""
+    if len(text) <= characters:
+        return text, 0
+    half = characters // 2
+    return text[:half] + text[len(text) - half :], len(text) - 2 * half
+
+
+# ---------------------------------------------------------------------------------------------------------- environment
+
 
 _SEEDS: Final = 2**31
 _MAX_TRACEBACKS: Final = 20

@@ -8,26 +8,95 @@ A request is a line `NUMBER VERB JSON`, an answer `NUMBER JSON`. Verbs: `begin`,
 beginning), `answer`, `close`, `kill`, `rows`.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import json
 import os
+import random
 import resource
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
+
+import numpy as np
 
 from hone.core.errors import UserCodeError
 from hone.process.confine import Confinement, confine
 from hone.process.descendants import kill_family
 from hone.process.parent import READ_BYTES, ParentChannel, connect_to_parent
-from hone.process.wire import decode
-from hone.text.dialogues.dialogue_process import serve_dialogue
-from hone.text.dialogues.hosted import LoadedWorld, WorldSpec, load_world
+from hone.process.user_files import describe_error, user_traceback
+from hone.process.wire import decode, pack
+from hone.text.dialogues.hosted import HostedDialogue, LoadedWorld, WorldSpec, checked, load_world
+from hone.text.dialogues.protocol import Json, WorldContractError, said_from_json
+
+# ----------------------------------------------------------------------------------------------------- dialogue process
+
+
+def serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None:
+    """Serve one dialogue until it is closed; then the process ends."""
+    dialogue = HostedDialogue(world.new)
+    with asyncio.Runner() as runner, os.fdopen(request_fd, "rb") as requests:
+        for line in requests:
+            verb, _, body = line.partition(b" ")
+            request = cast("Json", decode(body))
+            if verb == b"rows":
+                reply = _attempt(lambda request=request: {"rows": pack(world.rows(request["size"], request["seed"]))})
+            elif verb == b"begin":
+                _seed_global_random_numbers(request["seed"])
+                reply = _attempt(
+                    lambda request=request: _awaited(
+                        dialogue.begin(request["columns"], request["seed"]), "begin", runner
+                    )
+                )
+            elif verb in (b"answer", b"first"):
+                said = said_from_json(request)
+                reply = _attempt(lambda said=said: _awaited(dialogue.answer(said), "answer", runner))
+            else:
+                dialogue.close()
+                break
+            _write(answer_fd, json.dumps(reply).encode() + b"\n")
+    os._exit(0)
+
+
+def _seed_global_random_numbers(seed: int) -> None:
+    """Seed Python's and numpy's global random numbers: forked processes would all draw the same."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - worlds of the user's use it
+
+
+def _attempt(call: Callable[[], Json]) -> Json:
+    """What a call returned, or what it raised, as an answer."""
+    try:
+        return call()
+    except WorldContractError as error:
+        return {"error": str(error), "traceback": ""}
+    except BaseException as error:  # noqa: BLE001 - sys.exit in a world is an answer, too
+        return {"error": describe_error(error), "traceback": user_traceback(error)}
+
+
+def _awaited(turn: Json | Awaitable[object], method: str, runner: asyncio.Runner) -> Json:
+    if isinstance(turn, dict):
+        return {"turn": turn}
+
+    async def wait() -> object:
+        return await cast("Awaitable[Any]", turn)
+
+    return {"turn": checked(runner.run(wait()), method)}
+
+
+def _write(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+# --------------------------------------------------------------------------------------------------------------- zygote
+
 
 MAX_ANSWER_BYTES: Final = 1 << 26
 """Longest line of a world's process. A world's own messages are cut long before; this is one that writes into its

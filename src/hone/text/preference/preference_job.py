@@ -6,7 +6,7 @@ whole answers, and ends in `preference_recipe_spec`; see `recipes/preference/dpo
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from hone.core.config import Config
+from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.generation import Request, SamplingParams, generate
+from hone.core.ragged import ranges, row_sums
+from hone.core.random import permutation
+from hone.core.state import State, array, integer, substate
 from hone.credit.pairs import LabelCredit, best_and_worst
 from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.learner.gradient import GradientLearner
@@ -22,18 +29,189 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import sequence_sum
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe, Source
+from hone.run.wrapper import SourceWrapper
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
+from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer
 from hone.text.learners import language_job, token_learner
 from hone.text.memory import WEIGHT_BYTES
 from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
 from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.text.preference.answer_loss import AnswerLoss, AnswerLossSpec
-from hone.text.preference.reference_log import ReferenceLog
-from hone.text.preference.start_distance import SamplesConfig, StartDistance, prompts_to_answer
 from hone.text.reference_policies import REFERENCE_NAME, TextPolicies, require_same_tokens, text_policies
 from hone.text.rows import TokenBatch, TokenLayout
+from hone.text.tasks.world import supervised_episodes
+
+# ------------------------------------------------------------------------------------------------------- start distance
+
+
+KL_TO_START = "preference/kl_to_start_nats"
+
+
+class SamplesConfig(Config):
+    """Answers that are drawn to measure the distance of the policy from where it started."""
+
+    prompts: int = Field(default=64, ge=0)
+    """Prompts of the data that are answered, once each; 0 measures nothing."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Largest number of tokens of an answer; unset: that of the longest answer of the data."""
+    every: int | None = Field(default=None, ge=1)
+    """Steps between measurements; unset: a tenth of the run. The last step is always measured."""
+
+
+@dataclass
+class StartDistance(SourceWrapper[TokenPolicy]):
+    """Another source that measures KL(policy || start) on answers of the policy, as `preference/kl_to_start_nats`.
+
+    The estimate is the mean over answers of log pi - log pi_start in nats, unbiased for the KL of whole answers. The
+    start is loaded for a measurement and dropped again.
+    """
+
+    logp: Callable[[TokenPolicy, Episodes], NDArray[np.floating]]
+    """Policy and episodes -> log-probability of each token `[N]`, nats."""
+    open_start: Callable[[], TokenPolicy]
+    """Loads the policy as the run started."""
+    prompts: Sequence[NDArray[np.int32]]
+    """Prompts that are answered."""
+    max_tokens: int
+    every: int
+    steps: int
+    seed: int
+    step: int = 0
+    """Steps of the run so far."""
+    measured: Metrics = field(default_factory=dict[str, float])
+    """The distance at an iteration that measures it; empty at the others."""
+
+    def collect(self) -> Episodes:
+        self.step += 1
+        return self.source.collect()
+
+    def publish(self, policy: TokenPolicy) -> None:
+        self.source.publish(policy)
+        due = self.step > 0 and (self.step % self.every == 0 or self.step == self.steps)
+        self.measured = {KL_TO_START: self.measure(policy)} if due else {}
+
+    def measure(self, policy: TokenPolicy) -> float:
+        """Estimate of KL(policy || start) in nats per answer, on answers whose draws depend on the step alone."""
+        engine = make_engine(
+            policy,
+            slots=len(self.prompts),
+            longest_prompt=max(len(prompt) for prompt in self.prompts),
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+        )
+        sampling = SamplingParams(max_tokens=self.max_tokens, temperature=policy.temperature)
+        requests = [
+            Request(id=f"start distance {place}", prompt=prompt, samples=1, sampling=sampling)
+            for place, prompt in enumerate(self.prompts)
+        ]
+        answers = {one.request_id: one.tokens for one in generate(engine, requests, round=self.step)}
+        episodes = supervised_episodes(self.prompts, [answers[request.id] for request in requests])
+        gap = self.logp(policy, episodes) - self.logp(self.open_start(), episodes)
+        return float(row_sums(gap, episodes.offsets).mean())
+
+    def metrics(self) -> Metrics:
+        return {**self.source.metrics(), **self.measured}
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "step": self.step}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        self.step = integer(state, "step")
+
+
+def prompts_to_answer(log: Episodes, count: int, *, seed: int) -> list[NDArray[np.int32]]:
+    """Up to `count` different prompts of a log, drawn without repeats; a prompt has at least one token."""
+    seen = log.transcript
+    begins, ends = seen.offsets[:-1], seen.at[log.offsets[:-1]]
+    found: dict[bytes, NDArray[np.int32]] = {}
+    for row in permutation(seed, "start distance", 0, count=len(log)).tolist():
+        if len(found) == count:
+            break
+        prompt = seen.tokens[begins[row] : ends[row]]
+        found.setdefault(prompt.tobytes(), prompt)
+    return list(found.values())
+
+
+# -------------------------------------------------------------------------------------------------------- reference log
+
+
+@dataclass
+class ReferenceLog:
+    """Draws from a log, with the reference's log-probability of every token that it draws.
+
+    Implements `Source`. The first draw asks for all answers that `units_drawn` draws take. A run that goes on for
+    longer than that opens the reference once more for the answers that are still unknown.
+    """
+
+    source: LogSource[TokenPolicy]
+    logp: Callable[[TokenPolicy, Episodes], NDArray[np.floating]]
+    """Policy and episodes -> log-probability of each token `[N]`, nats."""
+    open_reference: Callable[[], TokenPolicy]
+    """Loads the frozen reference."""
+    is_start: bool
+    """The reference is the policy as the run starts, which needs no loading then."""
+    units_drawn: int
+    """Units that the run draws in all."""
+    policy: TokenPolicy | None = None
+    """The policy that was published last."""
+    column: NDArray[np.float32] | None = field(default=None, init=False)
+    """`[N]` nats, of the log's tokens; NaN where nobody asked; None before the first draw."""
+
+    def collect(self) -> Episodes:
+        if self.column is None:
+            assert self.policy is not None
+            self._take(np.full(self.source.log.decisions, np.nan, np.float32))
+            reference = self.policy if self.is_start else self.open_reference()
+            self._ask(reference, self.source.episodes_of(self.source.first_units(self.units_drawn)))
+        unknown = self._unknown(self.source.upcoming())
+        if len(unknown):
+            self._ask(self.open_reference(), unknown)
+        return self.source.collect()
+
+    def publish(self, policy: TokenPolicy) -> None:
+        self.policy = policy
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        column = np.zeros(0, np.float32) if self.column is None else self.column
+        return {"log": self.source.state(), "ref_logp": column}
+
+    def restore(self, state: State) -> None:
+        """Raises DataError for the column of another log."""
+        self.source.restore(substate(state, "log"))
+        column = array(state, "ref_logp").astype(np.float32)
+        if len(column) != self.source.log.decisions:
+            raise DataError(
+                f"the saved reference has {len(column)} log-probabilities, the data have {self.source.log.decisions} "
+                "tokens to compare: the data are not those that the run began with; put them back, or start a new run"
+            )
+        self._take(column)
+
+    def _unknown(self, episodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of `episodes` that nobody has asked for."""
+        assert self.column is not None
+        log = self.source.log
+        return np.unique(episodes[np.isnan(self.column[log.offsets[episodes]])])
+
+    def _ask(self, reference: TokenPolicy, episodes: NDArray[np.int64]) -> None:
+        """Fill in the column for `episodes` of the log."""
+        assert self.column is not None
+        log, column = self.source.log, self.column.copy()
+        asked = np.unique(episodes)
+        column[ranges(log.offsets[asked], log.lengths[asked])] = self.logp(reference, log.take(asked))
+        self._take(column)
+
+    def _take(self, column: NDArray[np.float32]) -> None:
+        self.column = column
+        self.source.log = replace(self.source.log, ref_logp=column)
+
+
+# ------------------------------------------------------------------------------------------------------- preference job
 
 
 class PreferenceRunConfig(LanguageRunConfig):

@@ -4,6 +4,7 @@ Parsing is pure. A fault anywhere in an answer means that none of its calls is m
 template: `check_round_trip` finds one that does not.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,11 +13,194 @@ from typing import Protocol
 from hone.core.conversation import Message
 from hone.core.dialogue import ToolCall, ToolSchema
 from hone.core.errors import ConfigError, DataError
-from hone.text.tools.bracket_format import parse_bracket, render_bracket
-from hone.text.tools.call_text import CallAttempt
-from hone.text.tools.json_formats import parse_hermes, parse_llama3_json, render_hermes, render_llama3_json
+from hone.text.tools.call_text import (
+    CallAttempt,
+    CallFaultError,
+    call_of,
+    quoted,
+    read_json,
+    read_string,
+    sole_text_parameter,
+    write_json,
+)
 from hone.text.tools.qwen_xml_format import parse_qwen_xml, render_qwen_xml
 from hone.text.tools.schemas import argument_faults, unknown_tool
+
+# --------------------------------------------------------------------------------------------------------- json formats
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_SPACE = re.compile(r"\s*")
+_LLAMA_START = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:)')
+_LLAMA_BETWEEN = re.compile(r"\s*;?\s*(?=\{)")
+
+
+def parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+    """Attempts between `<tool_call>` and `</tool_call>`; the last one may lack its end, where a stop string cut it."""
+    del tools
+    found: list[CallAttempt] = []
+    start = text.find(_OPEN)
+    while start >= 0:
+        found.append(_hermes_attempt(text, start))
+        start = text.find(_OPEN, found[-1].end)
+    return found
+
+
+def render_hermes(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+    """Calls as Qwen's templates write them, one after another."""
+    del tools
+    return "\n".join(f"{_OPEN}\n{write_json(_as_object(one, 'arguments'))}\n{_CLOSE}" for one in calls)
+
+
+def parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+    """Attempts of an answer that begins with `{"name":`, or with `<|python_tag|>` before it; none of any other."""
+    del tools
+    begin = _LLAMA_START.match(text)
+    if begin is None:
+        return []
+    found: list[CallAttempt] = []
+    place = begin.end()
+    try:
+        while place < len(text):
+            value, end = read_json(text, place)
+            found.append(CallAttempt(start=place, end=end, call=_from_object(value, "parameters")))
+            between = _LLAMA_BETWEEN.match(text, end)
+            if between is None:
+                break
+            place = between.end()
+        if text[found[-1].end :].strip():
+            raise CallFaultError("text after a call; an answer is either text or calls")
+    except CallFaultError as fault:
+        return [CallAttempt(start=0, end=len(text), fault=str(fault))]
+    return found
+
+
+def render_llama3_json(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+    """Calls as Llama's template writes one, separated by `; `."""
+    del tools
+    return "; ".join(write_json(_as_object(one, "parameters")) for one in calls)
+
+
+def _hermes_attempt(text: str, start: int) -> CallAttempt:
+    """The attempt that begins with the tag at `start`; a faulty one ends at the next closing tag."""
+    inner = start + len(_OPEN)
+    try:
+        value, end = read_json(text, _skip_space(text, inner))
+        end = _skip_space(text, end)
+        if not text.startswith(_CLOSE, end) and end < len(text):
+            raise CallFaultError(f"{_CLOSE} is missing after the JSON object")
+        call = _from_object(value, "arguments")
+        return CallAttempt(start=start, end=min(len(text), end + len(_CLOSE)), call=call)
+    except CallFaultError as fault:
+        close = text.find(_CLOSE, inner)
+        return CallAttempt(start=start, end=len(text) if close < 0 else close + len(_CLOSE), fault=str(fault))
+
+
+def _skip_space(text: str, place: int) -> int:
+    match = _SPACE.match(text, place)
+    return place if match is None else match.end()
+
+
+def _as_object(call: ToolCall, key: str) -> dict[str, object]:
+    return {"name": call.name, key: dict(call.arguments)}
+
+
+def _from_object(value: object, key: str) -> ToolCall:
+    """The call of an object with `name` and the arguments under `key`; none means a call without arguments."""
+    if not isinstance(value, dict) or "name" not in value:
+        raise CallFaultError(f'a call is an object {{"name": ..., "{key}": {{...}}}}')
+    extra = sorted(value.keys() - {"name", key})
+    if extra:
+        raise CallFaultError(f'unknown key {extra[0]!r} in a call; its keys are "name" and "{key}"')
+    return call_of(value["name"], value.get(key, {}))
+
+
+# ------------------------------------------------------------------------------------------------------- bracket format
+
+
+_NAME = re.compile(r"[^\s\[\]\"]+")
+_PLAIN = re.compile(r"[^\[\]\"{}\s](?:[^\[\]\"\n\r]*[^\[\]\"\s])?")
+"""Text that stands in a bracket as it is: no brackets, quotes, line breaks or spaces at its ends."""
+
+
+def parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+    """Attempts from each `[` to its `]`; the last one may lack its end, where a stop string cut it."""
+    found: list[CallAttempt] = []
+    start = text.find("[")
+    while start >= 0:
+        found.append(_attempt(text, start, tools))
+        start = text.find("[", found[-1].end)
+    return found
+
+
+def render_bracket(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+    """Calls in brackets, one after another."""
+    return "".join(f"[{_content(call, tools)}]" for call in calls)
+
+
+def _content(call: ToolCall, tools: Sequence[ToolSchema]) -> str:
+    schema = next((one for one in tools if one.name == call.name), None)
+    parameter = None if schema is None else sole_text_parameter(schema)
+    if parameter is None or list(call.arguments) != [parameter]:
+        return f"{call.name} {write_json(dict(call.arguments))}" if call.arguments else call.name
+    value = call.arguments[parameter]
+    plain = isinstance(value, str) and _PLAIN.fullmatch(value)
+    written = str(value) if plain else write_json(value)
+    return written if len(tools) == 1 else f"{call.name} {written}"
+
+
+def _attempt(text: str, start: int, tools: Sequence[ToolSchema]) -> CallAttempt:
+    try:
+        call, end = _read(text, start + 1, tools)
+        end = _skip(text, end)
+        if end < len(text) and text[end] != "]":
+            raise CallFaultError(f"] is missing at {quoted(text[end:])}")
+        return CallAttempt(start=start, end=min(len(text), end + 1), call=call)
+    except CallFaultError as fault:
+        close = text.find("]", start)
+        return CallAttempt(start=start, end=len(text) if close < 0 else close + 1, fault=str(fault))
+
+
+def _read(text: str, place: int, tools: Sequence[ToolSchema]) -> tuple[ToolCall, int]:
+    """The call whose content begins at `place`, and the place after it. Raises CallFaultError."""
+    only = sole_text_parameter(tools[0]) if len(tools) == 1 else None
+    if only is not None:
+        value, end = _read_text(text, _skip(text, place))
+        return ToolCall(name=tools[0].name, arguments={only: value}), end
+    match = _NAME.match(text, _skip(text, place))
+    if match is None:
+        raise CallFaultError("a bracket begins with the name of a tool")
+    schema = next((one for one in tools if one.name == match.group()), None)
+    if schema is None:
+        raise CallFaultError(unknown_tool(match.group(), tools))
+    place = _skip(text, match.end())
+    if place == len(text) or text[place] == "]":
+        return ToolCall(name=schema.name, arguments={}), place
+    parameter = sole_text_parameter(schema)
+    if parameter is not None:
+        value, end = _read_text(text, place)
+        return ToolCall(name=schema.name, arguments={parameter: value}), end
+    arguments, end = read_json(text, place)
+    return call_of(schema.name, arguments), end
+
+
+def _read_text(text: str, place: int) -> tuple[str, int]:
+    """A JSON string, or the plain text up to `]`."""
+    if text.startswith('"', place):
+        return read_string(text, place)
+    ends = [at for at in (text.find("]", place), text.find("[", place)) if at >= 0]
+    end = min(ends, default=len(text))
+    return text[place:end].rstrip(), end
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
+
+
+# -------------------------------------------------------------------------------------------------------------- formats
+
 
 _MARK = "\ue000"
 """A character that no template writes."""
