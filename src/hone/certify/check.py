@@ -231,12 +231,12 @@ def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
         yield other.name, other.detail, summed_gradient(changed, [trial.rows])
     if trial.objective_with_backward is not None:
         what = "autograd of `objective` against `objective_with_backward`"
-        yield "gradient written out", what, written_out_gradient(trial, [trial.rows])
+        yield "gradient written out", what, _written_out_gradient(trial, [trial.rows])
         each = [trial.rows.take(np.array([number])) for number in range(len(trial.rows))]
-        yield "gradient written out, row by row", what, written_out_gradient(trial, each)
+        yield "gradient written out, row by row", what, _written_out_gradient(trial, each)
 
 
-def written_out_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
+def _written_out_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
     """Gradient `[P]` that `objective_with_backward` adds to the parameters' own, over all `pieces`."""
     assert trial.objective_with_backward is not None
     for parameter in trial.policy.parameters():
@@ -271,7 +271,7 @@ def build_certificate(
     seed: int = 0,
 ) -> GradientCertificate:
     """Make the certificate from the checks of all phases, and from `more` checks."""
-    with single_thread():
+    with _single_thread():
         checks = [
             check
             for trial in probes
@@ -282,12 +282,12 @@ def build_certificate(
         config_hash=config_hash,
         batch="; ".join(f"{check_prefix(trial, probes)}{trial.batch}" for trial in probes),
         checks=(*checks, *extra_checks),
-        versions=library_versions(),
+        versions=_library_versions(),
     )
 
 
 @contextlib.contextmanager
-def single_thread() -> Iterator[None]:
+def _single_thread() -> Iterator[None]:
     """Use one thread, for matrices that are too small for several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -297,7 +297,7 @@ def single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def library_versions() -> Mapping[str, str]:
+def _library_versions() -> Mapping[str, str]:
     """Versions of the libraries that compute gradients."""
     return {
         "hone": __version__,

@@ -29,7 +29,7 @@ def control_probes(learner: Learner[Any], job: TrainingJob[Any], *, own_credit: 
     """Probes of the learner's phases; empty without a gradient learner."""
     if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, ControlPolicy):
         return []
-    double, source = perturbed_copy(learner.policy, seed=seed), job.recipe.source
+    double, source = _perturbed_copy(learner.policy, seed=seed), job.recipe.source
     if isinstance(source, LogSource):
         episodes = source.log.take(source.episodes_of(np.arange(min(CONTROL_STEPS, source.units))))
     else:
@@ -42,7 +42,7 @@ def control_probes(learner: Learner[Any], job: TrainingJob[Any], *, own_credit: 
     return gradient_probes(learner, double, learner.layout(episodes, credits))
 
 
-def perturbed_copy(policy: ControlPolicy, *, seed: int) -> ControlPolicy:
+def _perturbed_copy(policy: ControlPolicy, *, seed: int) -> ControlPolicy:
     """A float64 copy with perturbed weights. The given policy is unchanged."""
     double = copy.deepcopy(policy).double()
     double.spaces = replace(double.spaces, inputs=Float64Inputs(**asdict(double.spaces.inputs)))

@@ -112,7 +112,7 @@ def token_probes(
         credits = Credits(advantage=episodes.reward)
     else:
         credits = synthetic_credits(episodes, seed=seed)
-    return network_probes(learner, double, episodes, credits, seed=seed)
+    return _network_probes(learner, double, episodes, credits, seed=seed)
 
 
 def _actor_critic_probes(
@@ -126,8 +126,8 @@ def _actor_critic_probes(
     values = learner.view.values(critic, episodes)
     credits = job.recipe.credit(episodes, values) if own_credit else synthetic_credits(episodes, seed=seed)
     return [
-        *network_probes(learner.actor, policy, episodes, credits, seed=seed),
-        *network_probes(learner.critic, critic, episodes, credits, seed=seed),
+        *_network_probes(learner.actor, policy, episodes, credits, seed=seed),
+        *_network_probes(learner.critic, critic, episodes, credits, seed=seed),
     ]
 
 
@@ -146,7 +146,7 @@ def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> A
     )
 
 
-def network_probes(
+def _network_probes(
     learner: GradientLearner[Any, Any], double: nn.Module, episodes: Episodes, credits: Credits, *, seed: int = 0
 ) -> list[GradientProbe]:
     """Probes of the learner's phases on `episodes`, with `double` as the network."""
@@ -154,9 +154,9 @@ def network_probes(
     assert isinstance(laid, TokenRows)
     laid = replace(laid, layout=replace(laid.layout, device="cpu"))
     if isinstance(double, TokenPolicy):
-        laid = with_copy_logprobs(laid, double, seed=seed)
+        laid = _with_copy_logprobs(laid, double, seed=seed)
     if isinstance(double, ValueNetwork):
-        laid = with_copy_values(laid, seed=seed)
+        laid = _with_copy_values(laid, seed=seed)
     return [with_token_checks(probe) for probe in gradient_probes(learner, double, laid)]
 
 
@@ -168,20 +168,20 @@ def with_token_checks(probe: GradientProbe) -> GradientProbe:
     padded = replace(rows, layout=replace(rows.layout, pad_to_size=not rows.layout.pad_to_size))
     detail = "tokens without a decision fill each micro-batch up"
     variants = [BatchVariant(name="padded to a fixed size", detail=detail, rows=padded, reference=rows)]
-    skipping = without_advantage(laid, probe.finish)
+    skipping = _without_advantage(laid, probe.finish)
     others: list[ObjectiveVariant] = []
     if isinstance(probe.policy, TokenPolicy | TokenScorer | ValueNetwork):
         spoilt = ObjectiveVariant(
             name="NaN where nothing was decided",
             detail="hidden states of prompts and tool output",
-            change=with_nan_hidden_states,
+            change=_with_nan_hidden_states,
         )
         others.append(spoilt)
     if isinstance(probe.policy, TokenPolicy) and rows.precomputed.old_logp is None:
         own = ObjectiveVariant(
             name="old log-probabilities as data",
             detail="the policy's own log-probabilities before the update",
-            change=with_explicit_old_logp,
+            change=_with_explicit_old_logp,
         )
         others.append(own)
     return replace(
@@ -363,7 +363,7 @@ def _logp_noise(episodes: Episodes, stream: str, *, quiet_every: int, seed: int)
     return noise * np.where(np.arange(len(episodes)) % quiet_every == 0, 1e-4, 0.3)[episodes.owner]
 
 
-def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
+def _with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
     """Replace log-probabilities of the real policy in `rows` by synthetic ones of policies near the copy."""
     known, episodes = rows.precomputed, rows.episodes
     if known.ref_logp is not None:
@@ -381,7 +381,7 @@ def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> To
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
 
 
-def with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
+def _with_copy_values(rows: TokenRows, *, seed: int) -> TokenRows:
     """Replace the real critic's values in `rows` by synthetic ones near their targets."""
     known = rows.precomputed
     if known.value_target is None or known.old_value is None:
@@ -402,7 +402,7 @@ def without_shared_prefixes(rows: TokenRows) -> TokenRows:
     )
 
 
-def without_advantage(laid: TokenRows, finish: RowFinisher) -> BatchVariant | None:
+def _without_advantage(laid: TokenRows, finish: RowFinisher) -> BatchVariant | None:
     """The batch with advantage 0 in every third sequence (or group), which a loss that is proportional to the advantage
     skips, against the same batch with nothing skipped. None if the loss skips nothing.
     """
@@ -421,7 +421,7 @@ def without_advantage(laid: TokenRows, finish: RowFinisher) -> BatchVariant | No
     )
 
 
-def with_explicit_old_logp(objective: Objective) -> Objective:
+def _with_explicit_old_logp(objective: Objective) -> Objective:
     """The objective with the policy's own log-probabilities given as data, as when they were computed before the
     update: what is compared with must not carry a gradient."""
 
@@ -433,7 +433,7 @@ def with_explicit_old_logp(objective: Objective) -> Objective:
     return run
 
 
-def with_nan_hidden_states(objective: Objective) -> Objective:
+def _with_nan_hidden_states(objective: Objective) -> Objective:
     """The objective with NaN in every hidden state without a decision."""
 
     def run(policy: LanguageNetwork, batch: TokenBatch) -> LossTerms:

@@ -27,19 +27,19 @@ def finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDispl
             write_report(folder.path)
     except HoneError as fault:
         folder.log(f"no picture of the policy: {fault}", level="WARNING")
-    write_searches(folder, config, progress=progress)
+    _write_searches(folder, config, progress=progress)
 
 
 def write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
-    """Run the searches of the finished stages of a pipeline, as `write_searches`, and bring its report up to date."""
+    """Run the searches of the finished stages of a pipeline, as `_write_searches`, and bring its report up to date."""
     searched = [config for config in stages if config.has_search()]
     for config in searched:
-        write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
+        _write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
     if any((folder / config.name / SEARCH).exists() for config in searched):
         write_report(folder)
 
 
-def write_searches(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
+def _write_searches(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
     """Run the searches of a finished run's config, if it has any; saved, told, and shown in its report."""
     if not config.has_search():
         return

@@ -51,15 +51,15 @@ class KeyLocation:
     """All members, if the table is a member of a tagged union."""
 
 
-def schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
+def _schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
     """Convert an annotation: a config, a union of them, a list or dict of them, or a plain value."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
         notes = [note for note in arguments[1:] if isinstance(note, FieldInfo) and note.discriminator]
-        return schema_of(arguments[0], str(notes[0].discriminator) if notes else tag)
+        return _schema_of(arguments[0], str(notes[0].discriminator) if notes else tag)
     if origin in (Union, types.UnionType):
-        members = [schema_of(argument, tag) for argument in arguments]
+        members = [_schema_of(argument, tag) for argument in arguments]
         return SchemaNode(
             models=[model for member in members for model in member.models],
             tag=tag or next((member.tag for member in members if member.tag), None),
@@ -88,9 +88,9 @@ def locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown
             around, here = here, here.tagged_member(part)
             continue
         if found is not None:
-            inside = field_schema(found)
+            inside = _field_schema(found)
         elif here.element is not None and isinstance(part, str) == here.user_keyed:
-            inside = schema_of(here.element)
+            inside = _schema_of(here.element)
         elif unknown_key and depth == len(location) - 1:
             inside = SchemaNode()
         else:
@@ -100,9 +100,9 @@ def locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown
     return KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
 
 
-def field_schema(info: FieldInfo) -> SchemaNode:
+def _field_schema(info: FieldInfo) -> SchemaNode:
     """Schema of a field, including its union's tag, which pydantic stores apart from the annotation."""
-    return schema_of(info.annotation, str(info.discriminator) if info.discriminator else None)
+    return _schema_of(info.annotation, str(info.discriminator) if info.discriminator else None)
 
 
 def tag_values(model: type[BaseModel], tag: str) -> tuple[Any, ...]:
@@ -148,5 +148,5 @@ def all_keys(model: type[BaseModel], prefix: KeyPath = (), depth: int = 6) -> It
     for name, info in model.model_fields.items():
         yield (*prefix, name)
         if depth > 0:
-            for child in field_schema(info).models:
+            for child in _field_schema(info).models:
                 yield from all_keys(child, (*prefix, name), depth - 1)

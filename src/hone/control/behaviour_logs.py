@@ -83,7 +83,7 @@ class EpsilonMixture:
         theirs, _ = self.numpy_policy.decide(
             seen, own[:, 0] if isinstance(self.numpy_policy, NumpyCategoricalPolicy) else own
         )
-        anything = uniform_actions(noise[:, 1 : 1 + size], actions)
+        anything = _uniform_actions(noise[:, 1 : 1 + size], actions)
         tossed = (noise[:, 0] < self.epsilon).reshape(-1, *([1] * (theirs.ndim - 1)))
         chosen = np.where(tossed, anything.reshape(theirs.shape), theirs).astype(theirs.dtype)
         if self.epsilon == 1:
@@ -94,7 +94,7 @@ class EpsilonMixture:
         return chosen, mixed.astype(np.float32)
 
 
-def uniform_actions(uniform: Floats, actions: DiscreteActions | BoxActions) -> Array:
+def _uniform_actions(uniform: Floats, actions: DiscreteActions | BoxActions) -> Array:
     """Uniform numbers `[n, a]` -> actions, uniformly."""
     if isinstance(actions, DiscreteActions):
         return actions.start + np.minimum((uniform[:, 0] * actions.count).astype(np.int64), actions.count - 1)
@@ -127,19 +127,19 @@ def log_density(acting: NumpyPolicy, seen: Array, chosen: Array) -> NDArray[np.f
             return acting.log_density(seen, chosen).astype(np.float64)
         case NumpyGaussianPolicy():
             mean, log_std = acting.network(acting.inputs.array(seen)), acting.log_std
-            return normal_log_density(chosen.reshape(mean.shape), mean, np.broadcast_to(log_std, mean.shape))
+            return _normal_log_density(chosen.reshape(mean.shape), mean, np.broadcast_to(log_std, mean.shape))
         case NumpySquashedGaussianPolicy():
             mean, log_std = np.split(acting.network(acting.inputs.array(seen)), 2, axis=1)
             low, high = np.asarray(acting.actions.low), np.asarray(acting.actions.high)
             half = np.where(high > low, 0.5 * (high - low), 1.0)
             unit = np.clip((chosen.reshape(mean.shape) - low) / half - 1.0, -1 + 1e-7, 1 - 1e-7)
             slope = np.log1p(-unit * unit) + np.log(half)
-            return normal_log_density(np.arctanh(unit), mean, np.clip(log_std, *LOG_STD_RANGE)) - slope.sum(axis=1)
+            return _normal_log_density(np.arctanh(unit), mean, np.clip(log_std, *LOG_STD_RANGE)) - slope.sum(axis=1)
         case _:
             return np.full(len(seen), np.nan)
 
 
-def normal_log_density(x: Array, mean: Floats, log_std: Floats) -> NDArray[np.float64]:
+def _normal_log_density(x: Array, mean: Floats, log_std: Floats) -> NDArray[np.float64]:
     """Log density `[n]` nats of `x` `[n, a]` under N(mean, exp(log_std)^2)."""
     scaled = (x.astype(np.float64) - mean) * np.exp(-log_std.astype(np.float64))
     return (-0.5 * scaled * scaled - log_std - 0.5 * LOG_TWO_PI).sum(axis=1)

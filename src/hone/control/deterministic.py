@@ -108,7 +108,7 @@ class NoisyActor:
 
 
 @dataclass
-class WithNoiseState(SourceWrapper[P]):
+class _WithNoiseState(SourceWrapper[P]):
     """Another source, with where its actor's noise stands: a resumed run goes on from there."""
 
     actor: NoisyActor
@@ -165,5 +165,5 @@ def deterministic_method(
         credit=partial(one_step_target, discount=algorithm.discount),
         buffer=RingBuffer(config.replay.capacity),
         actor=actor,
-        wrap_source=lambda source: WithNoiseState(source, actor),
+        wrap_source=lambda source: _WithNoiseState(source, actor),
     )

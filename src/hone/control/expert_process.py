@@ -70,7 +70,7 @@ class ExpertProcess:
         self.process.close()
 
 
-def run_expert_worker() -> None:
+def _run_expert_worker() -> None:
     """The child: one line of JSON in, one out, until the trainer closes the channel."""
     channel = connect_to_parent()
     function: Callable[[Array], Any] | None = None
@@ -88,4 +88,4 @@ def run_expert_worker() -> None:
 
 
 if __name__ == "__main__":
-    run_expert_worker()
+    _run_expert_worker()

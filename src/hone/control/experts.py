@@ -183,12 +183,12 @@ def require_same_spaces(key: str, log: str, theirs: PolicySpaces, ours: PolicySp
     """Raises ConfigError for demonstrations of another world."""
     if theirs != ours:
         raise ConfigError(
-            f"{key} = {log!r} is of another world: it has {describe_spaces(theirs)}, the environment "
-            f"{describe_spaces(ours)}"
+            f"{key} = {log!r} is of another world: it has {_describe_spaces(theirs)}, the environment "
+            f"{_describe_spaces(ours)}"
         )
 
 
-def describe_spaces(space: PolicySpaces) -> str:
+def _describe_spaces(space: PolicySpaces) -> str:
     """Describe the observation and action spaces."""
     inputs, actions = space.inputs, space.actions
     seen = f"{inputs.size} states from {inputs.start}" if inputs.one_hot else f"{inputs.size} numbers seen"

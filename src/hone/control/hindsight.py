@@ -57,7 +57,7 @@ class HindsightRunConfig(ReplayRunConfig):
     def open_replay(self, world: GymWorld) -> MethodWrapper:
         """Wrapper of a method that replaces its replay buffer by one of whole episodes, some of whose samples get other
         goals. Raises ConfigError for environments without goals."""
-        goals, hindsight, capacity = goal_spec(world, self.env.id), self.hindsight, self.replay.capacity
+        goals, hindsight, capacity = _goal_spec(world, self.env.id), self.hindsight, self.replay.capacity
 
         def relabelled(method: OffPolicyMethod[Any]) -> OffPolicyMethod[Any]:
             store = EpisodeStore(capacity)
@@ -73,7 +73,7 @@ class HindsightRunConfig(ReplayRunConfig):
 Array: TypeAlias = NDArray[np.generic]
 
 
-def goal_spec(world: GymWorld, name: str) -> GoalSpec:
+def _goal_spec(world: GymWorld, name: str) -> GoalSpec:
     """Places of the goals in a flattened observation, and the reward and end of a step, asked of the first environment.
 
     Raises ConfigError for environments `name` without goals.

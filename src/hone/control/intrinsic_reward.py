@@ -74,7 +74,7 @@ class IntrinsicRewardRows(StepRows):
 
 
 @dataclass
-class IntrinsicRewardCredit:
+class _IntrinsicRewardCredit:
     """The credit: what is new is paid beside what the world pays, in units of its own running return.
 
     It keeps count of what was seen in the policy's own buffers, once for every batch that it is asked about.
@@ -130,7 +130,7 @@ def predict_values(policy: CuriousActorCritic, episodes: Episodes) -> NoveltyVal
     return NoveltyValues(value=paid[:count], final=paid[count:], novelty=new[:count], novelty_final=new[count:])
 
 
-def intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> IntrinsicRewardRows:
+def _intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> IntrinsicRewardRows:
     """On-policy rows; a credit without novelty asks the second critic for nothing."""
     rows, steps = step_rows(episodes, credits, device=device), episodes.transitions()
     assert steps.final is not None
@@ -142,7 +142,7 @@ def intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str =
     )
 
 
-def policy_objective(
+def _policy_objective(
     policy: CuriousActorCritic, rows: IntrinsicRewardRows, *, algorithm: IntrinsicRewardAlgorithm
 ) -> LossTerms:
     """Clipped surrogate + value_weight * (both critics' errors) - entropy_weight * entropy."""
@@ -163,7 +163,7 @@ def policy_objective(
     )
 
 
-def novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> LossTerms:
+def _novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> LossTerms:
     """Loss of the novelty model on the visited observations."""
     return LossTerms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.next_seen))
 
@@ -177,16 +177,16 @@ def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[Curi
         novelty=config.novelty,
         lanes=config.env.num_envs,
     ).to(config.run.device)
-    objective = partial(policy_objective, algorithm=config.algorithm)
+    objective = partial(_policy_objective, algorithm=config.algorithm)
     phases = [optimizer_phase("policy", objective, policy.policy_parameters(), config.learner)]
     learnt = policy.novelty.trainable_parameters()
     if learnt:
-        phases.append(optimizer_phase("novelty", novelty_objective, learnt, config.learner))
-    layout = partial(intrinsic_reward_rows, device=config.run.device)
+        phases.append(optimizer_phase("novelty", _novelty_objective, learnt, config.learner))
+    layout = partial(_intrinsic_reward_rows, device=config.run.device)
     learner = on_policy.rollout_learner(
         config, config.learner, policy, phases, layout=layout, predict_values=predict_values
     )
-    return on_policy.rollout_job(config, world, IntrinsicRewardCredit(policy, config.algorithm), learner)
+    return on_policy.rollout_job(config, world, _IntrinsicRewardCredit(policy, config.algorithm), learner)
 
 
 def intrinsic_reward_recipe_spec(

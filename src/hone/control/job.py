@@ -59,7 +59,7 @@ def updates_per_step(updates: int, steps: int) -> str:
     return f"{updates} / {steps} = {updates / steps:.4g} (twice env.num_envs: half as many)"
 
 
-def accept_spaces(config: RunConfig, spaces: PolicySpaces) -> None:
+def _accept_spaces(config: RunConfig, spaces: PolicySpaces) -> None:
     """Every kind of spaces is served."""
 
 
@@ -69,7 +69,7 @@ def open_gym_run(
     *,
     steps: int,
     build: Callable[[C, GymWorld], TrainingJob[Any]],
-    require: Callable[[C, PolicySpaces], object] = accept_spaces,
+    require: Callable[[C, PolicySpaces], object] = _accept_spaces,
     squashed: bool = False,
 ) -> OpenedRun:
     """Environments opened and checked once, for `build(config, world)`; they are closed with the job.

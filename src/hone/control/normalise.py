@@ -36,7 +36,7 @@ class NormaliseConfig(Config):
 
 
 @dataclass
-class NormalisedObservations(SourceWrapper[P]):
+class _NormalisedObservations(SourceWrapper[P]):
     """Another source, whose observations the policy sees normalised by what was seen before its publication."""
 
     moments: RunningMeanStd
@@ -78,7 +78,7 @@ class NormalisedObservations(SourceWrapper[P]):
 
 
 @dataclass
-class RescaledRewards(SourceWrapper[P]):
+class _RescaledRewards(SourceWrapper[P]):
     """Another source, with rewards in units of the spread of returns so far. Scores stay as they were paid."""
 
     return_scale: ReturnScale
@@ -104,7 +104,7 @@ class RescaledRewards(SourceWrapper[P]):
 def with_normalisation(source: Source[P], config: NormaliseConfig, *, size: int, discount: float) -> Source[P]:
     """`source` with what `config` asks for; `size` numbers make an observation."""
     if config.rewards:
-        source = RescaledRewards(source, ReturnScale(discount), config.limit)
+        source = _RescaledRewards(source, ReturnScale(discount), config.limit)
     if config.observations:
-        source = NormalisedObservations(source, RunningMeanStd(size), config.limit)
+        source = _NormalisedObservations(source, RunningMeanStd(size), config.limit)
     return source

@@ -174,7 +174,7 @@ def rows_with_noise(config: RunConfig, stream: str, *shape: int) -> Callable[[Ep
     return layout
 
 
-def open_off_policy(
+def _open_off_policy(
     config: C, *, method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]], box_recipes: str | None
 ) -> OpenedRun:
     """Environments and the inputs of the replay buffer, opened and checked, for the job of `method(config, spaces)`."""
@@ -200,7 +200,7 @@ def open_off_policy(
     return opened_run(world, build, warnings=[*world.warnings, *notes], close=world.close)
 
 
-def derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
+def _derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     updates = config.learner.optimizer_steps(1)
     return {
@@ -237,8 +237,8 @@ def off_policy_recipe(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_off_policy, method=method, box_recipes=box_recipes),
-        derive=derive_off_policy,
+        open=partial(_open_off_policy, method=method, box_recipes=box_recipes),
+        derive=_derive_off_policy,
         parts=parts or off_policy_parts(method),
         limitation=limitation,
     )

@@ -164,7 +164,7 @@ class LogReader(Protocol):
     def __call__(self, path: Path, *, spaces: GymSpaces | None = None) -> DecisionLog: ...
 
 
-def open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMethod[Any]], read: LogReader) -> OpenedRun:
+def _open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMethod[Any]], read: LogReader) -> OpenedRun:
     """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
     known: list[GymSpaces] = []
     warnings: list[str] = []
@@ -186,7 +186,7 @@ def open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMetho
     return opened_run(log, partial(offline_job, method=method), warnings=[*warnings, *log.notes])
 
 
-def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
+def _derive_offline(config: OfflineRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     updates = config.learner.optimizer_steps(1)
     return {
@@ -210,8 +210,8 @@ def offline_recipe(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_offline, method=method, read=read),
-        derive=derive_offline,
+        open=partial(_open_offline, method=method, read=read),
+        derive=_derive_offline,
         parts=recipe_parts(method, source="Logged(log)", weights=(token_mean,)),
         limitation=limitation,
     )

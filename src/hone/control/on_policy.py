@@ -133,7 +133,7 @@ def _merged_metrics(entropy: Tensor, *parts: LossTerms) -> dict[str, Tensor]:
 
 
 @dataclass
-class SnapshotActor(NetworkActor):
+class _SnapshotActor(NetworkActor):
     """Decides by weights that change on publication only, so that a thread may act while the policy learns."""
 
     def publish(self, policy: ActorCritic, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -206,7 +206,7 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
         extra_state=method.extra_state,
     )
     acting = policy.numpy_policy()
-    actor = SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
+    actor = _SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
     source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)
     source = source if method.wrap_source is None else method.wrap_source(source)
     source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)

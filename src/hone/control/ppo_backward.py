@@ -23,7 +23,7 @@ from hone.objectives.ratios import LOG_RATIO_LIMIT, is_saturated, logp_differenc
 from hone.objectives.terms import LossTerms
 
 
-def clipped_surrogate_with_backward(
+def _clipped_surrogate_with_backward(
     now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: float
 ) -> tuple[LossTerms, Tensor]:
     """`clipped_surrogate`, and its derivative `[n]` by `now`: -r A, and 0 where the gradient has stopped."""
@@ -49,7 +49,7 @@ def ppo_loss_with_backward(
     acted, judged = forward_with_tape(policy.actor, x), forward_with_tape(policy.critic, x)
     head = _head(policy, acted.out, rows.chosen, entropy=entropy_weight > 0)
     value = judged.out.squeeze(1)
-    actor, by_logp = clipped_surrogate_with_backward(head.logp, rows.logp, rows.advantage, low=low, high=high)
+    actor, by_logp = _clipped_surrogate_with_backward(head.logp, rows.logp, rows.advantage, low=low, high=high)
     error = value - rows.target
     loss = torch.addcmul(actor.loss, error, error, value=0.5 * value_weight)
     by_entropy = None

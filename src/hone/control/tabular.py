@@ -138,10 +138,10 @@ class TabularWorld:
     first_action: int = 0
 
 
-def open_tabular(config: TabularRunConfig) -> TabularWorld:
+def _open_tabular(config: TabularRunConfig) -> TabularWorld:
     """Open the environments of a table of numbered states. Raises ConfigError for other spaces, and as `open_world`."""
     if config.env is not None:
-        return open_gym_table(config.env, steps=config.rollout_steps, seed=config.seed, features=discrete_spaces)
+        return open_gym_table(config.env, steps=config.rollout_steps, seed=config.seed, features=_discrete_spaces)
     assert config.finite is not None
     world = open_finite(config.finite, config)
     return TabularWorld(world=world, features=StateFeatures(count=world.mdp.states, actions=world.mdp.actions))
@@ -169,7 +169,7 @@ def open_finite(finite: FiniteConfig, config: TabularRunConfig | PredictionRunCo
     return FiniteWorld(mdp=mdp, steps=config.rollout_steps, seed=config.seed, copies=finite.copies)
 
 
-def discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
+def _discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
     """Numbered states and actions of Gymnasium's spaces, and the number of the first action. Raises ConfigError."""
     seen, chosen = found
     if not isinstance(seen, spaces.Discrete) or not isinstance(chosen, spaces.Discrete):
@@ -241,7 +241,7 @@ class TabularMethod(Generic[T]):
     """Warnings about the config."""
 
 
-def method_recipe(table: T, live: Source[T], method: TabularMethod[T], rate: RateConfig) -> Recipe[T]:
+def _method_recipe(table: T, live: Source[T], method: TabularMethod[T], rate: RateConfig) -> Recipe[T]:
     """A method that fills `table` from the steps of `live`."""
     return Recipe(
         source=WholeEpisodes(live) if method.whole_episodes else live,
@@ -269,8 +269,8 @@ def table_run(
             first_action=opened.first_action,
         )  # fmt: skip
         live = LiveSource(world, table_actor(values))
-        recipe = method_recipe(values, live, method, table.rate)
-        return table_job(recipe, world, evaluation, env=env, seed=config.seed)
+        recipe = _method_recipe(values, live, method, table.rate)
+        return _table_job(recipe, world, evaluation, env=env, seed=config.seed)
 
     if isinstance(opened.world, FiniteWorld):
         return opened_run(opened.world, build, warnings=method.warnings)
@@ -289,10 +289,10 @@ def prediction_job(
 ) -> TrainingJob[StateValues]:
     """Job that learns `values` from steps of a behaviour policy `[S, A]`; None: the policy that they are of."""
     live = LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behaviour)))
-    return table_job(method_recipe(values, live, method, rate), world, config.evaluation)
+    return _table_job(_method_recipe(values, live, method, rate), world, config.evaluation)
 
 
-def table_job(
+def _table_job(
     recipe: Recipe[T],
     world: GymWorld | FiniteWorld,
     evaluation: ControlEvaluationConfig,
@@ -305,7 +305,7 @@ def table_job(
 
     def evaluate() -> EvaluationResult:
         if isinstance(world, FiniteWorld):
-            return exact_evaluation(table, world.mdp)
+            return _exact_evaluation(table, world.mdp)
         assert env is not None
         assert isinstance(table, ActionTable)
         return evaluation_result(evaluate_returns(table, env, episodes=evaluation.episodes, seed=seed))
@@ -322,7 +322,7 @@ def table_job(
     return replace(job, warnings=world.warnings, pop_notices=world.pop_notices)
 
 
-def exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
+def _exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
     """Exact evaluation of a table in a known finite process; its interval is a point."""
     metrics = exact_metrics(table, mdp)
     score = metrics["eval/score"]
@@ -332,12 +332,12 @@ def exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
 # --------------------------------------------------------------------------------------------------- the recipe
 
 
-def open_table_run(config: C, *, method: Callable[[C], TabularMethod[ActionTable]]) -> OpenedRun:
+def _open_table_run(config: C, *, method: Callable[[C], TabularMethod[ActionTable]]) -> OpenedRun:
     """Environments opened and checked for `method(config)`. Raises ConfigError for numbers that do not fit together,
-    and as `open_tabular`."""
+    and as `_open_tabular`."""
     made = method(config)
     return table_run(
-        open_tabular(config), made, table=config.table, exploration=config.exploration, env=config.env,
+        _open_tabular(config), made, table=config.table, exploration=config.exploration, env=config.env,
         evaluation=config.evaluation,
     )  # fmt: skip
 
@@ -366,7 +366,7 @@ def tabular_recipe(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_table_run, method=method),
+        open=partial(_open_table_run, method=method),
         derive=derive,
         parts=parts,
         limitation=limitation,

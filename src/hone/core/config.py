@@ -138,7 +138,7 @@ def with_current_names(model: type[BaseModel], values: Mapping[str, object]) -> 
         elif key != name and name in values:
             raise ValueError(f"{key} is the old name of {name}: give only {name}")
         else:
-            result[name] = with_current_tag(model, name, values[key])
+            result[name] = _with_current_tag(model, name, values[key])
     for key, table, name in moved:
         given = result.get(table, {})
         if isinstance(given, BaseModel):
@@ -157,7 +157,7 @@ def _known_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
             yield from ((name, inner) for inner in type(info.default).model_fields)
 
 
-def with_current_tag(model: type[BaseModel], name: str, value: object) -> object:
+def _with_current_tag(model: type[BaseModel], name: str, value: object) -> object:
     """The value of a field; of a table that selects an alternative by its old name, with the present one."""
     tag = None if name not in model.model_fields else _tag_of(model.model_fields[name])
     if tag is None or not isinstance(value, dict):

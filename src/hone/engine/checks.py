@@ -7,7 +7,7 @@ from hone.core.errors import ConfigError, DataError, ErrorCollector
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 
 
-def check_sampling(sampling: SamplingParams) -> None:
+def _check_sampling(sampling: SamplingParams) -> None:
     """Raise ConfigError with every invalid setting."""
     faults = ErrorCollector(ConfigError)
     if sampling.max_tokens < 1:
@@ -34,7 +34,7 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
     `context` and `vocab`: most positions of a sequence, and number of token ids. ConfigError for settings.
     """
     for sampling in dict.fromkeys(request.sampling for request in requests):
-        check_sampling(sampling)
+        _check_sampling(sampling)
     faults = ErrorCollector(DataError)
     seen: set[str] = set()
     for request in requests:
@@ -62,7 +62,7 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
 def check_score_requests(texts: Sequence[ScoreRequest], *, context: int, vocab: int) -> None:
     """Raise DataError naming every text that cannot be scored by its place; ConfigError for settings."""
     for sampling in dict.fromkeys(text.sampling for text in texts):
-        check_sampling(sampling)
+        _check_sampling(sampling)
     faults = ErrorCollector(DataError)
     for place, text in enumerate(texts):
         name, asked, message = f"text {place}", text.prompt, text.tokens

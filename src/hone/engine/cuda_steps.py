@@ -41,7 +41,7 @@ def draws_only(draws: SamplerInput) -> bool:
     return draws.top_logprobs is None and not bool((cut & ~draws.greedy).any())
 
 
-class StepInputs:
+class _StepInputs:
     """Inputs of a step of `rows` rows, as two buffers that a recorded graph reads again with new contents."""
 
     def __init__(self, rows: int, most_pages: int, *, scratch: int, page_tokens: int, device: torch.device) -> None:
@@ -109,25 +109,25 @@ class RecordedSteps:
     ) -> None:
         """`logits`: the model's, `[R, vocab]` in float32, for the rows `[R]` of a pass."""
         self._logits, self._scratch, self._page_tokens, self._device = logits, scratch, page_tokens, device
-        self._known: dict[tuple[int, int], tuple[StepInputs, Callable[[], Tensor]]] = {}
+        self._known: dict[tuple[int, int], tuple[_StepInputs, Callable[[], Tensor]]] = {}
         self._recorded: torch.cuda.CUDAGraph | None = None
 
     def run(self, work: ForwardBatch, *, rows: int) -> SamplerOutput:
         """A pass of one token of each sequence, padded to `rows`."""
         key = (rows, work.pages.shape[1])
         if key not in self._known:
-            inputs = StepInputs(*key, scratch=self._scratch, page_tokens=self._page_tokens, device=self._device)
+            inputs = _StepInputs(*key, scratch=self._scratch, page_tokens=self._page_tokens, device=self._device)
             inputs.load(work)
             self._known[key] = inputs, self._record(inputs)
         inputs, play = self._known[key]
         inputs.load(work)
         return _output(play(), len(work.draws.token_index))
 
-    def _step(self, inputs: StepInputs) -> Tensor:
+    def _step(self, inputs: _StepInputs) -> Tensor:
         places, drawing = inputs.read()
-        return draw_tokens(self._logits(places, drawing["at"]), **{k: v for k, v in drawing.items() if k != "at"})
+        return _draw_tokens(self._logits(places, drawing["at"]), **{k: v for k, v in drawing.items() if k != "at"})
 
-    def _record(self, inputs: StepInputs) -> Callable[[], Tensor]:
+    def _record(self, inputs: _StepInputs) -> Callable[[], Tensor]:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # workspaces are allocated outside of the recording
@@ -162,7 +162,7 @@ def draw_rows(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
         padded[:count] = values
         return torch.from_numpy(padded).to(logits.device)
 
-    drawn = draw_tokens(
+    drawn = _draw_tokens(
         logits,
         uniform=column(draws.uniform, 0.0),
         temperature=column(draws.temperature, 1.0),
@@ -182,7 +182,7 @@ def _output(drawn: Tensor, count: int) -> SamplerOutput:
     )
 
 
-def draw_tokens(logits: Tensor, *, uniform: Tensor, temperature: Tensor, given: Tensor, greedy: Tensor) -> Tensor:
+def _draw_tokens(logits: Tensor, *, uniform: Tensor, temperature: Tensor, given: Tensor, greedy: Tensor) -> Tensor:
     """`[3, R]` float64: tokens, and their log-probabilities in nats under the policy and under what was drawn from.
 
     The draw of `sampler.sample_tokens` without truncation, up to rounding: the first token at which the cumulative

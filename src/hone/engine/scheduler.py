@@ -27,7 +27,7 @@ from hone.engine.work import ForwardBatch, SamplerOutput
 # --------------------------------------------------------------------------------------------------------------- routes
 
 
-class RoutePages:
+class _RoutePages:
     """Experts of every token in `pages` pages. Dense models record none, and take no memory."""
 
     def __init__(self, pages: int, page_tokens: int) -> None:
@@ -95,7 +95,7 @@ class Scheduler:
         self.texts = TextPages(limits.pages, limits.page_tokens)
         self.texts.reset(self.version)
         self.pool = self.texts.pool
-        self.routes = RoutePages(limits.pages, limits.page_tokens)
+        self.routes = _RoutePages(limits.pages, limits.page_tokens)
         self.table = RunningBatch(slots=limits.slots, most_pages=limits.most_pages, page_tokens=limits.page_tokens)
         self._waiting: list[tuple[int, int, int, PrefillGroup]] = []
         self._fills: list[PrefillGroup] = []

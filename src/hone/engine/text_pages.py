@@ -169,7 +169,7 @@ class KeptTurn:
     until_s: float
 
 
-class KeptTurns:
+class _KeptTurns:
     """Turns by request id and sample; each holds one reference to its pages."""
 
     def __init__(self, pool: PagePool) -> None:
@@ -245,7 +245,7 @@ class TextPages:
         self._now_s = 0.0
         self.pool = PagePool(pages)
         self.cache = PrefixCache(self.pool, page_tokens)
-        self.kept = KeptTurns(self.pool)
+        self.kept = _KeptTurns(self.pool)
 
     def reset(self, version: int) -> None:
         """Forget everything: from now on texts are read by `version`."""

@@ -34,7 +34,7 @@ class SamplingTensors:
     """True if a row uses truncated sampling."""
 
 
-def sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTensors:
+def _sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTensors:
     """Settings of rows as tensors on a device."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
     return SamplingTensors(
@@ -54,7 +54,7 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     `logits` `[n, vocab]`, float32 at least. The cumulative sum runs in float64, by token id. A given token takes the
     place of the draw; everything else is the same arithmetic.
     """
-    settings = sampling_tensors(draws, logits.device)
+    settings = _sampling_tensors(draws, logits.device)
     uniform = torch.from_numpy(draws.uniform).to(logits.device)
     logp = torch.log_softmax(logits / settings.temperature[:, None].to(logits.dtype), dim=-1)
     drawn_from, kept = logp, None
@@ -177,7 +177,7 @@ class PagedKvCache:
         self.store[:, :, target] = self.store[:, :, source]
 
 
-class PagedAttention:
+class _PagedAttention:
     """An `Attend` for one pass, by the model's own arithmetic; tokens beyond `work.tokens` are padding: zeros."""
 
     def __init__(self, model: GenerationModel, keys: PagedKvCache, work: ForwardBatch) -> None:
@@ -330,7 +330,7 @@ class TorchRunner:
         device, count = self._model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
-        attend = PagedAttention(self._model, keys, work)
+        attend = _PagedAttention(self._model, keys, work)
         return self._forward(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend)
 
     def _flashed(self, work: ForwardBatch) -> tuple[Tensor, Tensor | None]:

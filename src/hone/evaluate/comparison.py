@@ -60,10 +60,10 @@ def differing_settings(configs: Sequence[Mapping[str, Json]], *, shared_only: bo
         every = [key for key in every if all(key in config for config in configs)]
     differing = [key for key in every if len({json.dumps(config.get(key)) for config in configs}) > 1]
     keys = list(dict.fromkeys(_common_table(key, configs) for key in differing))
-    return [{key: value_text(config, key) for key in keys} for config in configs]
+    return [{key: _value_text(config, key) for key in keys} for config in configs]
 
 
-def value_text(config: Mapping[str, Json], key: str) -> str:
+def _value_text(config: Mapping[str, Json], key: str) -> str:
     """The value of a key, or the leaves of a table, in at most 48 characters; `-` where there is none."""
     if key in config:
         return shorten(_plain(config[key]))
@@ -142,7 +142,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     runs = read_runs(asked, root, metric=metric)
     if all(np.isnan(run.score) for run in runs):
         raise DataError(f"none of {len(runs)} runs has a score yet: {', '.join(run.name for run in runs)}")
-    groups = group_runs(runs)
+    groups = _group_runs(runs)
     tasks = list(dict.fromkeys(run.task for run in runs))
     scale = _extremes(runs, tasks) if len(tasks) > 1 else {}
     curves = dict(zip((run.path for run in runs), score_curves(runs, metric), strict=False))
@@ -179,7 +179,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
+def _group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
     """Group runs that differ in seed, bookkeeping and task only, in the order of the arguments."""
     kinds: dict[str, list[LoadedRun]] = {}
     for run in runs:

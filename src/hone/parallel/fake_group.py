@@ -15,7 +15,7 @@ _NO_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class EchoReduction:
+class _EchoReduction:
     """Reduction in which every rank says what this one does."""
 
     rank: int
@@ -43,6 +43,6 @@ def fake_ranks(ranks: int, *, tensor: int = 1, virtual: int = 0, rank: int = 0) 
         meeting = RankMeeting(
             rank=rank, ranks=ranks, tensor=tensor, virtual=virtual, patience_s=_NO_WAIT_S, device="cpu"
         )
-        yield RankGroup(meeting, mesh, EchoReduction)
+        yield RankGroup(meeting, mesh, _EchoReduction)
     finally:
         dist.destroy_process_group()

@@ -50,7 +50,7 @@ def check_cluster(config: ClusterConfig | None) -> list[str]:
     return ["cluster.rollout.mixed: replicas may compute by different kernels, so that this run cannot be repeated"]
 
 
-def make_transport(config: ClusterConfig, decoder: Decoder, settings: ReplicaSettings) -> FleetTransport:
+def _make_transport(config: ClusterConfig, decoder: Decoder, settings: ReplicaSettings) -> FleetTransport:
     """Replicas as Ray actors; nothing is started yet. Raises ResourceError where Ray is not installed."""
     require_ray()
     from hone.parallel.ray_transport import RayTransport  # noqa: PLC0415 - an extra
@@ -78,7 +78,7 @@ def open_fleet(config: ClusterConfig, decoder: Decoder, settings: ReplicaSetting
         exact=not config.rollout.mixed,
     )
     return FleetEngine(
-        make_transport(config, decoder, settings),
+        _make_transport(config, decoder, settings),
         settings,
         decoder.stored_tensors,
         rules=FleetRules(limits=limits, mixed=config.rollout.mixed),

@@ -54,7 +54,7 @@ class RankedJobBuilder:
             with building_for(sharded):
                 job = build(config)
             stack.callback(job.close)
-            work = rank_work(job, group, sharded)
+            work = _rank_work(job, group, sharded)
             ranks.wait_ready("built its learner")
             whole = [twin.whole for twin in sharded.twins if twin.sharded is work.learner.policy]
             learner = RankedLearner(policy=[*whole, work.learner.policy][0], work=work, peers=ranks)
@@ -87,7 +87,7 @@ def driver_meeting(config: RunConfig, launcher: RankLauncher) -> RankMeeting:
     )
 
 
-def rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) -> RankWork:
+def _rank_work(job: TrainingJob[Any], group: RankGroup, sharded: ShardedBuild) -> RankWork:
     """The work of this rank on its job's learner. Raises ConfigError for a learner that ranks cannot share."""
     learner: Learner[Any] = job.recipe.learner
     phases = learner.phases if isinstance(learner, GradientLearner) else []
@@ -121,7 +121,7 @@ def serve_rank(
         with building_for(sharded):
             job = build(config)
         job.close()
-        work = rank_work(job, group, sharded)
+        work = _rank_work(job, group, sharded)
         del job
         for twin in sharded.twins:
             twin.forget_whole()

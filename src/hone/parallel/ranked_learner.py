@@ -126,14 +126,14 @@ class RankedLearner(Generic[P]):
         inner = self.work.learner
         if isinstance(inner, GradientLearner) and inner.predict_values is None:
             return NO_VALUES
-        given: State = {"episodes": pack_episodes(episodes), **source_statistics(self.policy)}
+        given: State = {"episodes": pack_episodes(episodes), **_source_statistics(self.policy)}
         return self._together(VALUES, given, lambda: self.work.values(episodes))
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         given: State = {
             "episodes": pack_episodes(episodes),
             "credits": pack_credits(credits),
-            **source_statistics(self.policy),
+            **_source_statistics(self.policy),
         }
         return self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
 
@@ -202,7 +202,7 @@ class RankServant:
             self.work.take_weights()
 
 
-def source_statistics(policy: object) -> State:
+def _source_statistics(policy: object) -> State:
     """What sources put into a policy beside its weights; empty for a language model."""
     statistics = policy.statistics() if isinstance(policy, SharedStatistics) else {}
     return {STATISTICS: statistics} if statistics else {}

@@ -42,7 +42,7 @@ _NODES_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorCall:
+class _ActorCall:
     """A call of an actor that has not returned."""
 
     replica: str
@@ -60,7 +60,7 @@ class RayTransport:
         self._count = 0
         self._actors: dict[str, Any] = {}
         self._hellos: dict[str, ReplicaHello] = {}
-        self._calls: dict[ray.ObjectRef, ActorCall] = {}
+        self._calls: dict[ray.ObjectRef, _ActorCall] = {}
         self._lock = threading.Lock()
         self._spec_ref: ray.ObjectRef | None = None
         self._folder: Path | None = None
@@ -198,7 +198,7 @@ class RayTransport:
             if actor is None:
                 return
             ref = _METHODS[method](actor).remote(*given)
-            self._calls[ref] = ActorCall(replica=replica, method=method, number=number)
+            self._calls[ref] = _ActorCall(replica=replica, method=method, number=number)
 
     def _event_of(self, ref: ray.ObjectRef) -> FleetEvent | None:
         with self._lock:
@@ -215,7 +215,7 @@ class RayTransport:
             return self._lost(call, error)
         return self._told(call, result)
 
-    def _told(self, call: ActorCall, result: object) -> FleetEvent | None:
+    def _told(self, call: _ActorCall, result: object) -> FleetEvent | None:
         match result:
             case AskAnswers():
                 return AskAnswered(replica=call.replica, number=call.number, answers=result)
@@ -240,7 +240,7 @@ class RayTransport:
             return ReplicaFailed(replica=replica, error=ResourceError(error))
         return ReplicaJoined(replica=replica, node=hello.node, arithmetic=hello.arithmetic)
 
-    def _lost(self, call: ActorCall, error: exceptions.RayError) -> FleetEvent:
+    def _lost(self, call: _ActorCall, error: exceptions.RayError) -> FleetEvent:
         """The loss of a replica, or a fault of its installation."""
         unmade = isinstance(error, exceptions.RayActorError) and error.actor_init_failed
         if call.method == "open" and (unmade or isinstance(error, exceptions.RayTaskError)):

@@ -81,7 +81,7 @@ def shard(
 
 
 @contextmanager
-def backward_passes(network: nn.Module) -> Iterator[None]:
+def _backward_passes(network: nn.Module) -> Iterator[None]:
     """Context of the backward passes of one step through a sharded network."""
     with warnings.catch_warnings():
         # A layer's output may be a view. hone's layers never write into their inputs.
@@ -96,12 +96,12 @@ def reshard(network: nn.Module) -> None:
     network.reshard()
 
 
-def joined_parts(split: TensorSplit | None, name: str, part: Tensor) -> Tensor:
+def _joined_parts(split: TensorSplit | None, name: str, part: Tensor) -> Tensor:
     """The whole parameter `name` from the parts of a tensor group, if there is one. All its ranks call it."""
     return part if split is None else split.join(name, part)
 
 
-def own_rows(split: TensorSplit | None, name: str, whole: Tensor, group: RankGroup) -> Tensor:
+def _own_rows(split: TensorSplit | None, name: str, whole: Tensor, group: RankGroup) -> Tensor:
     """Rows that this rank holds of the whole parameter `name`, or of its part in a tensor group."""
     part = whole if split is None else split.cut(name, whole)
     return rank_rows(part, group.data.get_local_rank(), group.data.size())
@@ -113,7 +113,7 @@ def rank_rows(whole: Tensor, rank: int, ranks: int) -> Tensor:
     return whole[min(rank * each, len(whole)) : min((rank + 1) * each, len(whole))]
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def _local_part(tensor: Tensor) -> Tensor:
     """This rank's part, in the memory of `tensor`, which is data; a tensor that is whole here is its own part."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -148,12 +148,12 @@ class ShardedParameters:
 
     @property
     def owned(self) -> Sequence[Tensor]:
-        return [local_part(parameter.detach()) for parameter in self.parameters]
+        return [_local_part(parameter.detach()) for parameter in self.parameters]
 
     @property
     def gradients(self) -> Sequence[Tensor]:
-        pairs = [(local_part(one.detach()), one.grad) for one in self.parameters]
-        return [torch.zeros_like(own) if gradient is None else local_part(gradient) for own, gradient in pairs]
+        pairs = [(_local_part(one.detach()), one.grad) for one in self.parameters]
+        return [torch.zeros_like(own) if gradient is None else _local_part(gradient) for own, gradient in pairs]
 
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class ShardedParameters:
             parameter.grad = None
         for sums in self.shares:
             sums.clear()
-        with backward_passes(self.policy):
+        with _backward_passes(self.policy):
             yield
 
     def reduce(self, share: BatchShare) -> None:
@@ -207,12 +207,12 @@ class ShardedParameters:
                 shape=parameter.shape,
                 stride=parameter.stride(),
             )
-            whole = joined_parts(self.split, name, placed.full_tensor())
+            whole = _joined_parts(self.split, name, placed.full_tensor())
             found[name] = whole if self.group.is_driver else whole.new_empty(0)
         return found
 
     def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
-        return [own_rows(self.split, name, named[name], self.group) for name in self.names]
+        return [_own_rows(self.split, name, named[name], self.group) for name in self.names]
 
     def _counted_once(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Gradients without those that another rank of the tensor group has, too."""
@@ -234,7 +234,7 @@ class ShardedParameters:
 # ------------------------------------------------------------------------------------------------------ sharded adapter
 
 
-class ShardedFactors(LowRankParameters):
+class _ShardedFactors(LowRankParameters):
     """Parameter store of one rank: A, B and the whole parameters, with the gradients of all ranks."""
 
     def __init__(
@@ -252,11 +252,11 @@ class ShardedFactors(LowRankParameters):
 
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
-        with backward_passes(self.network), super().collect_gradients():
+        with _backward_passes(self.network), super().collect_gradients():
             yield
 
     def gradient_of(self, weight: Tensor) -> Tensor:
-        return local_part(super().gradient_of(weight))
+        return _local_part(super().gradient_of(weight))
 
     def reduce(self, share: BatchShare) -> None:
         super().reduce(share)
@@ -265,7 +265,7 @@ class ShardedFactors(LowRankParameters):
             factors.copy_(self.tensor.sum(factors))
 
 
-def hold_part(adapter: LoraAdapter, split: TensorSplit | None, group: RankGroup) -> None:
+def _hold_part(adapter: LoraAdapter, split: TensorSplit | None, group: RankGroup) -> None:
     """Let the adapter of a decoder that was cut hold this rank's part of its weights."""
     parameters, parts = dict(adapter.decoder.named_parameters()), dict[str, HeldPart]()
     for name, base in adapter.base.items():
@@ -275,7 +275,7 @@ def hold_part(adapter: LoraAdapter, split: TensorSplit | None, group: RankGroup)
         parameter = parameters[name]
         parts[name] = HeldPart(
             parameter=parameter,
-            merged=local_part(parameter.detach()),
+            merged=_local_part(parameter.detach()),
             rows=rank_rows(rows, group.data.get_local_rank(), group.data.size()),
             columns=columns,
         )
@@ -299,7 +299,7 @@ class ShardedTwin:
         """Copy the twin's weights into the whole network of rank 0, one parameter at a time."""
         with torch.no_grad():
             for name, whole, own in self._pairs():
-                full = joined_parts(self.split, name, own.full_tensor()) if isinstance(own, DTensor) else own
+                full = _joined_parts(self.split, name, own.full_tensor()) if isinstance(own, DTensor) else own
                 if group.is_driver:
                     whole.copy_(full)
             if group.is_driver:
@@ -319,8 +319,8 @@ class ShardedTwin:
                 shape = own.shape if self.split is None else self.split.shape(name, own.shape)
                 full = whole.contiguous() if group.is_driver else torch.empty(shape, dtype=own.dtype, device=own.device)
                 group.copy_from_driver([full])
-                part = own_rows(self.split, name, full, group) if isinstance(own, DTensor) else full
-                local_part(own.detach()).copy_(part)
+                part = _own_rows(self.split, name, full, group) if isinstance(own, DTensor) else full
+                _local_part(own.detach()).copy_(part)
             pairs = [(whole if group.is_driver else own, own) for whole, own in self._factor_pairs()]
             pairs += [(whole if group.is_driver else own, own) for whole, own in self._buffer_pairs()]
             for given, own in pairs:
@@ -354,7 +354,7 @@ class ShardedTwin:
         return list(zip(self.whole.buffers(), self.sharded.buffers(), strict=True))
 
 
-def unbound_question(number: int, episodes: Episodes) -> NDArray[Any]:
+def _unbound_question(number: int, episodes: Episodes) -> NDArray[Any]:
     """Answer of ranks that have not yet begun."""
     raise AssertionError(f"question {number} about {len(episodes)} episodes while the job is built")
 
@@ -371,7 +371,7 @@ class ShardedBuild:
     """Networks that were cut: twins, and those that no rank has whole."""
     questions: list[Question] = field(default_factory=list[Question])
     """Questions that all ranks answer together."""
-    ask_ranks: Callable[[int, Episodes], NDArray[Any]] = unbound_question
+    ask_ranks: Callable[[int, Episodes], NDArray[Any]] = _unbound_question
     """Lets all ranks answer a question, in the driver."""
 
     def trained(self, policy: LanguageNetwork) -> LanguageNetwork:
@@ -420,8 +420,8 @@ class ShardedBuild:
         sums = shard(network, group.data, virtual, whole=[*head.values()], keep_gathered=keep_gathered)
         self.networks.append(network)
         if adapter is not None:
-            hold_part(adapter, split, group)
-            self.stores[id(network)] = ShardedFactors(network, adapter, head, group.tensor)
+            _hold_part(adapter, split, group)
+            self.stores[id(network)] = _ShardedFactors(network, adapter, head, group.tensor)
         elif learns:
             self.stores[id(network)] = ShardedParameters(network, group, shares=sums, split=split)
         return split

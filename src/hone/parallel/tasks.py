@@ -22,7 +22,7 @@ NO_FOLDER = 5
 """Exit code of a command on a machine without the driver's folder."""
 
 
-def run_task(command: HoneCommand, folder: str) -> CommandEnd:
+def _run_task(command: HoneCommand, folder: str) -> CommandEnd:
     """Run a command on this machine, in `folder`. A KeyboardInterrupt, which is Ray's request to cancel, asks it to
     save and stop."""
     if not Path(folder).is_dir():
@@ -54,7 +54,7 @@ class RayCommands:
         connect_to_ray(self._address)
         import ray  # noqa: PLC0415 - an extra
 
-        task = ray.remote(run_task).options(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)
+        task = ray.remote(_run_task).options(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)
         self._running[task.remote(command, str(self._folder))] = command
 
     def wait(self, timeout_s: float) -> list[CommandEnd]:

@@ -23,7 +23,7 @@ def layer_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
         return _experts_backward(shape, settings)
     h, f, tokens = shape.hidden, shape.intermediate, settings.tokens
     b, s = settings.product_bytes, settings.stream_bytes
-    freed = freed_before(shape, settings)
+    freed = _freed_before(shape, settings)
     if settings.path == "compiled":
         return _compiled_backward(shape, settings) - freed
     # The rounded weights of the projection after the gate are freed.
@@ -136,7 +136,7 @@ def _experts_backward(shape: PlannedDecoder, settings: StepSettings) -> int:
     """
     h, f, k, tokens = shape.hidden, shape.intermediate, shape.experts_per_token, settings.tokens
     b, s = settings.product_bytes, settings.stream_bytes
-    freed = freed_before(shape, settings)
+    freed = _freed_before(shape, settings)
     results = (4 - b) * k * h
     # Of three results or more, the sum's gradient is still there when the second of them is made.
     combine = (4 * min(k, 2) * k * h + (4 * h if k > 2 else 0) - (4 * h if b == 4 else 0) + 4 * k - 4) * tokens
@@ -187,7 +187,7 @@ def attention_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
     softmax = w * (shape.heads * settings.text_tokens + 3 * shape.query_width + 2 * shape.key_width)
     mask = w * settings.text_tokens
     alive = (max(padding, softmax) + mask + joint - later) * settings.tokens
-    return alive - _rounded_after_attention(shape, settings) - freed_before(shape, settings)
+    return alive - _rounded_after_attention(shape, settings) - _freed_before(shape, settings)
 
 
 def norm_temporaries(*, wide_input: bool, wide_gradient: bool) -> int:
@@ -225,17 +225,17 @@ def _widened_forward(shape: PlannedDecoder, settings: StepSettings) -> int:
     return (mask - b * f) * settings.tokens + _WIDE * 2 * f * h + _beside_gradient(2 * f, h, settings) + copies
 
 
-def freed_before(shape: PlannedDecoder, settings: StepSettings) -> int:
+def _freed_before(shape: PlannedDecoder, settings: StepSettings) -> int:
     """Bytes of the last norm and of the states that were asked, which the last layer's backward pass finds freed."""
     return settings.stream_bytes * shape.hidden * (settings.tokens + settings.decisions) + 4 * settings.tokens
 
 
 def inner_bytes(shape: PlannedDecoder, b: int) -> int:
     """Bytes for each token in the MLP of a layer, or in its experts."""
-    return expert_bytes(shape, b) if shape.experts else 3 * b * shape.intermediate
+    return _expert_bytes(shape, b) if shape.experts else 3 * b * shape.intermediate
 
 
-def expert_bytes(shape: PlannedDecoder, b: int) -> int:
+def _expert_bytes(shape: PlannedDecoder, b: int) -> int:
     """Bytes for each token in a layer of experts: the router's input in float32 in the place of the norm's result, k
     copies of the experts' inputs and float32 copies of their results, both inputs of the gate and its result, and the
     router's numbers."""

@@ -61,7 +61,7 @@ class GatheredWeights:
         return 3 * whole + whole // self.shards if self.virtual_shares else 2 * whole
 
 
-def gathered_moments(
+def _gathered_moments(
     moments: Mapping[str, int],
     weights: GatheredWeights,
     *,
@@ -190,7 +190,7 @@ def step_memory(shape: PlannedDecoder, settings: StepSettings) -> StepMemory:
         "embedding": (s * h + 4 * shape.head_dim) * tokens + waiting + vocabulary,
     }
     if settings.gathers:
-        moments = gathered_moments(
+        moments = _gathered_moments(
             moments, gathered_weights(shape, settings), kept=everything,
             layer_kept=(everything - outside) // shape.layers, waiting=waiting,
             passing=_first_norm(shape, settings), accumulates=settings.accumulates,

@@ -73,7 +73,7 @@ def _refusal(argument: int, refused: Sequence[int]) -> list[FilterLine]:
     return [load_argument(argument), *(line for test in tests for line in (test, REFUSE)), ALLOW]
 
 
-def signal_filter(process: int, group: int) -> None:
+def _signal_filter(process: int, group: int) -> None:
     """Refuse this process, and those that it starts, signals to `process`, its `group` and everybody, for good.
 
     Raises OSError where the system has no such filter. The process must have given up new privileges.
@@ -148,7 +148,7 @@ def _keep_signals_in(parent: int) -> str:
     if landlock.abi() >= _LANDLOCK_SIGNALS_ABI and landlock.restrict_scopes(landlock.SCOPE_SIGNALS):
         return "Landlock"
     with contextlib.suppress(OSError):
-        signal_filter(parent, os.getpgid(parent))
+        _signal_filter(parent, os.getpgid(parent))
         return "seccomp"
     return ""
 

@@ -36,13 +36,13 @@ class EachAnswerScorer:
     scorer: Scorer
 
     def submit(self, answers: Sequence[ScorerInput]) -> EachAnswerTicket:
-        parts = [part for answer in answers for part in conversation_prefixes(answer)]
+        parts = [part for answer in answers for part in _conversation_prefixes(answer)]
         return EachAnswerTicket([answer.transcript.turns for answer in answers], self.scorer.submit(parts))
 
     def gather(self, tickets: Sequence[EachAnswerTicket]) -> RewardScores:
         found = self.scorer.gather([ticket.inner for ticket in tickets])
         counts = np.array([count for ticket in tickets for count in ticket.counts], np.int64)
-        return last_scores(found, counts)
+        return _last_scores(found, counts)
 
     def state(self) -> State:
         return self.scorer.state()
@@ -51,7 +51,7 @@ class EachAnswerScorer:
         self.scorer.restore(state)
 
 
-def conversation_prefixes(answer: ScorerInput) -> list[ScorerInput]:
+def _conversation_prefixes(answer: ScorerInput) -> list[ScorerInput]:
     """The conversation as it stood after each of its answers."""
     ends = [place for place, message in enumerate(answer.messages) if message["role"] == "assistant"]
     whole = answer.transcript
@@ -66,7 +66,7 @@ def conversation_prefixes(answer: ScorerInput) -> list[ScorerInput]:
     ]
 
 
-def last_scores(found: ScoreBatch, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RewardScores:
+def _last_scores(found: ScoreBatch, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RewardScores:
     """Scores of the answers of conversations of `counts` answers, one conversation after another -> a score of each
     conversation, with the scores of its turns."""
     ends = np.cumsum(counts)

@@ -49,7 +49,7 @@ from hone.rewards.scores import RewardResult, RewardScores, combine_results, fai
 Worker: TypeAlias = ChildProcess[bytes]
 
 
-def check_functions(functions: Sequence[RewardFunction]) -> None:
+def _check_functions(functions: Sequence[RewardFunction]) -> None:
     """Check the references of reward functions, and that those which run programs can confine them here.
 
     Raises ConfigError, ResourceError.
@@ -91,7 +91,7 @@ def start_worker(
     return process, signatures, gaps
 
 
-def protect_folders(process: Worker, folders: Sequence[str], deadline_s: float) -> list[str]:
+def _protect_folders(process: Worker, folders: Sequence[str], deadline_s: float) -> list[str]:
     """Make folders read-only for a worker, for good, before its first job; what failed.
 
     A worker that is lost meanwhile is found so by its first job.
@@ -234,7 +234,7 @@ class RewardWorkerPool:
             if self._closing:
                 raise ConfigError("the worker pool is closed")
             if not self._threads:
-                check_functions(self._functions)
+                _check_functions(self._functions)
                 for number in range(self._config.workers):
                     name = f"reward-worker-{number}"
                     thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -321,7 +321,7 @@ class RewardWorkerPool:
 
     def _protect(self, process: Worker) -> None:
         """Confine a new worker before its first job."""
-        faults = protect_folders(process, self._read_only, self._config.start_deadline_s)
+        faults = _protect_folders(process, self._read_only, self._config.start_deadline_s)
         with self._changed:
             self.notices.extend(f"reward functions: {fault}" for fault in faults if fault not in self._told)
             self._told.update(faults)

@@ -51,10 +51,10 @@ class HangupSafeDisplay:
         except OSError as fault:
             if fault.errno != errno.EIO:
                 raise
-            silence_lost_terminals()
+            _silence_lost_terminals()
 
 
-def silence_lost_terminals() -> None:
+def _silence_lost_terminals() -> None:
     """Point standard output and error to nowhere where their terminal is closed: what follows cannot be shown."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # a stream of a test or a notebook has no descriptor

@@ -77,7 +77,7 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
         metrics = read_metrics(folder.metrics_path)
         found = step_timeline(metrics)
         lines = [] if found is None else [bottleneck_line(found)]
-        if (line := mismatch_line(metrics)) is not None:
+        if (line := _mismatch_line(metrics)) is not None:
             lines.append(line)
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
             rate = measure_matmuls(clock)
@@ -114,7 +114,7 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
     return [*warnings, f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
 
 
-def mismatch_line(metrics: MetricColumns) -> str | None:
+def _mismatch_line(metrics: MetricColumns) -> str | None:
     """A line on how far the answers' policy was from the trainer's, of a run that corrects for it; None otherwise."""
     divergence, above = metrics.values.get("mismatch/k3_nats"), metrics.values.get("mismatch/ratio_above_cap")
     if divergence is None or above is None or not np.isfinite(divergence).any():
@@ -234,7 +234,7 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
             code=code,
         )
         with (
-            _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
+            _open_folder(request, facts, clock, _checkpoints_bytes(job, config)) as folder,
             stop_on_signals(progress.note) as stop,
             memory_errors(settings, partial(planned_words, request.memory)),
         ):
@@ -263,7 +263,7 @@ def prepare_device(config: RunConfig) -> None:
     keep_freed_memory()
 
 
-def checkpoints_bytes(job: TrainingJob[Any], config: RunConfig) -> int:
+def _checkpoints_bytes(job: TrainingJob[Any], config: RunConfig) -> int:
     """Bytes of a run's checkpoints: weights and two moments each, and one more while it is written."""
     policy = job.recipe.learner.policy
     if not isinstance(policy, torch.nn.Module):

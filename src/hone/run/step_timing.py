@@ -37,7 +37,7 @@ class Stopwatch:
 
 
 @dataclass
-class TimedSource(SourceWrapper[P]):
+class _TimedSource(SourceWrapper[P]):
     """Source that measures the seconds of each collection."""
 
     stopwatch: Stopwatch
@@ -51,7 +51,7 @@ class TimedSource(SourceWrapper[P]):
 
 
 @dataclass
-class TimedLearner(Generic[P]):
+class _TimedLearner(Generic[P]):
     """Learner that measures the seconds of each update."""
 
     learner: Learner[P]
@@ -78,7 +78,7 @@ class TimedLearner(Generic[P]):
 def timed(recipe: Recipe[P], stopwatch: Stopwatch) -> Recipe[P]:
     """The same recipe, its parts timed."""
     return Recipe(
-        source=TimedSource(recipe.source, stopwatch),
+        source=_TimedSource(recipe.source, stopwatch),
         credit=lambda episodes, values: stopwatch.time("credit", lambda: recipe.credit(episodes, values)),
-        learner=TimedLearner(recipe.learner, stopwatch),
+        learner=_TimedLearner(recipe.learner, stopwatch),
     )

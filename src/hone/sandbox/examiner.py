@@ -23,11 +23,11 @@ _STOPS = (StopIteration, StopAsyncIteration)
 _REASON_CHARACTERS = 200
 
 
-class ProgramLostError(BaseException):
+class _ProgramLostError(BaseException):
     """The program's process ended, or answered nonsense; not caught by tests that expect an exception."""
 
 
-class ProgramRaisedError(Exception):
+class _ProgramRaisedError(Exception):
     """The program raised an exception of a class of its own."""
 
 
@@ -38,44 +38,44 @@ class ProgramChannel:
         self._answers, self._max_bytes = answers, max_bytes
 
     def receive(self) -> dict[str, Any]:
-        """The next answer. Raises ProgramLostError."""
+        """The next answer. Raises _ProgramLostError."""
         line = self._answers.readline(self._max_bytes)
         if not line.endswith(b"\n"):
-            raise ProgramLostError("its answer is too long" if len(line) >= self._max_bytes else "its process ended")
+            raise _ProgramLostError("its answer is too long" if len(line) >= self._max_bytes else "its process ended")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
-            raise ProgramLostError("its process answered nonsense") from None
+            raise _ProgramLostError("its process answered nonsense") from None
         if not isinstance(answer, dict):
-            raise ProgramLostError("its process answered nonsense")
+            raise _ProgramLostError("its process answered nonsense")
         return cast("dict[str, Any]", answer)
 
     def ask(
         self, what: str, of: object, arguments: Sequence[object] = (), detail: Mapping[str, object] | None = None
     ) -> object:
         """The value of a call; `detail` are further parts of the request. Raises what the program raised, or
-        ProgramLostError."""
+        _ProgramLostError."""
         request = {"what": what, "of": of, "arguments": [_given(one) for one in arguments], **(detail or {})}
         try:
             data = memoryview(json.dumps(request).encode() + b"\n")
             while data:
                 data = data[os.write(CALLS_FD, data) :]
         except BrokenPipeError:
-            raise ProgramLostError("its process ended") from None
+            raise _ProgramLostError("its process ended") from None
         answer = self.receive()
         try:
             if "raised" in answer:
                 raise _exception(str(answer["raised"][0]), str(answer["raised"][1]))
             for place, packed in dict(answer.get("changed", {})).items():
                 _change(arguments[int(place)], unpack(packed["plain"]))
-            return RemoteObject(self, int(answer["handle"])) if "handle" in answer else unpack(answer["value"])
+            return _RemoteObject(self, int(answer["handle"])) if "handle" in answer else unpack(answer["value"])
         except (KeyError, IndexError, ValueError, TypeError, ArithmeticError, RecursionError):
             if "raised" in answer:
                 raise
-            raise ProgramLostError("its process answered nonsense") from None
+            raise _ProgramLostError("its process answered nonsense") from None
 
 
-class RemoteObject:
+class _RemoteObject:
     """Something of the program's that is no plain data, or one of its names. Equal to itself only."""
 
     def __init__(self, channel: ProgramChannel, of: object) -> None:
@@ -112,9 +112,9 @@ def examine(setup: str, tests: Sequence[str], max_bytes: int) -> None:
     sys.set_int_max_str_digits(0)
     module = program.new_module("tests")
     try:
-        module.__dict__.update((name, RemoteObject(channel, name)) for name in free_names([setup, *tests]))
+        module.__dict__.update((name, _RemoteObject(channel, name)) for name in free_names([setup, *tests]))
         program.run_source(setup, module, "<setup>")
-    except ProgramLostError as lost:
+    except _ProgramLostError as lost:
         program.report({"passed": False, "reason": str(lost), "lost": True})
         return
     except Exception as error:  # noqa: BLE001 - a fault of the dataset
@@ -130,7 +130,7 @@ def examine(setup: str, tests: Sequence[str], max_bytes: int) -> None:
 def _run_test(test: str, module: ModuleType) -> dict[str, object]:
     try:
         program.run_source(test, module, "<test>")
-    except ProgramLostError as lost:
+    except _ProgramLostError as lost:
         return {"passed": False, "reason": str(lost), "lost": True}
     except BaseException as error:  # noqa: BLE001 - a test that did not come to its end has failed
         return {"passed": False, "reason": f"{type(error).__name__}: {error}".rstrip(": ")[:_REASON_CHARACTERS]}
@@ -163,7 +163,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def _given(argument: object) -> dict[str, object]:
-    if isinstance(argument, RemoteObject):
+    if isinstance(argument, _RemoteObject):
         return {"handle": argument.__dict__["_of"]}
     return {"plain": pack(argument)}
 
@@ -187,5 +187,5 @@ def _exception(name: str, message: str) -> Exception:
         try:
             return cast("Callable[[str], Exception]", kind)(message)
         except TypeError:  # it wants other arguments
-            return ProgramRaisedError(f"{name}: {message}")
-    return ProgramRaisedError(f"{name}: {message}")
+            return _ProgramRaisedError(f"{name}: {message}")
+    return _ProgramRaisedError(f"{name}: {message}")

@@ -38,7 +38,7 @@ _AF_UNIX = 1
 
 
 @functools.cache
-def allowed_calls(*, programs: bool, signals_to: int | None) -> bytes:
+def _allowed_calls(*, programs: bool, signals_to: int | None) -> bytes:
     """Filter of a process: `programs` may be started, signals be sent to this process, with None to all.
 
     Raises OSError for a processor whose calls are not known.
@@ -204,14 +204,14 @@ def set_limits(limits: ProgramLimits, user: ProgramUser) -> None:
         resource.setrlimit(kind, (least, least))
 
 
-def signals_allowed(version: int) -> int | None:
+def _signals_allowed(version: int) -> int | None:
     """The only process that may be signalled: the caller; None where Landlock of this version keeps signals inside."""
     return None if version >= landlock.SIGNALS_ABI else os.getpid()
 
 
 def prepare_filter(limits: ProgramLimits) -> None:
     """Assemble the filter before programs are forked. Raises OSError for an unknown processor."""
-    allowed_calls(programs=limits.processes > 1, signals_to=signals_allowed(landlock.abi()))
+    _allowed_calls(programs=limits.processes > 1, signals_to=_signals_allowed(landlock.abi()))
 
 
 def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str, read: Sequence[str]) -> None:
@@ -231,4 +231,4 @@ def confine_program(limits: ProgramLimits, user: ProgramUser, folder: str, read:
     version, programs = landlock.abi(), limits.processes > 1
     if version:
         landlock.restrict_files(read=read, write=(*([folder] if folder else []), *DEVICES), programs=programs)
-    install_filter(allowed_calls(programs=programs, signals_to=signals_allowed(version)))
+    install_filter(_allowed_calls(programs=programs, signals_to=_signals_allowed(version)))

@@ -117,10 +117,10 @@ class CodeSandbox:
 
     def run(self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None) -> SandboxResult:
         """Run a program, with `files` in its work folder. Raises ConfigError for a file name that leads elsewhere."""
-        check_file_names(files or {})
+        _check_file_names(files or {})
         request = {"code": code, "stdin": stdin, "files": dict(files or {})}
         reply = self.call(request)
-        return result_of(reply)
+        return _result_of(reply)
 
     def call(self, *requests: Mapping[str, object]) -> dict[str, object]:
         """The reply to requests that are one call; after a lost process once more, in a new one."""
@@ -232,7 +232,7 @@ def require_rung(policy: SandboxPolicy) -> SandboxReport:
     return report
 
 
-def result_of(reply: Mapping[str, object]) -> SandboxResult:
+def _result_of(reply: Mapping[str, object]) -> SandboxResult:
     """A reply as a result. Its process cannot be trusted further than its form: what has none is an error."""
     verdict = str(reply["verdict"])
     assert verdict in get_args(Verdict), verdict
@@ -253,7 +253,7 @@ def result_of(reply: Mapping[str, object]) -> SandboxResult:
     )
 
 
-def check_file_names(files: Mapping[str, str]) -> None:
+def _check_file_names(files: Mapping[str, str]) -> None:
     """Raises ConfigError for names of files that are not inside the work folder."""
     wrong = [
         name

@@ -91,7 +91,7 @@ class ConfinementRung(Protocol):
         ...
 
 
-class NamespaceRung:
+class _NamespaceRung:
     """Namespaces of users, mounts, processes, networks and names."""
 
     name = "namespaces"
@@ -158,7 +158,7 @@ class NamespaceRung:
         unmount(folder)
 
 
-class LandlockRung:
+class _LandlockRung:
     """Landlock, the filter of system calls and, where this process may choose it, a user of its own."""
 
     name = "landlock"
@@ -206,7 +206,7 @@ class LandlockRung:
         delete_folder(folder)
 
 
-class NoRung:
+class _NoRung:
     """Limits of resources alone: programs run as the caller."""
 
     name = "none"
@@ -237,7 +237,7 @@ class NoRung:
 
 def choose_rung(limits: ProgramLimits, wanted: str, *, unsafe: bool) -> tuple[ConfinementRung | None, list[str]]:
     """Enter the strongest rung that holds, or the wanted one; None where none does, and why the stronger do not."""
-    ladder: Sequence[Callable[[ProgramLimits], ConfinementRung]] = (NamespaceRung, LandlockRung)
+    ladder: Sequence[Callable[[ProgramLimits], ConfinementRung]] = (_NamespaceRung, _LandlockRung)
     if sys.platform != "linux":
         return None, [f"{platform.system()} has no means for it"]
     reasons: list[str] = []
@@ -250,7 +250,7 @@ def choose_rung(limits: ProgramLimits, wanted: str, *, unsafe: bool) -> tuple[Co
             continue
         rung.enter()
         return rung, reasons
-    return (NoRung(limits) if unsafe else None), reasons
+    return (_NoRung(limits) if unsafe else None), reasons
 
 
 def _try_rung(rung: ConfinementRung) -> None:

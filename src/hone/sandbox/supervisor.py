@@ -129,9 +129,9 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     _write_files(cast("dict[str, str]", request["files"]), rung, folder)
     try:
         if "stdin" in request:
-            reply = run_program(request, rung, limits, folder)
+            reply = _run_program(request, rung, limits, folder)
         else:
-            reply = run_examination(str(request["code"]), channel, rung, limits, folder)
+            reply = _run_examination(str(request["code"]), channel, rung, limits, folder)
     except program.UnconfinedError as error:
         reply: dict[str, object] = {"verdict": "refused", "error": f"the program could not be confined: {error}"}
     with contextlib.suppress(BrokenPipeError):
@@ -139,7 +139,7 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     os._exit(0)
 
 
-def run_program(
+def _run_program(
     request: Mapping[str, object], rung: ConfinementRung, limits: ProgramLimits, folder: str
 ) -> dict[str, object]:
     """Run one program to its end, and tell what it did."""
@@ -155,7 +155,7 @@ def run_program(
     return {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
 
 
-def run_examination(
+def _run_examination(
     code: str, channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimits, folder: str
 ) -> dict[str, object]:
     """Run a program in one process and its tests in another; the tests are read when the program's has been forked."""

@@ -29,7 +29,7 @@ _ABSENT: Final[State] = {"final": None, "components": None, "baseline": None}
 """Leaves for absent columns, as in the checkpoints of earlier versions."""
 
 
-def count_nothing(episodes: Episodes) -> None:
+def _count_nothing(episodes: Episodes) -> None:
     """Do nothing: the default of `on_drop`."""
 
 
@@ -56,7 +56,7 @@ class AsyncSource(Generic[P]):
     max_staleness: int
     in_background: bool = False
     partial_rollouts: bool = False
-    on_drop: Callable[[Episodes], None] = count_nothing
+    on_drop: Callable[[Episodes], None] = _count_nothing
     """Called with the episodes that are dropped for their age."""
     clock: Clock = field(default_factory=SystemClock)
     on_demand: bool = False

@@ -70,7 +70,7 @@ def actor_critic_learner(
 ) -> ActorCriticLearner:
     """The policy's learner with `loss`, and beside it the critic's."""
     actor = gradient_learner(config, policies, loss)
-    network = shared_network(open_critic(config, policies, critic))
+    network = shared_network(_open_critic(config, policies, critic))
     budget = config.learner.micro_batch_tokens
     mixed = network.decoder.is_mixed_precision
     layout = step_layout(token_mean, config.learner, config.run, mixed_precision=mixed)
@@ -91,7 +91,7 @@ def actor_critic_learner(
     return ActorCriticLearner(actor=actor, critic=learner, view=view, warmup_steps=critic.warmup_steps)
 
 
-def open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: CriticConfig) -> ValueNetwork:
+def _open_critic(config: TextGradientRunConfig, policies: TextPolicies, critic: CriticConfig) -> ValueNetwork:
     """The critic as it starts. Raises DataError for a damaged folder; `require_fitting_critic` has been asked."""
     policy, outputs, model = policies.policy, critic.loss.outputs, config.model
     scorer = None

@@ -57,35 +57,35 @@ class AdvantageConfig(Config):
         return self
 
 
-def as_scored(credit: CreditFunction, *, discount: float) -> CreditFunction:
+def _as_scored(credit: CreditFunction, *, discount: float) -> CreditFunction:
     """The credit of scores as they are."""
     del discount
     return credit
 
 
-def discounted_by_turn(credit: CreditFunction, *, discount: float) -> CreditFunction:
+def _discounted_by_turn(credit: CreditFunction, *, discount: float) -> CreditFunction:
     """The credit of scores that are discounted by turn."""
     return partial(with_turn_discount, credit=credit, discount=discount)
 
 
-TURN_DISCOUNTS: Final[Mapping[bool, Callable[..., CreditFunction]]] = {False: as_scored, True: discounted_by_turn}
+TURN_DISCOUNTS: Final[Mapping[bool, Callable[..., CreditFunction]]] = {False: _as_scored, True: _discounted_by_turn}
 """By whether there is a discount."""
 
 
-def compare_dialogues(config: AdvantageConfig) -> CreditFunction:
+def _compare_dialogues(config: AdvantageConfig) -> CreditFunction:
     """Group-relative advantages of whole dialogues."""
     credit = partial(group_relative, center=config.center, scale=config.scale, ddof=config.ddof, epsilon=config.epsilon)
     return TURN_DISCOUNTS[config.turn_discount < 1](credit, discount=config.turn_discount)
 
 
-def compare_turns(config: AdvantageConfig) -> CreditFunction:
+def _compare_turns(config: AdvantageConfig) -> CreditFunction:
     """Group-relative advantages of turns."""
     return partial(step_group_relative, step_ends=turn_ends, discount=config.turn_discount, epsilon=config.epsilon)
 
 
 COMPARISONS: Final[Mapping[Compared, Callable[[AdvantageConfig], CreditFunction]]] = {
-    "dialogue": compare_dialogues,
-    "turn": compare_turns,
+    "dialogue": _compare_dialogues,
+    "turn": _compare_turns,
 }
 
 
@@ -95,20 +95,20 @@ def unchanged(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFu
     return credit
 
 
-def whitened_over_answers(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
+def _whitened_over_answers(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
     """The credit, standardised over the step's answers."""
     return partial(whitened_answers, credit=credit, ddof=ddof, epsilon=epsilon)
 
 
-def whitened_over_decisions(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
+def _whitened_over_decisions(credit: CreditFunction, *, ddof: Ddof, epsilon: float) -> CreditFunction:
     """The credit, standardised over the step's tokens."""
     return partial(whitened, credit=credit, ddof=ddof, epsilon=epsilon)
 
 
 WHITENINGS: Final[Mapping[str, Callable[..., CreditFunction]]] = {
     "none": unchanged,
-    "answers": whitened_over_answers,
-    "decisions": whitened_over_decisions,
+    "answers": _whitened_over_answers,
+    "decisions": _whitened_over_decisions,
 }
 
 
@@ -117,19 +117,19 @@ def group_advantage(config: AdvantageConfig) -> CreditFunction:
     return with_whitening(COMPARISONS[config.compare](config), config.whiten, ddof=config.ddof, epsilon=config.epsilon)
 
 
-def each_token(credit: CreditFunction) -> CreditFunction:
+def _each_token(credit: CreditFunction) -> CreditFunction:
     """The credit of tokens."""
     return credit
 
 
-def each_turn(credit: CreditFunction) -> CreditFunction:
+def _each_turn(credit: CreditFunction) -> CreditFunction:
     """The credit of turns, each one decision."""
     return partial(per_turn, credit=credit)
 
 
 DECISION_UNITS: Final[Mapping[DecisionUnit, Callable[[CreditFunction], CreditFunction]]] = {
-    "token": each_token,
-    "turn": each_turn,
+    "token": _each_token,
+    "turn": _each_turn,
 }
 
 
@@ -145,25 +145,25 @@ def with_whitening(
     return WHITENINGS[whiten](credit, ddof=ddof, epsilon=epsilon)
 
 
-def rewards_as_paid(credit: CreditFunction) -> CreditFunction:
+def _rewards_as_paid(credit: CreditFunction) -> CreditFunction:
     """The credit of the rewards as they are."""
     return credit
 
 
-def scaled_rewards(credit: CreditFunction) -> CreditFunction:
+def _scaled_rewards(credit: CreditFunction) -> CreditFunction:
     """The credit of rewards divided by their deviation around their mean."""
     return partial(whitened_rewards, credit=credit)
 
 
-def standardised_rewards(credit: CreditFunction) -> CreditFunction:
+def _standardised_rewards(credit: CreditFunction) -> CreditFunction:
     """The credit of rewards of mean 0 and deviation 1."""
     return partial(whitened_rewards, credit=credit, shift=True)
 
 
 REWARD_WHITENINGS: Final[Mapping[str, Callable[[CreditFunction], CreditFunction]]] = {
-    "none": rewards_as_paid,
-    "scale": scaled_rewards,
-    "standardise": standardised_rewards,
+    "none": _rewards_as_paid,
+    "scale": _scaled_rewards,
+    "standardise": _standardised_rewards,
 }
 
 

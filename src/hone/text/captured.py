@@ -62,7 +62,7 @@ class CapturedText:
         self.close_address()
 
 
-def captured_examples(task: TaskConfig) -> ExampleDataset:
+def _captured_examples(task: TaskConfig) -> ExampleDataset:
     """The tasks of an environment of verifiers; none where agents bring their own. Raises HoneError."""
     driver = _driver(task)
     return build_examples([], source=task.source) if driver is None else driver.examples()
@@ -87,7 +87,7 @@ def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> 
 
     return TextInputs(
         config=config,
-        read=lambda _: captured_examples(config.task),
+        read=lambda _: _captured_examples(config.task),
         lay_out=lay_out,
         rewards=config.rewards,
         other_policies=[*other_policies, *config.rewards.local_judges],

@@ -76,7 +76,7 @@ DistillationDivergence: TypeAlias = Annotated[
 ]
 
 
-def compared_tokens(
+def _compared_tokens(
     policy: TokenPolicy, batch: TokenBatch, *, teacher: TokenPolicy, count: int, likeliest_of: str
 ) -> tuple[Tensor, Tensor]:
     """The `count` likeliest tokens of the teacher or of the student `[n, K]`, and the teacher's log-probabilities of
@@ -89,7 +89,7 @@ def compared_tokens(
     return ids, look.extra_logp
 
 
-def divergence_objective(
+def _divergence_objective(
     found: ForwardKl | ReverseKl | JensenShannon, *, weight: float, has_tail: bool
 ) -> Callable[[TokenView], LossTerms]:
     """weight * divergence of each decision, on the k tokens and, with `has_tail`, the mass of all others."""
@@ -116,8 +116,8 @@ def divergence_loss(
     vocabulary = policy.vocab_size_used
     count = min(found.top_k, vocabulary)
     return TokenLossSpec(
-        objective=divergence_objective(found, weight=weight, has_tail=count < vocabulary),
+        objective=_divergence_objective(found, weight=weight, has_tail=count < vocabulary),
         scheme=scheme,
         top_k=count,
-        top_k_question=partial(compared_tokens, teacher=teacher, count=count, likeliest_of=found.likeliest_of),
+        top_k_question=partial(_compared_tokens, teacher=teacher, count=count, likeliest_of=found.likeliest_of),
     )

@@ -131,7 +131,7 @@ class TokenLoss:
         layout = expert_layout(layout, policy)
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
-            require_draws(episodes)
+            _require_draws(episodes)
             rows = layout(episodes, credits)
             return replace(rows, precomputed=self._precompute(rows, policy))
 
@@ -244,7 +244,7 @@ class TokenLoss:
         )
 
 
-def require_draws(episodes: Episodes) -> None:
+def _require_draws(episodes: Episodes) -> None:
     """Raise DataError for answers without log-probabilities: a policy gradient is an expectation over the policy's own
     draws, and an answer that a search selected is none."""
     unknown = np.bincount(episodes.owner, weights=np.isnan(episodes.logp), minlength=len(episodes)) > 0

@@ -29,7 +29,7 @@ _OWN_PARTS = ("weights", "gradients", "optimizer state")
 WEIGHT_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
 
 
-def parameter_count(config: ModelConfig) -> int:
+def _parameter_count(config: ModelConfig) -> int:
     """Number of parameters of a decoder."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Decoder(config).parameters())
@@ -67,7 +67,7 @@ def generation_copies(
         ENGINE_COPY: 0 if in_replicas else engine,
         "weights to publish": WEIGHT_BYTES[model.weights] if in_replicas else 0,
         "versions of a replay": WEIGHT_BYTES[model.weights] * replayed,
-        "reference policy": WEIGHT_BYTES[model.weights] if reads_reference and reads_loaded_reference(model) else 0,
+        "reference policy": WEIGHT_BYTES[model.weights] if reads_reference and _reads_loaded_reference(model) else 0,
     }
 
 
@@ -86,7 +86,7 @@ def text_memory(
     on. Raises DataError for a damaged folder, ConfigError for settings that the device has no use for."""
     require_own_memory(model, device)
     config, size = model_config(model, tokenizer), WEIGHT_BYTES[model.weights]
-    count = parameter_count(config)
+    count = _parameter_count(config)
     parts = {"weights": count * size, "gradients": count * size, "optimizer state": moments * count * size}
     parts |= {name: count * each for name, each in copies.items()}
     notes: dict[str, str] = {}
@@ -99,9 +99,9 @@ def text_memory(
             "adapter with its gradients": 2 * trained * size,
             "optimizer state": moments * trained * size,
         }
-        notes = adapter_notes(settings, config)
+        notes = _adapter_notes(settings, config)
     for path in others:
-        parts[path] = parameter_count(read_config(policy_folder(Path(path)))) * size
+        parts[path] = _parameter_count(read_config(policy_folder(Path(path)))) * size
     held = {name: each for name, each in parts.items() if each}
     run = None
     if batch is not None:
@@ -122,17 +122,17 @@ def spread_plan(plan: MemoryPlan, ranks: PlannedRanks) -> MemoryPlan:
     return replace(plan, parts=machine_parts(run) | engine, run=run)
 
 
-def adapter_notes(settings: LoraSettings, config: ModelConfig) -> dict[str, str]:
+def _adapter_notes(settings: LoraSettings, config: ModelConfig) -> dict[str, str]:
     """The size of an adapter, and the learning rate that fits it, for `hone plan`."""
     trained, width = settings.count(config), config.hidden_size
     return {
         "LoRA": f"rank {settings.rank} on {len(settings.layers)} linear layers: {trained:,} trained numbers "
-        f"({trained / parameter_count(config):.2%} of the model), scale {settings.scale:g}",
+        f"({trained / _parameter_count(config):.2%} of the model), scale {settings.scale:g}",
         "LoRA's learning rate": f"about {suggested_rate_factor(width):.2g} times that of a run that trains all weights "
         f"(max(1, sqrt(width) / 6) at alpha 32; width {width})",
     }
 
 
-def reads_loaded_reference(model: ModelSource) -> bool:
+def _reads_loaded_reference(model: ModelSource) -> bool:
     """Whether the run's initial policy is one more copy of the weights; that of a new adapter is its base."""
     return model.lora is None or (model.path is not None and is_adapter(policy_folder(Path(model.path))))

@@ -70,7 +70,7 @@ def _is_quantised(rollout: object) -> bool:
     return table.get("runner") == "native_int8" or table.get("kv_cache") == "int8"
 
 
-def require_ratio(rollout: RolloutConfig, *, has_ratio: bool) -> None:
+def _require_ratio(rollout: RolloutConfig, *, has_ratio: bool) -> None:
     """Raise ValueError for a loss without a ratio on quantised answers."""
     if rollout.quantised is not None and not has_ratio:
         raise ValueError(
@@ -79,7 +79,7 @@ def require_ratio(rollout: RolloutConfig, *, has_ratio: bool) -> None:
         )
 
 
-def require_correction(rollout: RolloutConfig, ratio: RatioConfig, *, denominator: str) -> None:
+def _require_correction(rollout: RolloutConfig, ratio: RatioConfig, *, denominator: str) -> None:
     """Raise ValueError where quantised answers would be taken for the trainer's own."""
     if rollout.quantised is None or denominator == "recorded":
         return
@@ -138,7 +138,7 @@ class TextRunConfig(LanguageRunConfig):
             require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
             requirement(self)
-        require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
+        _require_ratio(self.rollout, has_ratio=self.has_ratio and require_on_policy not in self.requires)
         require_dialogues_fit(self.task, self.rewards, self.rollout)
         require_own_engine(self.rollout, self.cluster)
         if self.rollout.sleep and self.cluster is not None:
@@ -220,7 +220,7 @@ class TextGradientRunConfig(TextRunConfig):
                 '"recomputed"'
             )
         if not self.corrects_itself:
-            require_correction(self.rollout, self.learner.ratio, denominator=self.denominator())
+            _require_correction(self.rollout, self.learner.ratio, denominator=self.denominator())
         resolve_step_correction(self.learner.ratio)
         return self
 

@@ -89,11 +89,11 @@ class FilteredSource(SourceWrapper[P]):
         kept, everything = self.source.collect(), self.everything.pop_collected()
         dropped = ~np.isin(everything.group, kept.group)
         if dropped.any():
-            count_answers(self.counts, "filtered", everything.take(np.flatnonzero(dropped)))
+            _count_answers(self.counts, "filtered", everything.take(np.flatnonzero(dropped)))
         return kept
 
 
-def count_answers(counts: SurvivorshipCounts, fate: Fate, episodes: Episodes) -> None:
+def _count_answers(counts: SurvivorshipCounts, fate: Fate, episodes: Episodes) -> None:
     """Count answers of one fate; a dialogue of several rows is one answer."""
     whole = episodes.join_rows()
     counts.add(fate, whole.lengths, whole.score)
@@ -114,7 +114,7 @@ def count_learnt(counts: SurvivorshipCounts, episodes: Episodes) -> None:
 # --------------------------------------------------------------------------------------------------------------- rl job
 
 
-def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
+def _text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
     """The recipe's parts, wired. Data and evaluation are opened before the model is loaded."""
     _ = inputs.prepared, inputs.evaluation
     policy = inputs.policy(temperature=config.rollout.temperature)
@@ -127,7 +127,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
     counts = SurvivorshipCounts()
     ahead, source = _wrapped_source(recorded, actor, chosen, config.rollout, counts)
     if config.rollout.sleep:
-        source = SleepingSource(source, partial(release_engine, actor))
+        source = _SleepingSource(source, partial(_release_engine, actor))
     source_is_ahead = config.rollout.asynchrony.steps > 0
 
     def judged(episodes: Episodes, values: Values) -> Credits:
@@ -159,7 +159,7 @@ def text_job(config: TextRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> Tra
 
 
 @dataclass
-class SleepingSource(SourceWrapper[TokenPolicy]):
+class _SleepingSource(SourceWrapper[TokenPolicy]):
     """Another source whose engine frees its memory when a step's episodes are there."""
 
     release: Callable[[], None]
@@ -170,7 +170,7 @@ class SleepingSource(SourceWrapper[TokenPolicy]):
         return episodes
 
 
-def release_engine(actor: EngineActor) -> None:
+def _release_engine(actor: EngineActor) -> None:
     """Free the memory of an embedded engine until it is needed."""
     if isinstance(actor.engine, EmbeddedEngine):
         actor.engine.release_memory()
@@ -222,7 +222,7 @@ def _wrapped_source(
         in_background=actor.engine.own_weights and not isinstance(actor, ReplayingActor),
         on_demand=isinstance(actor, ReplayingActor),
         partial_rollouts=rollout.mid_rollout_publish is not None,
-        on_drop=partial(count_answers, counts, "stale"),
+        on_drop=partial(_count_answers, counts, "stale"),
     )
     if steps:
         source = ahead
@@ -243,8 +243,8 @@ def text_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        open=open_text_run,
-        derive=derive_text_run,
+        open=_open_text_run,
+        derive=_derive_text_run,
         parts=parts or text_parts(config),
         limitation=limitation,
         presets=presets,
@@ -264,12 +264,12 @@ def text_parts(
     return recipe_parts(config.method, *extra_loss, source=source, weights=(scheme,))
 
 
-def open_text_run(config: TextRunConfig) -> OpenedRun:
+def _open_text_run(config: TextRunConfig) -> OpenedRun:
     """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
     if config.task.server is not None:
         server_schema(config.task.server)  # whatever else is checked asks the server
     if config.task.is_captured:
-        return opened_text_run(captured_inputs(config, other_policies=config.other_policies()), text_job)
+        return opened_text_run(captured_inputs(config, other_policies=config.other_policies()), _text_job)
     inputs = prompt_inputs(
         config,
         other_policies=config.other_policies(),
@@ -281,7 +281,7 @@ def open_text_run(config: TextRunConfig) -> OpenedRun:
             "interleaving": lambda: check_replay(config, config.rollout.asynchrony),
         },
     )
-    return opened_text_run(inputs, text_job)
+    return opened_text_run(inputs, _text_job)
 
 
 def _server_checks(config: TextRunConfig) -> dict[str, Callable[[], Sequence[str]]]:
@@ -295,7 +295,7 @@ def _server_checks(config: TextRunConfig) -> dict[str, Callable[[], Sequence[str
     return {"server": lambda: check_server(address, sessions, options)}
 
 
-def derive_text_run(config: TextRunConfig) -> dict[str, str]:
+def _derive_text_run(config: TextRunConfig) -> dict[str, str]:
     """prompts x samples -> sequences -> minibatches -> optimizer steps -> micro-batch tokens."""
     rollout = config.rollout
     sequences = rollout.prompts_per_step * rollout.samples_per_prompt

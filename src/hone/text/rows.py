@@ -37,7 +37,7 @@ MIN_SHARED_PART = 3
 """A sequence shares a row's trunk with answers to other questions when that is at least one part in so many of it."""
 
 
-def shared_rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _shared_rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`; `begins` `[E]` begin a row.
 
     A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t), where
@@ -83,7 +83,7 @@ def _common_prefix_lengths(tokens: NDArray[np.integer], begins: Ints, most: Ints
 # -------------------------------------------------------------------------------------------------------------- routing
 
 
-def require_whole_routing(episodes: Episodes) -> None:
+def _require_whole_routing(episodes: Episodes) -> None:
     """Raise DivergedError where routes were recorded, but not of every token that a decision depends on."""
     seen = episodes.transcript
     if seen.routing is None or not len(seen.at):
@@ -98,7 +98,7 @@ def require_whole_routing(episodes: Episodes) -> None:
         )
 
 
-def replayed_routes(episodes: Episodes, read: Ints, size: int) -> NDArray[np.int64] | None:
+def _replayed_routes(episodes: Episodes, read: Ints, size: int) -> NDArray[np.int64] | None:
     """`[size, L, k]` experts of the transcript's tokens `read`, -1 where none was recorded and behind them; None where
     nothing was recorded."""
     routing = episodes.transcript.routing
@@ -161,21 +161,21 @@ class TokenLayout:
 
     def __call__(self, episodes: Episodes, credits: Credits) -> "TokenRows":
         if self.replay_routing:
-            require_whole_routing(episodes)
+            _require_whole_routing(episodes)
         advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
         begins = np.zeros(len(episodes), dtype=np.bool_)
-        firsts = first_rows(episodes)
+        firsts = _first_rows(episodes)
         forked, begins = firsts is not None, begins if firsts is None else firsts
         if self.unit == "group":
             order = np.argsort(episodes.group, kind="stable")
             advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
             episodes = episodes.take(order)
             begins = np.diff(episodes.group, prepend=episodes.group[:1] - 1) > 0
-        starts, trunks = shared_rows(episodes, row_tokens, begins)
+        starts, trunks = _shared_rows(episodes, row_tokens, begins)
         # Rows of a group, or of a dialogue, stay together; others are units of their own.
         whole = self.unit == "group" or forked
         if not whole and len(starts) < self.min_rows:
-            starts, trunks = shared_rows(episodes, 0, begins)
+            starts, trunks = _shared_rows(episodes, 0, begins)
         units = np.flatnonzero(begins[starts]) if whole else np.arange(len(starts))
         return TokenRows(
             layout=self,
@@ -244,15 +244,15 @@ class TokenRows:
         """The same sequences in shorter rows, where a forward pass or the ranks need them; units of several sequences
         stay whole."""
         layout, few = self.layout, len(self) < self.layout.shares
-        if layout.unit == "group" or first_rows(self.episodes) is not None:
+        if layout.unit == "group" or _first_rows(self.episodes) is not None:
             return self
         if not few and int(self.sizes().max(initial=0)) <= layout.pass_tokens:
             return self
         begins = np.zeros(len(self.episodes), dtype=np.bool_)
         begins[self.row_offsets[:-1]] = True
-        starts, trunks = shared_rows(self.episodes, min(layout.row_tokens, layout.pass_tokens), begins)
+        starts, trunks = _shared_rows(self.episodes, min(layout.row_tokens, layout.pass_tokens), begins)
         if len(starts) < layout.shares:
-            starts, trunks = shared_rows(self.episodes, 0, begins)
+            starts, trunks = _shared_rows(self.episodes, 0, begins)
         if len(starts) == len(self):
             return self
         return replace(
@@ -452,7 +452,7 @@ class TokenRows:
             places = np.append(places, np.arange(spare) % _PADDING_ROW_TOKENS)
             offsets = np.append(offsets, np.array(ends, dtype=np.int64)) if spare else offsets
         replays, device = self.layout.replay_routing, self.layout.device
-        routing = replayed_routes(self.episodes, ranges(starts, lengths), len(tokens)) if replays else None
+        routing = _replayed_routes(self.episodes, ranges(starts, lengths), len(tokens)) if replays else None
         packed = PackedBatch(
             tokens=torch.from_numpy(tokens).to(device),
             positions=torch.from_numpy(places).to(device),
@@ -466,7 +466,7 @@ class TokenRows:
         return packed, at, None if routing is None else torch.from_numpy(routing).to(device)
 
 
-def first_rows(episodes: Episodes) -> NDArray[np.bool_] | None:
+def _first_rows(episodes: Episodes) -> NDArray[np.bool_] | None:
     """`[E]` whether each is the first of a dialogue; None where no dialogue stands in several of them."""
     part = episodes.part
     return None if part is None or not (part > 0).any() else np.asarray(part <= 0)

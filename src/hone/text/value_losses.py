@@ -57,7 +57,7 @@ class SigmoidValueLoss(Config):
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:
-        require_range(self.low, self.high)
+        _require_range(self.low, self.high)
         return self
 
     @property
@@ -98,7 +98,7 @@ class BinnedValueLoss(Config):
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> Self:
-        require_range(self.low, self.high)
+        _require_range(self.low, self.high)
         return self
 
     @property
@@ -128,7 +128,7 @@ class BinnedValueLoss(Config):
         return c51_loss(outputs, hl_gauss(target, self.support, spread=self.spread), support=self.support)
 
 
-def require_range(low: float, high: float) -> None:
+def _require_range(low: float, high: float) -> None:
     """Raises ValueError for an empty range of returns."""
     if not low < high:
         raise ValueError(f"low = {low:g} is not below high = {high:g}: they bound the returns; set both")

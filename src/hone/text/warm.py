@@ -38,7 +38,7 @@ class WarmBufferConfig(Config):
         return max(1, round(prompts_per_step * self.share / (1 - self.share)))
 
 
-def require_recorded_ratio(config: TextRunConfig) -> None:
+def _require_recorded_ratio(config: TextRunConfig) -> None:
     """Answers of the buffer were written by others, whose log-probabilities the ratio is taken against."""
     assert isinstance(config, WarmRunConfig)
     asked = config.learner.ratio.denominator
@@ -59,7 +59,7 @@ class WarmAlgorithm(ClipConfig):
 class WarmRunConfig(GroupRunConfig):
     """Config shared by the recipes with a warm buffer."""
 
-    requires = (require_groups, require_recorded_ratio)
+    requires = (require_groups, _require_recorded_ratio)
     auto_denominator: ClassVar[Denominator] = "recorded"
     algorithm: WarmAlgorithm
     """The buffer and the loss."""
@@ -74,7 +74,7 @@ class WarmRunConfig(GroupRunConfig):
     def warm_log(self, policies: TextPolicies) -> tuple[LogSource[TokenPolicy], NotesOnce]:
         """The buffer, drawn group by group, and a note on it. Raises DataError."""
         warm = self.algorithm.warm
-        log, note = open_warm_log(warm, policies, context=policies.policy.decoder.config.max_positions)
+        log, note = _open_warm_log(warm, policies, context=policies.policy.decoder.config.max_positions)
         groups = warm.groups(self.rollout.prompts_per_step)
         return LogSource(log=log, batch_size=groups, seed=self.seed, unit="group"), NotesOnce([note])
 
@@ -86,7 +86,7 @@ def _check_warm(warm: WarmBufferConfig) -> Sequence[str]:
     return []
 
 
-def open_warm_log(warm: WarmBufferConfig, policies: TextPolicies, *, context: int) -> tuple[Episodes, str]:
+def _open_warm_log(warm: WarmBufferConfig, policies: TextPolicies, *, context: int) -> tuple[Episodes, str]:
     """Groups of unequal scores of the collected answers, and a note on them.
 
     An answer without log-probabilities, a demonstration, gets those of the policy that the run starts from, as an
@@ -109,7 +109,7 @@ def open_warm_log(warm: WarmBufferConfig, policies: TextPolicies, *, context: in
             "several answers to each prompt, or demonstrations with their branches (collect.branch)"
         )
     chosen = log.episodes.take(np.flatnonzero(useful))
-    kept, groups = with_start_logp(chosen, policies), len(np.unique(chosen.group))
+    kept, groups = _with_start_logp(chosen, policies), len(np.unique(chosen.group))
     estimated = int((np.add.reduceat(np.isnan(chosen.logp), chosen.offsets[:-1]) > 0).sum())
     return kept, (
         f"{warm.source}: {len(kept)} answers to {groups} prompts are the warm buffer; {estimated} of them, which nobody"
@@ -118,7 +118,7 @@ def open_warm_log(warm: WarmBufferConfig, policies: TextPolicies, *, context: in
     )
 
 
-def with_start_logp(episodes: Episodes, policies: TextPolicies) -> Episodes:
+def _with_start_logp(episodes: Episodes, policies: TextPolicies) -> Episodes:
     """The same episodes with the policy's log-probabilities where none were recorded; asked before the first step."""
     unknown = np.flatnonzero(np.add.reduceat(np.isnan(episodes.logp), episodes.offsets[:-1]) > 0)
     if not len(unknown):

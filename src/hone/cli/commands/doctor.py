@@ -53,7 +53,7 @@ def run(call: CommandCall) -> int:
         from hone.cli.commands.doctor_sandbox import check_sandbox  # noqa: PLC0415 - hone --help starts at once
 
         return check_sandbox(screen)
-    code = 0 if what == "engine" else check_machine(screen, Path(call.text("runs")))
+    code = 0 if what == "engine" else _check_machine(screen, Path(call.text("runs")))
     if code or what == "machine":
         return code
     from hone.cli.commands.doctor_engine import check_engine  # noqa: PLC0415 - as above
@@ -63,7 +63,7 @@ def run(call: CommandCall) -> int:
     return check_engine(screen)
 
 
-def check_machine(screen: TerminalScreen, runs: Path) -> int:
+def _check_machine(screen: TerminalScreen, runs: Path) -> int:
     """Print a row for each requirement of a run; returns the exit code."""
     screen.title(f"hone {hone.__version__}")
     checks: list[Callable[[], Iterator[MachineFact]]] = [

@@ -34,7 +34,7 @@ def check_loss(call: CommandCall, screen: TerminalScreen) -> int:
         if certificate is None:
             screen.line(f"{config.recipe} does not take gradient steps of a loss over micro-batches: nothing to check")
             continue
-        show_certificate(screen, certificate)
+        _show_certificate(screen, certificate)
         passed = passed and certificate.passed
         if run is not None:
             write_certificate(run, certificate)
@@ -58,7 +58,7 @@ def _asked(call: CommandCall) -> Iterator[LossCheckTarget]:
         yield config, config_hash(stage.resolved.settings()), None
 
 
-def show_certificate(screen: TerminalScreen, certificate: GradientCertificate) -> None:
+def _show_certificate(screen: TerminalScreen, certificate: GradientCertificate) -> None:
     """Print a line for each split, and the verdict."""
     screen.line(f"gradient of {certificate.batch}, in float64, whole and")
     screen.line()

@@ -64,19 +64,19 @@ def run(call: CommandCall) -> int:
         evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
     if call.switch("json"):
-        print(to_json(report_json(report), indent=1).decode(), end="")
+        print(to_json(_report_json(report), indent=1).decode(), end="")
     else:
         page = Path(call.text("html")) if call.text("html") else _page(address)
         write_off_policy_page(page, report, source=source)
         screen = standard_screen()
-        show_report(screen, report, compare=call.switch("compare"))
+        _show_report(screen, report, compare=call.switch("compare"))
         screen.line(f"plots in {page}")
         if call.text("registry"):
             screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
     return DataError.exit_code if report.verdict == "refuse" else 0
 
 
-def report_json(report: OffPolicyReport) -> dict[str, Json]:
+def _report_json(report: OffPolicyReport) -> dict[str, Json]:
     """A report as JSON: every figure, with the words of the verdicts and comparisons."""
     made = cast("dict[str, Json]", _finite(asdict(report)))
     made["verdict"] = report.verdict
@@ -98,7 +98,7 @@ def _finite(value: object) -> Json:
             return cast("Json", value)
 
 
-def show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bool) -> None:
+def _show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bool) -> None:
     """Print verdicts with their reasons, then the figures; `compare`: every pair of candidates too."""
     for one in report.policies:
         screen.title(f"{one.policy}: {one.deciding.verdict}")

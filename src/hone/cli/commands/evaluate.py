@@ -126,7 +126,7 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
 
     problems = int(parse_number(call.text("problems"), "--problems", least=1))
     if call.texts("perturb"):
-        return evaluate_perturbed(call, screen, problems=problems, seed=seed)
+        return _evaluate_perturbed(call, screen, problems=problems, seed=seed)
     target = replace(_policy_target(call, seed), search=_search_options(call))
     if call.text("server"):
         if target.search != OWN_SEARCH:
@@ -142,11 +142,11 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
         )
     else:
         evaluation = evaluate_policy(target, problems=problems)
-    show_scores(screen, evaluation.scores)
+    _show_scores(screen, evaluation.scores)
     for note in evaluation.notes:
         screen.line(f"note: {note}")
     if evaluation.search is not None:
-        show_search(screen, evaluation.search)
+        _show_search(screen, evaluation.search)
         if target.run is not None:
             write_search(target.run, evaluation.search)
             screen.line(f"saved in {target.run / SEARCH}, report in {write_report(target.run)}")
@@ -176,7 +176,7 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
                 task=target.task.task,
                 warn=notes.append,
             )
-            scores = entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
+            scores = entry.evaluate(_parse_run_config(entry.config, config, target.run), wanted)
             return checkpoint.PolicyEvaluation(scores=scores, notes=notes)
     return checkpoint.evaluate_checkpoint(
         target.policy,
@@ -189,7 +189,7 @@ def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation
     )
 
 
-def parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: Path) -> RunConfig:
+def _parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: Path) -> RunConfig:
     """Parse the config of a saved run. Raises DataError if this version of hone cannot read it."""
     try:
         return kind.model_validate(config)
@@ -197,7 +197,7 @@ def parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: P
         raise DataError(f"{run}: the config of the run cannot be read: {error}") from None
 
 
-def evaluate_perturbed(call: CommandCall, screen: TerminalScreen, *, problems: int, seed: int) -> int:
+def _evaluate_perturbed(call: CommandCall, screen: TerminalScreen, *, problems: int, seed: int) -> int:
     """Evaluate the policy without and with perturbations; printed, saved with its run and added to its report."""
     from hone.control.evaluate.robustness import evaluate_robustness  # noqa: PLC0415 - as above
 
@@ -235,7 +235,7 @@ def _sample(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
         show_dialogues(screen, checkpoint.sample_dialogues(asked.policy, wanted))
         return 0
     if not sys.stdout.isatty():
-        show_answers(screen, checkpoint.sample_answers(asked.policy, wanted))
+        _show_answers(screen, checkpoint.sample_answers(asked.policy, wanted))
         return 0
     stream = AnswerStream(console=screen.console)
     try:
@@ -288,12 +288,12 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     return found.checkpoints().newest_policy().policy_folder, found.path
 
 
-def show_scores(screen: TerminalScreen, scores: Mapping[str, float]) -> None:
+def _show_scores(screen: TerminalScreen, scores: Mapping[str, float]) -> None:
     """Print the metrics of an evaluation."""
     screen.rows([(name, compact_number(value)) for name, value in scores.items()])
 
 
-def show_search(screen: TerminalScreen, found: SearchRecord) -> None:
+def _show_search(screen: TerminalScreen, found: SearchRecord) -> None:
     """Print accuracy by tokens: every plan of a search, with a star at those that no cheaper plan beats."""
     screen.line()
     scorer = f", scorer {found.scorer}" if found.scorer else ""
@@ -333,7 +333,7 @@ def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str,
     ]
 
 
-def show_answers(screen: TerminalScreen, answers: Sequence[tuple[str, str, float | None]]) -> None:
+def _show_answers(screen: TerminalScreen, answers: Sequence[tuple[str, str, float | None]]) -> None:
     """Print prompts, answers and scores."""
     rows = [(prompt.strip(), answer.strip(), _score(score)) for prompt, answer, score in answers]
     screen.table(("prompt", "answer", "score"), rows)

@@ -40,18 +40,18 @@ def run(call: CommandCall) -> int:
         )
     elif what == "run":
         experiment = load_experiment(name)
-        finding, seconds = run_timed(experiment, seed=seed, quick=quick, clock=SystemClock())
-        show_experiment(screen, experiment, finding)
+        finding, seconds = _run_timed(experiment, seed=seed, quick=quick, clock=SystemClock())
+        _show_experiment(screen, experiment, finding)
         screen.line()
         place = save_result(finding, name=name, title=experiment.title, seed=seed, folder=folder)
         screen.line(f"{compact_duration(seconds)}; plot and figures in {place}")
         return 0 if finding.holds else FAILED
     else:
-        return 0 if run_all(screen, seed=seed, folder=folder, quick=quick) else FAILED
+        return 0 if _run_all(screen, seed=seed, folder=folder, quick=quick) else FAILED
     return 0
 
 
-def run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[ExperimentResult, float]:
+def _run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[ExperimentResult, float]:
     """Run an experiment on one thread, as sums by several may depend on the load; its result, and its seconds."""
     import torch  # noqa: PLC0415 - the experiments import it; a list of them needs none
 
@@ -61,7 +61,7 @@ def run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -
     return finding, clock.monotonic_s() - began_s
 
 
-def show_experiment(screen: TerminalScreen, experiment: Experiment, finding: ExperimentResult) -> None:
+def _show_experiment(screen: TerminalScreen, experiment: Experiment, finding: ExperimentResult) -> None:
     """Print the question, the table, the verdict, and each claim with its bound."""
     screen.title(experiment.title)
     screen.line(experiment.question + (f" ({experiment.source})" if experiment.source else ""))
@@ -70,16 +70,16 @@ def show_experiment(screen: TerminalScreen, experiment: Experiment, finding: Exp
     screen.line()
     screen.line(finding.verdict)
     screen.line()
-    screen.rows([(_word(claim.holds), claim.says, format_claim(claim)) for claim in finding.claims])
+    screen.rows([(_word(claim.holds), claim.says, _format_claim(claim)) for claim in finding.claims])
 
 
-def format_claim(claim: BoundedClaim) -> str:
+def _format_claim(claim: BoundedClaim) -> str:
     """Format a claim as `6.88, at least 3`."""
     words = "at least" if claim.at_least is not None else "at most"
     return f"{compact_number(claim.value)}, {words} {claim.bound:g}"
 
 
-def run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) -> bool:
+def _run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) -> bool:
     """Run every experiment with one line each, and list the verdicts that do not hold at the end.
 
     Returns whether all of them hold.
@@ -88,12 +88,14 @@ def run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) -> 
     began_s, failed = clock.monotonic_s(), list[str]()
     for position, name in enumerate(names, start=1):
         experiment = load_experiment(name)
-        result, seconds = run_timed(experiment, seed=seed, quick=quick, clock=clock)
+        result, seconds = _run_timed(experiment, seed=seed, quick=quick, clock=clock)
         save_result(result, name=name, title=experiment.title, seed=seed, folder=folder)
         screen.line(f"{position:>2}/{len(names)}  {_word(result.holds)}  {name}  ({compact_duration(seconds)})")
         screen.line(f"       {result.verdict}")
         if not result.holds:
-            failed.append(f"{name}: " + "; ".join(f"{c.says}: {format_claim(c)}" for c in result.claims if not c.holds))
+            failed.append(
+                f"{name}: " + "; ".join(f"{c.says}: {_format_claim(c)}" for c in result.claims if not c.holds)
+            )
     screen.line()
     taken = compact_duration(clock.monotonic_s() - began_s)
     screen.line(f"{len(names) - len(failed)} of {len(names)} verdicts hold; {taken}; plots and figures in {folder}")

@@ -43,7 +43,7 @@ def _work(screen: TerminalScreen, worker: RetrainWorker, *, once: bool) -> int:
     while True:
         job = worker.work()
         if job is not None:
-            screen.line(job_words(job, worker))
+            screen.line(_job_words(job, worker))
         if once and job is not None and job.state == "failed":
             raise DataError(f"job {job.id} failed; its folder is {worker.parts.folder / job.id}")
         if once:
@@ -54,7 +54,7 @@ def _work(screen: TerminalScreen, worker: RetrainWorker, *, once: bool) -> int:
             time.sleep(POLL_S)
 
 
-def job_words(job: QueuedJob, worker: RetrainWorker) -> str:
+def _job_words(job: QueuedJob, worker: RetrainWorker) -> str:
     """The end of a job in one sentence, with what to do next."""
     words = job.result.get("words", "no result: another worker took it over")
     line = f"job {job.id} of tenant {job.tenant}, attempt {job.attempt}: {job.state}: {words}"

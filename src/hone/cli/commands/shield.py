@@ -44,7 +44,7 @@ def run(call: CommandCall) -> int:
         certificate = read_certificate(path)
         check_certificate(certificate)
     else:
-        spec = read_spec(path)
+        spec = _read_spec(path)
         if isinstance(spec, RuleShieldConfig):
             rule_shield(spec, spec.sensors)
             screen.line(f"{path}: {len(spec.rules)} rules, and {spec.fallback} is never forbidden; rules prove no more")
@@ -53,7 +53,7 @@ def run(call: CommandCall) -> int:
     return _judged(certificate, call, path, screen)
 
 
-def read_spec(path: Path) -> RuleShieldConfig | ProvedSpec:
+def _read_spec(path: Path) -> RuleShieldConfig | ProvedSpec:
     """Tables of a shield's file. Raises ConfigError with every fault and its line."""
     document = read_document(path)
     kind = document.values.get("kind")

@@ -140,7 +140,7 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
         table: dict[str, Json] = {"service": rollouts.service, "live": rollouts.registry.live(rollouts.service)}
         print(to_json(table | {"rollout": cast("Json", history_json(history))}, indent=1).decode(), end="")
         return 0
-    show_history(screen, history)
+    _show_history(screen, history)
     page = Path(call.text("html") or rollouts.folder / f"rollout_{name}.html")
     write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
     screen.line(f"stages, evidence and lineage in {page}")
@@ -195,7 +195,7 @@ def _plan_json(plan: RolloutPlan, histories: Sequence[GuardrailHistory]) -> dict
     }  # fmt: skip
 
 
-def show_history(screen: TerminalScreen, history: RolloutHistory) -> None:
+def _show_history(screen: TerminalScreen, history: RolloutHistory) -> None:
     """Print the judgement, then stages and effects."""
     plan = history.plan
     screen.title(history.words)

@@ -30,17 +30,17 @@ def run(call: CommandCall) -> int:
     if call.command == "show":
         folder = find_run(call.text("run"), runs)
         if call.switch("map"):
-            show_map(screen, folder)
+            _show_map(screen, folder)
         else:
-            show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))
+            _show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))
     elif call.text("what") == "recipes":
-        list_recipes(screen, call.text("name"))
+        _list_recipes(screen, call.text("name"))
     elif call.text("what") == "runs":
-        show_runs(screen, runs)
+        _show_runs(screen, runs)
     elif not call.text("what"):
-        show_runs(screen, runs)
+        _show_runs(screen, runs)
         screen.line()
-        list_families(screen)
+        _list_families(screen)
     else:
         raise ConfigError(
             f"hone list has no {call.text('what')!r}{did_you_mean(call.text('what'), ['recipes', 'runs'])}"
@@ -76,7 +76,7 @@ def _misnamed(text: str) -> str:
     return f"{path} is a folder without runs"
 
 
-def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify: bool = False) -> None:
+def _show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify: bool = False) -> None:
     """Print facts, settings, checkpoints and the last metrics of a run.
 
     Checkpoints whose files are missing or have another size are marked; with `verify` every file is hashed as well.
@@ -111,7 +111,7 @@ def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify: 
         screen.line(f"damaged: {fault}")
 
 
-def show_map(screen: TerminalScreen, folder: RunFolder) -> None:
+def _show_map(screen: TerminalScreen, folder: RunFolder) -> None:
     """Print the newest policy's action in each grid cell; on a terminal the background shows the value."""
     from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
 
@@ -142,7 +142,7 @@ def _show_metrics(screen: TerminalScreen, folder: RunFolder) -> None:
         screen.line(f"and {left_out} more in {folder.metrics_path}")
 
 
-def show_runs(screen: TerminalScreen, runs: Path) -> None:
+def _show_runs(screen: TerminalScreen, runs: Path) -> None:
     """Print one line per run."""
     paths = list_runs(runs)
     if not paths:
@@ -161,7 +161,7 @@ def show_runs(screen: TerminalScreen, runs: Path) -> None:
     screen.table(("run", "recipe", "saved step", "created"), rows)
 
 
-def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
+def _list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
     """Print one line per algorithm, by family; for a `wanted` recipe or family, its details.
 
     Raises ConfigError for a name that is neither.
@@ -176,7 +176,7 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
             near = did_you_mean(wanted, [*known, *grouped])
             raise ConfigError(f"{wanted!r} is not a recipe or a family of recipes{near}")
         for name in members:
-            show_recipe(screen, name, describe_recipe(name))
+            _show_recipe(screen, name, describe_recipe(name))
         return
     width = max(map(len, known))
     for family, members in grouped.items():
@@ -188,7 +188,7 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
     screen.line("hone list recipes NAME shows its paper, parts and defaults; NAME may be a family or a file.py")
 
 
-def list_families(screen: TerminalScreen) -> None:
+def _list_families(screen: TerminalScreen) -> None:
     """Print the names of the recipes, one line per family."""
     from hone.recipes.registry import installed_recipes, titles_by_family  # noqa: PLC0415 - as above
 
@@ -207,7 +207,7 @@ def _summary(name: str) -> str:
         return f"cannot be used: {fault.messages[0]}"
 
 
-def show_recipe(screen: TerminalScreen, name: str, entry: "RecipeDescription") -> None:
+def _show_recipe(screen: TerminalScreen, name: str, entry: "RecipeDescription") -> None:
     """Print a recipe's summary, paper, parts, defaults and limitation."""
     screen.line(f"{name}  {entry.summary}")
     limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""

@@ -99,7 +99,7 @@ def run(call: CommandCall) -> int:
             return 0
         if not seeds:
             root, resume = Path(call.text("runs")), call.switch("resume")
-            train_document(document, opened, root=root, resume=resume, screen=screen, consent=consent)
+            _train_document(document, opened, root=root, resume=resume, screen=screen, consent=consent)
             return 0
     turns = SeedRuns(
         root=Path(call.text("runs")) / name,
@@ -107,7 +107,7 @@ def run(call: CommandCall) -> int:
         steps=stages[0].resolved.config.steps,
         resume=call.switch("resume"),
     )
-    train_each_seed(call, document, turns, screen)
+    _train_each_seed(call, document, turns, screen)
     return 0
 
 
@@ -140,7 +140,7 @@ def _seeds(call: CommandCall) -> list[int]:
     return parse_seeds(call.text("seeds"))
 
 
-def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns, screen: TerminalScreen) -> None:
+def _train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns, screen: TerminalScreen) -> None:
     """Train one run per seed and compare them."""
     check_name(turns.root.name)
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
@@ -293,7 +293,7 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
     screen.line()
 
 
-def train_document(
+def _train_document(
     document: ConfigDocument,
     stages: Sequence[PlannedRun],
     *,
@@ -324,13 +324,13 @@ def train_one(
     """Train one run, from its checked config to its finished folder."""
     from hone.run.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
 
-    request = run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
+    request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
     finish_run(folder, stage.resolved.config, progress=progress)
     return folder
 
 
-def run_request(
+def _run_request(
     stage: PlannedRun,
     *,
     root: Path,
@@ -393,7 +393,7 @@ def train_pipeline(
         return Turn(
             name=config.name,
             steps=config.steps,
-            make_request=lambda: run_request(
+            make_request=lambda: _run_request(
                 stage, root=folder, resume=resume and begun, callbacks=callbacks, consent=consent
             ),
         )

@@ -25,12 +25,12 @@ class TerminalPlayer:
 
     def show(self, speaker: str, text: str) -> None:
         """Print a turn."""
-        show_turn(self.screen, NAMES.get(speaker, speaker), text, style=STYLES.get(speaker, "dim"))
+        _show_turn(self.screen, NAMES.get(speaker, speaker), text, style=STYLES.get(speaker, "dim"))
 
     def reply(self, suggestion: str | None) -> str | None:
         """Read a line from the person; None at the end of input."""
         if suggestion is not None:
-            show_turn(self.screen, "", f"(the world itself: {suggestion.strip() or 'it ends'})", style="dim italic")
+            _show_turn(self.screen, "", f"(the world itself: {suggestion.strip() or 'it ends'})", style="dim italic")
         self.screen.console.print(Text(f"{'you':<{_WIDTH}}", style="bold"), end="")
         try:
             return input()
@@ -43,14 +43,14 @@ def show_dialogues(screen: TerminalScreen, dialogues: Sequence[AnswerRow]) -> No
     """Print dialogues one below the other, each with a line on its end."""
     for place, one in enumerate(dialogues, start=1):
         screen.title(f"{place}/{len(dialogues)}")
-        show_turn(screen, "prompt", one.prompt, style="dim")
+        _show_turn(screen, "prompt", one.prompt, style="dim")
         for speaker, text in one.turns:
-            show_turn(screen, NAMES[speaker], text, style=STYLES[speaker])
+            _show_turn(screen, NAMES[speaker], text, style=STYLES[speaker])
         screen.console.print(ending(one), soft_wrap=True)
         screen.line()
 
 
-def show_turn(screen: TerminalScreen, name: str, text: str, *, style: str) -> None:
+def _show_turn(screen: TerminalScreen, name: str, text: str, *, style: str) -> None:
     """Print one turn under its speaker's name; further lines are indented."""
     for place, line in enumerate(printable(text).strip("\n").split("\n")):
         head = f"{name if place == 0 else '':<{_WIDTH}}"

@@ -28,9 +28,9 @@ def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
                     one.prompt.strip(),
                     one.reference,
                     one.before,
-                    score_mark(one.before_score),
+                    _score_mark(one.before_score),
                     one.after,
-                    score_mark(one.after_score),
+                    _score_mark(one.after_score),
                 )
                 for one in outcome.side_by_side
             ],
@@ -38,6 +38,6 @@ def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
     screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")
 
 
-def score_mark(score: float | None) -> str:
+def _score_mark(score: float | None) -> str:
     """Mark of a score: right, wrong, or not scored."""
     return "?" if score is None else "ok" if score >= 1 else "x"

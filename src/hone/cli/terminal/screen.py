@@ -23,7 +23,7 @@ def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> boo
     return not stream.isatty() or environment.get("TERM", "") in ("dumb", "") or bool(environment.get("NO_COLOR"))
 
 
-class PipeConsole(Console):
+class _PipeConsole(Console):
     """rich's console, with a closed pipe handled by `main`."""
 
     def on_broken_pipe(self) -> None:
@@ -34,12 +34,12 @@ class PipeConsole(Console):
 def make_console(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Console:
     """Make a console that writes control codes only to a terminal that accepts them."""
     if not is_plain(stream, environment):
-        return PipeConsole(file=stream, highlight=False)
+        return _PipeConsole(file=stream, highlight=False)
     columns = environment.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else None
     if width is None and not stream.isatty():
         width = WIDTH_WITHOUT_TERMINAL
-    return PipeConsole(
+    return _PipeConsole(
         file=stream, highlight=False, force_terminal=False, color_system=None, no_color=True, width=width
     )
 

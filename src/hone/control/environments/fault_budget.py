@@ -61,7 +61,7 @@ class FaultBudget:
         while self.recent and self.recent[0] <= self.steps - self.window:
             self.recent.popleft()
         if len(self.recent) > self.allowed:
-            times, steps = with_unit(len(self.recent), "time"), with_unit(self.window, "step")
+            times, steps = _with_unit(len(self.recent), "time"), _with_unit(self.window, "step")
             raise LostTooOftenError(
                 f"processes of environments were lost {times} within {steps}, allowed are {self.allowed} "
                 f"(env.faults_allowed); the last: {loss.message()}",
@@ -76,6 +76,6 @@ class FaultBudget:
         self.recent = deque(array(state, "recent").tolist())
 
 
-def with_unit(count: int, word: str) -> str:
+def _with_unit(count: int, word: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{count} {word}{'' if count == 1 else 's'}"

@@ -97,7 +97,7 @@ class EnvFactory:
 
 def env_factory(config: GymConfig) -> EnvFactory:
     """Raises ConfigError for an unknown id, file or class."""
-    maker = find_maker(config.id)
+    maker = _find_maker(config.id)
     if maker is not None:
         return _from_class(config, maker)
     return _from_spec(config, find_spec(config.id))
@@ -316,7 +316,7 @@ def _kwargs(config: GymConfig) -> dict[str, Any]:
     return dict(config.kwargs)
 
 
-def find_maker(name: str) -> Callable[..., GymEnv] | None:
+def _find_maker(name: str) -> Callable[..., GymEnv] | None:
     """The class or function that makes an environment: `file.py:Class` or `package.module:Class`; None for an id.
 
     Raises ConfigError for a file without it, UserCodeError when the file cannot be imported.

@@ -37,22 +37,22 @@ def block_transport(config: GymConfig) -> RemoteBlocks | None:
         return None
     actors = min(config.workers, config.num_envs)
     connect_to_ray(os.environ.get(ADDRESS_VARIABLE) or "local", cpus=actors)
-    require_cores(actors, cluster_cores())
+    _require_cores(actors, _cluster_cores())
     return RemoteBlocks(
         open_handle=partial(RayBlockHandle.open, Path.cwd()),
-        wait_handles=wait_for_handles,
+        wait_handles=_wait_for_handles,
         call_s=config.step_timeout_s,
     )
 
 
-def cluster_cores() -> float:
+def _cluster_cores() -> float:
     """CPU cores of the connected cluster."""
     import ray  # noqa: PLC0415 - an extra
 
     return float(ray.cluster_resources().get("CPU", 0.0))
 
 
-def require_cores(actors: int, cores: float) -> None:
+def _require_cores(actors: int, cores: float) -> None:
     """Raise ResourceError for more actors, one core each, than the cluster has: they would wait for ever."""
     if actors > cores:
         raise ResourceError(
@@ -61,7 +61,7 @@ def require_cores(actors: int, cores: float) -> None:
         )
 
 
-class BlockActor:
+class _BlockActor:
     """The actor: a `BlockHost`, and the number of its environments' calls from another thread."""
 
     def __init__(self, folder: str) -> None:
@@ -101,7 +101,7 @@ class RayBlockHandle:
         """Start an actor; Ray chooses the machine."""
         import ray  # noqa: PLC0415 - an extra
 
-        kind = ray.remote(BlockActor).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
+        kind = ray.remote(_BlockActor).options(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=2)
         return cls(kind.remote(str(folder)))
 
     def submit(self, request: BlockRequest) -> None:
@@ -150,7 +150,7 @@ class RayBlockHandle:
             ray.kill(self.actor)
 
 
-def wait_for_handles(handles: Sequence[BlockHandle], timeout_s: float) -> None:
+def _wait_for_handles(handles: Sequence[BlockHandle], timeout_s: float) -> None:
     """Wait until an actor has a reply, at most `timeout_s` seconds."""
     import ray  # noqa: PLC0415 - an extra
 

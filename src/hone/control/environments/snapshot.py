@@ -40,12 +40,12 @@ FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", 
 """Objects of these libraries are not read attribute by attribute."""
 
 
-class UnreadableValueError(Exception):
+class _UnreadableValueError(Exception):
     """The value is not data: a function, a window, a physics engine."""
 
 
 @dataclass
-class ArrayCollector:
+class _ArrayCollector:
     """Arrays set aside while a tree becomes JSON."""
 
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict[str, NDArray[np.generic]])
@@ -60,7 +60,7 @@ class ArrayCollector:
 def snapshot(envs: GymVectorEnv, constant: EncodedAttributes | None = None) -> State:
     """Attributes that differ from those in `constant` (`attribute_texts` of a fresh environment), which need no
     saving."""
-    arrays = ArrayCollector()
+    arrays = _ArrayCollector()
     changed: dict[str, dict[str, Json]] = {}
     for path, owner in _objects(envs):
         before = (constant or {}).get(path, {})
@@ -171,15 +171,15 @@ def _is_plain_object(value: object) -> bool:
 
 def _text(value: object) -> str | None:
     """A text that is equal for equal values; None for values that are no data."""
-    arrays = ArrayCollector()
+    arrays = _ArrayCollector()
     try:
         code = json.dumps(_encode(value, arrays))
-    except (UnreadableValueError, TypeError, ValueError):
+    except (_UnreadableValueError, TypeError, ValueError):
         return None
     return code + "".join(f"{held.dtype}{held.shape}{held.tobytes().hex()}" for held in arrays.arrays.values())
 
 
-def _encode(value: object, arrays: ArrayCollector) -> Json:  # noqa: C901, PLR0912 - one case a type
+def _encode(value: object, arrays: _ArrayCollector) -> Json:  # noqa: C901, PLR0912 - one case a type
     match value:
         case None | bool() | str():
             return value
@@ -202,7 +202,7 @@ def _encode(value: object, arrays: ArrayCollector) -> Json:  # noqa: C901, PLR09
         case bytes():
             return {"bytes": value.hex()}
         case _:
-            raise UnreadableValueError(type(value).__name__)
+            raise _UnreadableValueError(type(value).__name__)
 
 
 def _decode(code: Json, arrays: State, now: object) -> Any:  # noqa: ANN401 - whatever was encoded

@@ -24,18 +24,18 @@ def observation_fault(space: spaces.Space[Any]) -> str | None:
             "it has no fixed size; make a row of numbers of it with "
             "gymnasium.wrappers.TransformObservation(env, function, Box(...))"
         )
-    return f"observation space {one_line(space)} is not supported; {remedy} ({GUIDE})"
+    return f"observation space {_one_line(space)} is not supported; {remedy} ({GUIDE})"
 
 
 def action_fault(space: spaces.Space[Any]) -> str | None:
     """Why actions of this space are refused, with the wrapper to use; None where they are supported."""
     if isinstance(space, spaces.Box | spaces.Discrete):
         return None
-    refused = f"action space {one_line(space)} is not supported; hone acts on Discrete and Box"
+    refused = f"action space {_one_line(space)} is not supported; hone acts on Discrete and Box"
     return f"{refused}: {_action_remedy(space)} ({GUIDE})"
 
 
-def one_line(space: spaces.Space[Any]) -> str:
+def _one_line(space: spaces.Space[Any]) -> str:
     """A space in words, on one line."""
     return " ".join(str(space).split())
 

@@ -92,7 +92,7 @@ class EnvBlock:
         )
 
 
-def split_into_blocks(
+def _split_into_blocks(
     first: EnvBlock, *, num_envs: int, processes: int, make: Callable[[], BlockProcess]
 ) -> list[EnvBlock]:
     """Blocks of contiguous environments, the earlier ones larger by one where the division leaves a rest. `first` keeps
@@ -168,7 +168,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             first = self._blocks[0]
             self._start_blocks([first])
             processes = 1 if first.native else min(self.config.workers, self.num_envs)
-            self._blocks[:] = split_into_blocks(
+            self._blocks[:] = _split_into_blocks(
                 first, num_envs=self.num_envs, processes=processes, make=self._new_process
             )
             self._start_blocks(self._blocks[1:])

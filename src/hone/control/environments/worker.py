@@ -45,7 +45,7 @@ from hone.core.out_of_memory import out_of_memory
 from hone.process.parent import connect_to_parent
 
 
-class CallMarkingEnv(gymnasium.Env[Any, Any]):
+class _CallMarkingEnv(gymnasium.Env[Any, Any]):
     """An environment that marks each of its calls beforehand."""
 
     def __init__(self, env: GymEnv, mark: Callable[[], None]) -> None:
@@ -118,7 +118,7 @@ class EnvWorker:
 
     def _make_one(self, number: int, single: Callable[[], GymEnv]) -> GymEnv:
         self._mark_call(number)
-        return CallMarkingEnv(single(), partial(self._mark_call, number))
+        return _CallMarkingEnv(single(), partial(self._mark_call, number))
 
     def _load(self, message: WorkerMessage) -> bytes:
         import_registration(message.head["registration"])

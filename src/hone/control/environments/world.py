@@ -60,7 +60,7 @@ class EpisodePieces:
     """`[E]` numbers of their episodes."""
 
 
-class RunningEpisodes:
+class _RunningEpisodes:
     """Returns `[B]`, lengths `[B]` and numbers `[B]` of the episodes that `count` environments are in."""
 
     def __init__(self, count: int, *, begun: int = 0) -> None:
@@ -171,7 +171,7 @@ class GymWorld:
     pending_notices: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
-        self.running = RunningEpisodes(self.envs.num_envs)
+        self.running = _RunningEpisodes(self.envs.num_envs)
         self.ended = np.zeros(self.envs.num_envs, dtype=np.bool_)
 
     @property
@@ -376,7 +376,7 @@ class GymWorld:
         exact = self.inexact_reason is None and state["inexact"] is None
         self.running.restore(state, exact=exact)
         if exact:
-            restore_envs(self.envs, substate(state, "envs"))
+            _restore_envs(self.envs, substate(state, "envs"))
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
         else:
@@ -386,7 +386,7 @@ class GymWorld:
         self.envs.close()
 
 
-def restore_envs(envs: GymVectorEnv, state: State) -> None:
+def _restore_envs(envs: GymVectorEnv, state: State) -> None:
     """Restore a snapshot into environments made and reset in the same way."""
     if isinstance(envs, ProcessVectorEnv):
         envs.restore(state)

@@ -18,11 +18,11 @@ HORIZON = 500
 def exact_metrics(table: Table, mdp: FiniteMdp) -> Metrics:
     """Compute `eval/score` and related metrics. Raises ConfigError for a table of another MDP."""
     if isinstance(table, StateValues):
-        return value_metrics(table, mdp)
-    return policy_metrics(table, mdp)
+        return _value_metrics(table, mdp)
+    return _policy_metrics(table, mdp)
 
 
-def policy_metrics(table: ActionTable, mdp: FiniteMdp) -> Metrics:
+def _policy_metrics(table: ActionTable, mdp: FiniteMdp) -> Metrics:
     """Expected undiscounted return of the greedy policy within the time limit (`HORIZON` without one), and the optimum
     of time-dependent policies, `eval/best`.
 
@@ -38,7 +38,7 @@ def policy_metrics(table: ActionTable, mdp: FiniteMdp) -> Metrics:
     return {"eval/score": score, "eval/best": best, "eval/of_best": share}
 
 
-def value_metrics(table: StateValues, mdp: FiniteMdp) -> Metrics:
+def _value_metrics(table: StateValues, mdp: FiniteMdp) -> Metrics:
     """Root mean squared error over non-terminal states against the values from a linear solve; `eval/score` is its
     negative."""
     if table.target_policy.shape != (mdp.states, mdp.actions):

@@ -195,7 +195,7 @@ def _split_physics(
         accepted = [
             name for name in inspect.signature(type(inside).__init__).parameters if name not in NON_PHYSICS_ARGUMENTS
         ]
-        numbers = numeric_attributes(inside)
+        numbers = _numeric_attributes(inside)
     finally:
         env.close()
     known = [*accepted, *numbers]
@@ -214,7 +214,7 @@ def _split_physics(
 NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
 
 
-def numeric_attributes(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
+def _numeric_attributes(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
     """Public numeric attributes of an environment, including class constants."""
     found: dict[str, object] = {}
     for owner in reversed(type(env).__mro__):
@@ -233,7 +233,7 @@ def _make_with_attributes(single: Any, attributes: Mapping[str, JsonValue]) -> G
     held.update(attributes)
     for name, derive in DERIVED_ATTRIBUTES.get(type(env.unwrapped).__name__, {}).items():
         if name not in attributes:
-            held[name] = derive(numeric_attributes(env.unwrapped))
+            held[name] = derive(_numeric_attributes(env.unwrapped))
     return env
 
 

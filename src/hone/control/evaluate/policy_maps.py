@@ -73,7 +73,7 @@ def policy_map(folder: Path, config: Mapping[str, Json], *, step: int) -> Policy
 
 def policy_map_on(layout: GridLayout, folder: Path, *, step: int) -> PolicyMap:
     """Make the map of a saved policy on a known grid."""
-    shares, worth, worth_is = policy_and_values(load_control_policy(folder), layout.mdp, str(folder))
+    shares, worth, worth_is = _policy_and_values(load_control_policy(folder), layout.mdp, str(folder))
     return PolicyMap(
         step=step,
         worth_is=worth_is,
@@ -105,7 +105,7 @@ def _cell(layout: GridLayout, place: int, state: int, shares: Floats, worth: Flo
 # ------------------------------------------------------------------------------------------ actions and values
 
 
-def policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tuple[Floats, Floats, str]:
+def _policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tuple[Floats, Floats, str]:
     """Action probabilities `[S, A]`, values `[S]`, and the meaning of the values in words.
 
     A policy without values gets its exact ones. Raises DataError if it has other states.

@@ -92,12 +92,12 @@ def evaluate_control(
     Raises ConfigError, DataError.
     """
     if isinstance(config.get("finite"), dict) and policy_kind(folder) in KINDS:
-        return exact_metrics(load_table(folder), finite_mdp(folder, config))
+        return exact_metrics(load_table(folder), _finite_mdp(folder, config))
     policy, env = load_policy_and_env(folder, config)
     return score_metrics(evaluate_returns(policy, env, episodes=episodes, seed=seed, warn=warn))[1]
 
 
-def finite_mdp(folder: Path, config: Mapping[str, Json]) -> FiniteMdp:
+def _finite_mdp(folder: Path, config: Mapping[str, Json]) -> FiniteMdp:
     """Finite MDP of a run's `config`, with the discount of its algorithm. Raises DataError."""
     algorithm = config.get("algorithm")
     discount = algorithm.get("discount", 1.0) if isinstance(algorithm, dict) else 1.0

@@ -68,7 +68,7 @@ def record_episode(
     if runs_isolated(config):
         return _without_frames(step, "the environment runs in a separate process, which cannot render")
     try:
-        if not can_render(config):
+        if not _can_render(config):
             return _without_frames(step, f"{config.id} cannot render (rgb_array is not among its render modes)")
         env = env_factory(
             config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": RENDER_MODE}})
@@ -91,7 +91,7 @@ def record_episode(
     return EpisodeRecording(step=step, score=score, steps=steps, note=note), _encoded(film.frames)
 
 
-def can_render(config: GymConfig) -> bool:
+def _can_render(config: GymConfig) -> bool:
     """True if the environment declares the render mode. Raises UserCodeError if it cannot be created."""
     env = env_factory(config).make_one()
     try:

@@ -131,7 +131,7 @@ def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
                 discount=discount, ending=world.end_probability,
             )  # fmt: skip
         case BairdWorld():
-            return baird_mdp(discount=discount)
+            return _baird_mdp(discount=discount)
 
 
 def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
@@ -144,7 +144,7 @@ def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
     )  # fmt: skip
 
 
-def baird_mdp(*, discount: float) -> FiniteMdp:
+def _baird_mdp(*, discount: float) -> FiniteMdp:
     """Build Baird's counterexample; the start is uniform."""
     state = np.repeat(np.arange(7), 7)
     to = np.tile(np.arange(7), 7)

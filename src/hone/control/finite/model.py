@@ -97,7 +97,7 @@ class FiniteMdp:
 
     def with_discount(self, discount: float) -> "FiniteMdp":
         """Copy with another discount factor. Raises DataError outside (0, 1]."""
-        return validated_mdp(replace(self, discount=discount))
+        return _validated_mdp(replace(self, discount=discount))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def make_mdp(
     kept = np.flatnonzero(outcomes.probability > 0)
     pair = outcomes.state[kept] * actions + outcomes.action[kept]
     order = kept[np.argsort(pair, kind="stable")]
-    return validated_mdp(
+    return _validated_mdp(
         FiniteMdp(
             states=states,
             actions=actions,
@@ -149,7 +149,7 @@ def make_mdp(
     )
 
 
-def validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
+def _validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
     """Check and return `mdp`. Raises DataError with every invalid number."""
     faults = ErrorCollector(DataError)
     if not 0 < mdp.discount <= 1:

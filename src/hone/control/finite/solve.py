@@ -97,7 +97,7 @@ def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
     Starts with a policy that heads for termination, so that all values are defined with discount 1. Raises DataError
     if the optimal total is not finite.
     """
-    policy = ending_policy(mdp)
+    policy = _ending_policy(mdp)
     rows = np.arange(mdp.states)
     for iteration in range(1, 10 * mdp.states * mdp.actions + 2):
         value = evaluate_policy(mdp, policy)
@@ -160,7 +160,7 @@ def can_end(mdp: FiniteMdp, taken: Flags | None = None) -> Flags:
         reached[more] = True
 
 
-def ending_policy(mdp: FiniteMdp) -> Ints:
+def _ending_policy(mdp: FiniteMdp) -> Ints:
     """Action `[S]` that may lead closer to termination; an arbitrary one if termination is unreachable."""
     policy = mdp.available.argmax(axis=1)
     state, action = np.divmod(mdp.pair_of_outcome, mdp.actions)

@@ -19,7 +19,7 @@ from hone.core.state import State, array, integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FiniteRollout:
+class _FiniteRollout:
     """T steps of B copies before the split into episodes; `[T, B]`, observations `[T+1, B]`."""
 
     seen: Ints
@@ -72,7 +72,7 @@ class FiniteWorld:
         shape = (self.steps, self.copies)
         luck = generator(self.seed, "finite", self.rollouts).random((2, *shape))
         noise = actor.noise(generator(self.seed, "act", self.rollouts), shape)
-        rows = FiniteRollout(
+        rows = _FiniteRollout(
             seen=np.empty((self.steps + 1, self.copies), dtype=np.int64),
             chosen=np.empty(shape, dtype=np.int64),
             logp=np.empty(shape, dtype=np.float32),
@@ -109,7 +109,7 @@ class FiniteWorld:
         self.returns = array(state, "returns").astype(np.float64)
         self.episode = array(state, "episode").astype(np.int64)
 
-    def _step(self, rows: FiniteRollout, t: int, luck: Floats) -> None:
+    def _step(self, rows: _FiniteRollout, t: int, luck: Floats) -> None:
         mdp, chosen = self.mdp, rows.chosen[t]
         allowed = (chosen >= 0) & (chosen < mdp.actions)
         allowed[allowed] = self._legal[self.seen[allowed], chosen[allowed]]
@@ -134,7 +134,7 @@ class FiniteWorld:
         """Sample start states."""
         return np.searchsorted(self._starts, luck, side="right").astype(np.int64)
 
-    def _episodes(self, rows: FiniteRollout, version: int) -> Episodes:
+    def _episodes(self, rows: _FiniteRollout, version: int) -> Episodes:
         done = (rows.terminated | rows.truncated).T  # the decisions of a copy are consecutive, in the order of time
         ends = done.copy()
         ends[:, -1] = True

@@ -31,7 +31,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogColumns:
+class _LogColumns:
     """Columns of one file."""
 
     table: pa.Table
@@ -211,7 +211,7 @@ def read_log(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
 
 
 def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
-    columns = LogColumns(table=_table(path), path=path)
+    columns = _LogColumns(table=_table(path), path=path)
     observation, action, shapes = _described(columns, spaces)
     ends = columns.last_rows()
     offsets = offsets_of(np.diff(ends, prepend=-1))
@@ -263,7 +263,7 @@ def _table(path: Path) -> pa.Table:
 
 
 def _described(
-    columns: LogColumns, given: SpacePair | None
+    columns: _LogColumns, given: SpacePair | None
 ) -> tuple[spaces.Space[Any], spaces.Space[Any], dict[str, list[int]]]:
     """Spaces of the decisions, and shapes of the optional columns, from the file's metadata; or the spaces `given`."""
     path = columns.path
@@ -282,7 +282,7 @@ def _described(
         raise DataError(f"{path}: the file's metadata (key `hone`) do not describe its spaces: {error!r}") from error
 
 
-def _require_finals(columns: LogColumns, ends: Ints) -> None:
+def _require_finals(columns: _LogColumns, ends: Ints) -> None:
     """Raises DataError for an episode that did not terminate, whose last row of `ends` holds no `final`."""
     missing = np.flatnonzero(columns.nulls("final", ends)) if columns.has("final") else ends[:0]
     if len(missing):
@@ -292,7 +292,7 @@ def _require_finals(columns: LogColumns, ends: Ints) -> None:
         )
 
 
-def _with_finals(log: DecisionLog, columns: LogColumns, ends: Ints) -> DecisionLog:
+def _with_finals(log: DecisionLog, columns: _LogColumns, ends: Ints) -> DecisionLog:
     """The log with the observation after each episode. A termination needs none. Where the file has no column `final`,
     the last decision of every other episode is left out: the observation before it is the last that is known."""
     episodes, path, space = log.episodes, columns.path, log.observation_space
@@ -357,7 +357,7 @@ def _list_column(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
 
 
-def _extra_columns(columns: LogColumns, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
+def _extra_columns(columns: _LogColumns, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
     """Optional columns that the file holds: by decision, or the rows `ends` where they are by episode."""
     read: dict[str, Array] = {}
     for name, shape in shapes.items():

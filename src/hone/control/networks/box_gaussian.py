@@ -35,7 +35,7 @@ def to_gaussian(chosen: Tensor, actions: BoxActions) -> tuple[Tensor, Tensor | N
     unit = to_unit(chosen, actions)
     if actions.gaussian == "squashed":
         raw = torch.atanh(unit.clamp(-float(EDGE), float(EDGE)))
-        return raw, log_slope(raw).sum(dim=1) + actions.log_volume
+        return raw, _log_slope(raw).sum(dim=1) + actions.log_volume
     return unit, None if _scale(actions, str(chosen.device)) is None else unit.new_tensor(actions.log_volume)
 
 
@@ -49,11 +49,11 @@ def entropy_shift(mean: Tensor, log_std: Tensor, actions: BoxActions) -> Tensor 
         points, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
         at, share = mean.new_tensor(points), mean.new_tensor(weights / weights.sum())
         samples = mean[:, :, None] + torch.exp(log_std)[..., None] * at
-        return (log_slope(samples) @ share).sum(dim=1) + actions.log_volume
+        return (_log_slope(samples) @ share).sum(dim=1) + actions.log_volume
     return None if _scale(actions, str(mean.device)) is None else mean.new_tensor(actions.log_volume)
 
 
-def log_slope(raw: Tensor) -> Tensor:
+def _log_slope(raw: Tensor) -> Tensor:
     """log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels."""
     return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
 

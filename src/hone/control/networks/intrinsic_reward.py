@@ -225,7 +225,7 @@ class HashCounts(IntrinsicReward):
         return ((x @ self.get_buffer("projection").to(x.dtype) > 0) * self.get_buffer("place")).sum(dim=1)
 
 
-def make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> IntrinsicReward:
+def _make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> IntrinsicReward:
     """Intrinsic reward of a config."""
     match config:
         case RndConfig():
@@ -256,7 +256,7 @@ class CuriousActorCritic(ControlPolicy):
         self.novelty_critic = Mlp(size, 1, network, seed=seed, stream="novelty_critic")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
         self.novelty_config = novelty
-        self.novelty = make_intrinsic_reward(novelty, spaces, seed=seed)
+        self.novelty = _make_intrinsic_reward(novelty, spaces, seed=seed)
         self.returns = TorchMoments(1)
         self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
 

@@ -103,15 +103,15 @@ def categorical_with_backward(logits: Tensor, chosen: Tensor, *, entropy: bool) 
 
 
 def box_gaussian_with_backward(mean: Tensor, log_std: Tensor, chosen: Tensor, actions: BoxActions) -> HeadOutput:
-    """`gaussian_with_backward` of the samples behind the environment's actions `chosen` `[n, a]`, with log-density and
+    """`_gaussian_with_backward` of the samples behind the environment's actions `chosen` `[n, a]`, with log-density and
     entropy of the actions. Squashed actions have no such head: the entropy's shift has a gradient."""
     assert actions.gaussian != "squashed"
     samples, volume = to_gaussian(chosen, actions)
-    head = gaussian_with_backward(mean, log_std, samples)
+    head = _gaussian_with_backward(mean, log_std, samples)
     return head if volume is None else replace(head, logp=head.logp - volume, entropy=head.entropy + volume)
 
 
-def gaussian_with_backward(mean: Tensor, log_std: Tensor, chosen: Tensor) -> HeadOutput:
+def _gaussian_with_backward(mean: Tensor, log_std: Tensor, chosen: Tensor) -> HeadOutput:
     """Head of a box: log N(`mean` `[n, a]`, exp(`log_std` `[a]`)^2) at `chosen` `[n, a]`.
 
     Its backward pass adds to the gradient of `log_std`. With z = (chosen - mean) / std: d logp / d mean = z / std,

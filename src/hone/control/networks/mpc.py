@@ -165,7 +165,7 @@ RewardFunctionOfStep: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Observations `[..., O]`, actions `[..., A]` in environment units, next observations `[..., O]` -> rewards `[...]`."""
 
 
-def pendulum_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
+def _pendulum_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
     """Gymnasium's Pendulum: -(angle^2 + 0.1 speed^2 + 0.001 torque^2), of the state before the step."""
     del after
     angle = torch.atan2(seen[..., 1], seen[..., 0])
@@ -173,7 +173,7 @@ def pendulum_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
     return -(angle.square() + 0.1 * seen[..., 2].square() + 0.001 * torque.square())
 
 
-def cartpole_swing_up_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
+def _cartpole_swing_up_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
     """hone's CartPoleSwingUpEnv: exp(-(distance of the tip to its goal / length)^2), of the state after the step."""
     del seen, action
     length = 0.6
@@ -182,8 +182,8 @@ def cartpole_swing_up_reward(seen: Tensor, action: Tensor, after: Tensor) -> Ten
 
 
 REWARD_FUNCTIONS: dict[str, RewardFunctionOfStep] = {
-    "pendulum": pendulum_reward,
-    "cartpole_swing_up": cartpole_swing_up_reward,
+    "pendulum": _pendulum_reward,
+    "cartpole_swing_up": _cartpole_swing_up_reward,
 }
 
 

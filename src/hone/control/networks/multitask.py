@@ -87,7 +87,7 @@ class MultitaskActorCritic(ControlPolicy):
     def numpy_policy(self) -> NumpyPolicy:
         """Policy that reads the task from the end of the observation."""
         parts = [self.for_task(task).numpy_policy() for task in range(self.tasks)]
-        return NumpyMultitaskPolicy(task_policies=parts, observation_size=self.observation_size)
+        return _NumpyMultitaskPolicy(task_policies=parts, observation_size=self.observation_size)
 
     def for_task(self, task: int) -> "SingleTaskPolicy":
         """The policy in one task; its observations do not include the task."""
@@ -148,7 +148,7 @@ class _NumpyTaskNetwork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyMultitaskPolicy:
+class _NumpyMultitaskPolicy:
     """Passes each observation to the head of its task."""
 
     task_policies: Sequence[NumpyPolicy]

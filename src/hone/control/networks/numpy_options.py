@@ -17,7 +17,7 @@ Array: TypeAlias = NDArray[np.generic]
 Ints: TypeAlias = NDArray[np.int64]
 
 
-def state_indices(state: Array, inputs: ObservationInputs) -> Ints:
+def _state_indices(state: Array, inputs: ObservationInputs) -> Ints:
     """`[n]` numbers of the states, from 0."""
     return state.astype(np.int64) - inputs.start
 
@@ -83,7 +83,7 @@ class NumpyCallAndReturnPolicy:
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         options = len(self.policies)
         state, memory = split_option_memory(seen, self.inputs, options)
-        place = state_indices(state, self.inputs)
+        place = _state_indices(state, self.inputs)
         option, began = self._options(place, memory, noise, self.epsilon)
         action = self.policies[option, place]
         chosen = encode_option_action(began, option, action, options=options, actions=self.actions.count)
@@ -92,7 +92,7 @@ class NumpyCallAndReturnPolicy:
     def best(self, seen: Array) -> Array:
         if len(self.active_options) != len(seen):
             self.active_options = np.full(len(seen), -1, dtype=np.int64)
-        state = state_indices(seen, self.inputs)
+        state = _state_indices(seen, self.inputs)
         self.active_options, _ = self._options(
             state, self.active_options, np.full((len(seen), 3), 0.5, np.float32), 0.0
         )

@@ -32,16 +32,16 @@ LOG_STD_CLIP = (-5.0, 2.0)
 """Bounds of a Gaussian policy's log standard deviation (IQL, Kostrikov et al., 2022)."""
 
 
-def twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
+def _twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
     """Two critics: action values of finite actions, or one value of an observation and a point of a box."""
     size, actions = spaces.inputs.size, spaces.actions
     shape = (size, actions.count) if isinstance(actions, DiscreteActions) else (size + actions.size, 1)
     return nn.ModuleList(Mlp(*shape, network, seed=seed, stream=f"critic{number}") for number in (1, 2))
 
 
-def target_twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
-    """Target networks of `twin_critics`."""
-    return twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
+def _target_twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
+    """Target networks of `_twin_critics`."""
+    return _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
 
 
 def twin_q_values(
@@ -64,7 +64,7 @@ def first_q_value(critics: nn.ModuleList, seen: Tensor, unit: Tensor) -> Tensor:
     return as_mlps(critics)[0].forward_frozen(torch.cat((seen, unit), dim=1)).squeeze(1)
 
 
-def require_finite_box(spaces: PolicySpaces, what: str) -> BoxActions:
+def _require_finite_box(spaces: PolicySpaces, what: str) -> BoxActions:
     """Raises ConfigError unless actions are a box with finite bounds."""
     if not isinstance(spaces.actions, BoxActions) or not spaces.actions.is_finite:
         raise ConfigError(f"{what} needs a box of actions with finite bounds, got {spaces.actions}")
@@ -86,11 +86,11 @@ class IqlPolicy(ControlPolicy):
         outputs = (
             actions.count
             if isinstance(actions, DiscreteActions)
-            else require_finite_box(spaces, "a Gaussian within a box").size
+            else _require_finite_box(spaces, "a Gaussian within a box").size
         )
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
-        self.critics = twin_critics(spaces, network, seed=seed)
-        self.targets = target_twin_critics(spaces, network, seed=seed)
+        self.critics = _twin_critics(spaces, network, seed=seed)
+        self.targets = _target_twin_critics(spaces, network, seed=seed)
         self.value = Mlp(size, 1, network, seed=seed, stream="value")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(outputs))
 
@@ -142,7 +142,7 @@ class DiscreteBcqPolicy(ControlPolicy):
         return cls(spaces, network, seed=0, threshold=float(extras["threshold"]))
 
 
-class ActionVae(nn.Module):
+class _ActionVae(nn.Module):
     """A conditional variational autoencoder of logged actions in [-1, 1] (Kingma and Welling, 2014), with two latent
     dimensions per action dimension.
     """
@@ -179,14 +179,14 @@ class BcqPolicy(ControlPolicy):
         self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, max_perturbation: float, samples: int
     ) -> None:
         super().__init__(spaces, network)
-        size, self.action_size = spaces.inputs.size, require_finite_box(spaces, "BCQ with a generator").size
+        size, self.action_size = spaces.inputs.size, _require_finite_box(spaces, "BCQ with a generator").size
         self.max_perturbation, self.samples = max_perturbation, samples
-        self.generator = ActionVae(size, self.action_size, network, seed=seed)
+        self.generator = _ActionVae(size, self.action_size, network, seed=seed)
         shape, wiring = (size + self.action_size, self.action_size), {"seed": seed, "gain": 0.01}
         self.perturbation = Mlp(*shape, network, stream="perturbation", **wiring)
         self.slow = Mlp(*shape, network, stream="perturbation", **wiring).requires_grad_(requires_grad=False)
-        self.critics = twin_critics(spaces, network, seed=seed)
-        self.targets = target_twin_critics(spaces, network, seed=seed)
+        self.critics = _twin_critics(spaces, network, seed=seed)
+        self.targets = _target_twin_critics(spaces, network, seed=seed)
 
     @property
     def latent_size(self) -> int:
@@ -205,7 +205,7 @@ class BcqPolicy(ControlPolicy):
 
     def numpy_policy(self) -> NumpyPolicy:
         decoder, perturbation = self.generator.decoder.to_numpy(), self.perturbation.to_numpy()
-        return best_of_samples_policy(
+        return _best_of_samples_policy(
             self, VaeProposer(decoder, perturbation, self.max_perturbation, LATENT_LIMIT), self.latent_size
         )
 
@@ -226,11 +226,11 @@ class BearPolicy(ControlPolicy):
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, samples: int) -> None:
         super().__init__(spaces, network)
-        size, self.action_size, self.samples = spaces.inputs.size, require_finite_box(spaces, "BEAR").size, samples
-        self.generator = ActionVae(size, self.action_size, network, seed=seed)
+        size, self.action_size, self.samples = spaces.inputs.size, _require_finite_box(spaces, "BEAR").size, samples
+        self.generator = _ActionVae(size, self.action_size, network, seed=seed)
         self.actor = Mlp(size, 2 * self.action_size, network, seed=seed, stream="actor", gain=0.01)
-        self.critics = twin_critics(spaces, network, seed=seed)
-        self.targets = target_twin_critics(spaces, network, seed=seed)
+        self.critics = _twin_critics(spaces, network, seed=seed)
+        self.targets = _target_twin_critics(spaces, network, seed=seed)
         self.log_multiplier = nn.Parameter(torch.zeros(1))
 
     @property
@@ -251,7 +251,7 @@ class BearPolicy(ControlPolicy):
         return self.generator.decode_pre_tanh(seen.repeat_interleave(count, dim=0), codes).view(len(seen), count, -1)
 
     def numpy_policy(self) -> NumpyPolicy:
-        return best_of_samples_policy(
+        return _best_of_samples_policy(
             self, SquashedGaussianProposer(self.actor.to_numpy(), LOG_STD_RANGE), self.action_size
         )
 
@@ -263,7 +263,7 @@ class BearPolicy(ControlPolicy):
         return cls(spaces, network, seed=0, samples=int(extras["samples"]))
 
 
-def best_of_samples_policy(
+def _best_of_samples_policy(
     policy: BcqPolicy | BearPolicy, proposer: ActionProposer, noise_size: int
 ) -> NumpyBestOfSamplesPolicy:
     """Policy that samples several actions and takes the first critic's best."""

@@ -62,7 +62,7 @@ class RecurrentActorCritic(ControlPolicy):
 
     def numpy_policy(self) -> NumpyPolicy:
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.named_parameters()}
-        unit = NumpyGru(
+        unit = _NumpyGru(
             input_weight=weights["gru.weight_ih_l0"].T,
             state_weight=weights["gru.weight_hh_l0"].T,
             input_bias=weights["gru.bias_ih_l0"],
@@ -79,7 +79,7 @@ class RecurrentActorCritic(ControlPolicy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyGru:
+class _NumpyGru:
     """torch's gated recurrent unit: gates in the order reset, update, new."""
 
     input_weight: Floats

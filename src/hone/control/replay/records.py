@@ -18,7 +18,7 @@ Array: TypeAlias = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnLayout:
+class _ColumnLayout:
     """Place of a column in a row."""
 
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class RecordArray:
         width = max(8, -(-width // 8) * 8)
         self._rows = np.zeros((capacity, width), dtype=np.uint8)
         self._places = {
-            name: ColumnLayout(
+            name: _ColumnLayout(
                 shape=shape, dtype=kind, byte_offset=first, strides=(width, *_strides(shape, kind.itemsize))
             )
             for name, (shape, kind, first) in ((name, places[name]) for name in like)

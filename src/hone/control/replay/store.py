@@ -46,7 +46,7 @@ class EpisodeIndex:
         )
 
 
-def no_spill(first: int, episodes: Episodes) -> None:
+def _no_spill(first: int, episodes: Episodes) -> None:
     """Episodes that give way are forgotten."""
 
 
@@ -57,7 +57,7 @@ class EpisodeStore:
     parquet).
     """
 
-    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] = no_spill) -> None:
+    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] = _no_spill) -> None:
         self.capacity = capacity
         self.spill = spill
         self.added = 0

@@ -74,7 +74,7 @@ def rewards_of(state: Floats) -> Floats:
     return np.exp(-(sideways * sideways + below * below) / LENGTH_M**2)
 
 
-def initial_states(draws: np.random.Generator, count: int) -> Floats:
+def _initial_states(draws: np.random.Generator, count: int) -> Floats:
     """Sample initial states `[n, 4]`."""
     return INITIAL_STD * draws.standard_normal((count, 4))
 
@@ -91,7 +91,7 @@ class CartPoleSwingUpEnv(gymnasium.Env[Seen, Seen]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        self.state = initial_states(self.np_random, 1)
+        self.state = _initial_states(self.np_random, 1)
         return observations_of(self.state)[0], {}
 
     def step(self, action: Seen) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
@@ -116,7 +116,7 @@ class CartPoleSwingUpVectorEnv(VectorEnv[Seen, Seen, NDArray[np.generic]]):
     ) -> tuple[Seen, dict[str, Any]]:
         super().reset(seed=seed if isinstance(seed, int) else None)
         begins = np.ones(self.num_envs, np.bool_) if options is None else np.asarray(options["reset_mask"], np.bool_)
-        self.state[begins] = initial_states(self.np_random, self.num_envs)[begins]
+        self.state[begins] = _initial_states(self.np_random, self.num_envs)[begins]
         self.age[begins] = 0
         return observations_of(self.state), {}
 

@@ -104,7 +104,7 @@ class MazeEnv(GridEnv):
             raise ConfigError(f"hone/Maze-v0: size = {size}; it must be odd, and at least 3")
         rows = winding_map(size, key=key)
         plain = grid_mdp(rows, discount=0.99, slip=slip, rewards={"G": 1.0})
-        mdp = mdp_with_key(plain, rows) if key else plain
+        mdp = _mdp_with_key(plain, rows) if key else plain
         super().__init__(mdp if distance is None else with_start_distance(mdp, distance), rows)
 
 
@@ -126,7 +126,7 @@ class FourRoomsEnv(GridEnv):
 
     def options(self) -> list[MarkovOption]:
         """Eight hallway options: for each room and each of its hallways, the shortest path there."""
-        return hallway_options(ROOMS, actions=self.mdp.actions)
+        return _hallway_options(ROOMS, actions=self.mdp.actions)
 
 
 @runtime_checkable
@@ -153,7 +153,7 @@ def winding_map(size: int, *, key: bool = False) -> list[str]:
     return ["".join(line).replace("K", ".") for line in rows]
 
 
-def mdp_with_key(mdp: FiniteMdp, rows: Sequence[str]) -> FiniteMdp:
+def _mdp_with_key(mdp: FiniteMdp, rows: Sequence[str]) -> FiniteMdp:
     """Double the states: without the key (the goal is then plain floor), and with it.
 
     The key is in the upper left corner and is picked up on arrival.
@@ -208,7 +208,7 @@ def steps_to_end(mdp: FiniteMdp) -> Ints:
     return away
 
 
-def hallway_options(rows: Sequence[str], *, actions: int) -> list[MarkovOption]:
+def _hallway_options(rows: Sequence[str], *, actions: int) -> list[MarkovOption]:
     """Options for each room (cells joined without `+`) and each adjacent `+`: the shortest path there, stopping outside
     the room. Available in the room and its other hallways."""
     cells = np.array([list(row) for row in rows])

@@ -64,7 +64,7 @@ class TabularLearner(Generic[T]):
 
     def values(self, episodes: Episodes) -> Values:
         """Values of observation and action `[N]`, and of the final observations `[E]` under the behaviour policy."""
-        return predict_table_values(self.policy, episodes) if self.predicts_values else NO_VALUES
+        return _predict_table_values(self.policy, episodes) if self.predicts_values else NO_VALUES
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Raises DivergedError when a value is not finite any more."""
@@ -91,7 +91,7 @@ class TabularLearner(Generic[T]):
         self.rule.restore(substate(state, "rule"))
 
 
-def predict_table_values(table: Table, episodes: Episodes) -> Values:
+def _predict_table_values(table: Table, episodes: Episodes) -> Values:
     """Values of observation and action `[N]`, and of the final observations `[E]` under the behaviour policy."""
     assert episodes.final is not None
     if isinstance(table, StateValues):
@@ -215,7 +215,7 @@ class DoubleQLearning(KernelRule):
         self.updates, self.backups = integer(state, "updates"), integer(state, "backups")
 
 
-def slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
+def _slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
     """Some of the steps, in order; views."""
     return TabularSteps(
         cell=steps.cell[rows], next_cell=steps.next_cell[rows], reward=steps.reward[rows],
@@ -243,7 +243,7 @@ class EligibilityTraces(KernelRule):
             rows = slice(int(batch.offsets[piece]), int(batch.offsets[piece + 1]))
             group = int(batch.group[piece])
             trace, before = self.open_traces.get(group) or (np.zeros(len(table.x)), np.nan)
-            part = slice_steps(batch.steps, rows)
+            part = _slice_steps(batch.steps, rows)
             fading = TraceDecay(decay=self.decay, kind=self.trace, previous_value=before)
             error, before = self.loops.eligibility_traces(table.x, trace, part, weight[rows], fading)
             total += error

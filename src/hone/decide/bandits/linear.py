@@ -187,7 +187,7 @@ class LinearGaussianPosterior(RewardModel):
         spread = np.linalg.solve(np.swapaxes(lower, 1, 2), np.eye(features))
         noise = draws.standard_normal((len(context), arms, features))
         theta = self.tables.coefficients + np.einsum("kij,nkj->nki", spread, noise)
-        return np.einsum("nd,nkd->nk", with_constant(context) if self.intercept else context, theta)
+        return np.einsum("nd,nkd->nk", _with_constant(context) if self.intercept else context, theta)
 
     def _inputs(self, contexts: Floats, actions: ActionSet) -> Floats:
         """Features `[..., d]` of the tables. Raises DataError for another number of arms or features than its own."""
@@ -197,7 +197,7 @@ class LinearGaussianPosterior(RewardModel):
             raise DataError(
                 f"a context of {contexts.shape[-1]} features; the model has learnt from {features - self.intercept}"
             )
-        return with_constant(contexts) if self.intercept else contexts
+        return _with_constant(contexts) if self.intercept else contexts
 
     def contents(self) -> PolicyContents:
         tables = self.tables.contents()
@@ -257,7 +257,7 @@ class JointLinearPosterior(RewardModel):
 
     def mean_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
         theta = self.tables.coefficients[0].reshape(1 + self.features, 1 + self.action_features)
-        return with_constant(contexts) @ theta @ with_constant(self._action_rows(actions, contexts)).T
+        return _with_constant(contexts) @ theta @ _with_constant(self._action_rows(actions, contexts)).T
 
     def observe(self, contexts: Floats, chosen: Ints, rewards: Floats, weights: Floats, actions: ActionSet) -> None:
         rows = self._action_rows(actions, contexts)
@@ -298,7 +298,7 @@ class JointLinearPosterior(RewardModel):
         return model
 
 
-def with_constant(rows: Floats) -> Floats:
+def _with_constant(rows: Floats) -> Floats:
     """Rows `[..., d]` with a first feature of 1 -> `[..., 1 + d]`."""
     extended = np.ones((*rows.shape[:-1], 1 + rows.shape[-1]))
     extended[..., 1:] = rows
@@ -307,5 +307,5 @@ def with_constant(rows: Floats) -> Floats:
 
 def _joint(contexts: Floats, actions: Floats) -> Floats:
     """Joint features `[n, (1 + d) (1 + f)]` of contexts `[n or 1, d]` and action features `[n or 1, f]`."""
-    products = with_constant(contexts)[:, :, None] * with_constant(actions)[:, None, :]
+    products = _with_constant(contexts)[:, :, None] * _with_constant(actions)[:, None, :]
     return products.reshape(len(products), -1)

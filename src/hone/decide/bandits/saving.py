@@ -62,7 +62,7 @@ def save_policy(policy: BanditPolicy, folder: Path) -> str:
 
 def load_policy(folder: Path) -> BanditPolicy:
     """Read the policy that `save_policy` wrote. Raises DataError that names the damaged, missing or unknown part."""
-    description, path = read_description(folder), folder / DESCRIPTION
+    description, path = _read_description(folder), folder / DESCRIPTION
     if description["format"] == OLD_FORMAT:
         return _posterior_of_old_file(description, path)
     arrays, tree = _read_arrays(folder / ARRAYS), _tables(description.get("policy"))
@@ -121,7 +121,7 @@ def describe_policy(policy: Saveable) -> tuple[dict[str, Any], dict[str, Floats]
     return _described(policy, "", arrays), arrays
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def _read_description(folder: Path) -> dict[str, Any]:
     """The contents of `policy.json` of a bandit. Raises DataError for a file that is unreadable, or of another kind."""
     path = folder / DESCRIPTION
     try:

@@ -236,7 +236,7 @@ def _judged(
     if np.isfinite(influence).all():
         own += audit_halves(influence, logged.unit, settings.rules)
     own += model_reasons(name)
-    interval = interval_of(name, parts, logged, settings)
+    interval = _interval_of(name, parts, logged, settings)
     weight = logged.weight
     estimate = OffPolicyEstimate(
         estimator=name,
@@ -258,7 +258,7 @@ def _judged(
     return EstimatedTerms(estimate=estimate, terms=parts, influence=influence)
 
 
-def interval_of(
+def _interval_of(
     name: EstimatorName, parts: EstimatorTerms, logged: LoggedFeedback, settings: EstimateSettings
 ) -> ValueInterval:
     """The interval that the settings ask for. Raises ValueError for `bernstein` of a self-normalised estimator."""

@@ -30,7 +30,7 @@ class ValueInterval:
     high: float
 
 
-def unit_sums(values: Floats, unit: Ints) -> Floats:
+def _unit_sums(values: Floats, unit: Ints) -> Floats:
     """Sums of `values` `[n]` over the rows of each unit that has rows `[U]`."""
     count = int(unit.max()) + 1 if len(unit) else 0
     sums = np.bincount(unit, weights=values, minlength=count).astype(np.float64)
@@ -40,7 +40,7 @@ def unit_sums(values: Floats, unit: Ints) -> Floats:
 def standard_error(influence: Floats, unit: Ints) -> float:
     """Standard error of the mean of `influence` `[n]`, rows clustered by unit: sqrt(U / (U - 1) sum S_u^2) / n, S_u the
     sum of a unit's deviations from the mean (Liang and Zeger, 1986). Infinite for fewer than 2 units."""
-    sums = unit_sums(influence - influence.mean(), unit) if len(unit) else np.zeros(0)
+    sums = _unit_sums(influence - influence.mean(), unit) if len(unit) else np.zeros(0)
     units = len(sums)
     if units < 2:
         return math.inf
@@ -61,7 +61,7 @@ def bernstein_interval(influence: Floats, unit: Ints, *, level: float, span: flo
     `span` is the range R of one row's contribution, known before the data. A unit's total is scaled by U / n, so its
     range is `span` times the most rows of a unit times U / n. Infinite for fewer than 2 units.
     """
-    totals = unit_sums(influence, unit)
+    totals = _unit_sums(influence, unit)
     units, centre = len(totals), float(influence.mean())
     if units < 2:
         return ValueInterval(low=-math.inf, high=math.inf)
@@ -78,7 +78,7 @@ def bootstrap_interval(
     """Percentile bootstrap of an estimator: whole units are drawn with replacement, and ratios are taken anew."""
     steps = terms.numerator.shape[1]
     columns = [np.ones(len(unit)), terms.base, *terms.numerator.T, *terms.denominator.T]
-    sums = np.stack([unit_sums(column, unit) for column in columns], axis=1)
+    sums = np.stack([_unit_sums(column, unit) for column in columns], axis=1)
     units = len(sums)
     if not units:
         return ValueInterval(low=math.nan, high=math.nan)

@@ -116,7 +116,7 @@ class StreamedEstimates:
         n = int(self.counts.sum())
         if not n:
             raise ValueError("no rows to estimate from")
-        weights = bucket_terms(self.counts.sum(axis=0), np.zeros(BUCKETS), self.weights, self.counts.sum(axis=0))
+        weights = _bucket_terms(self.counts.sum(axis=0), np.zeros(BUCKETS), self.weights, self.counts.sum(axis=0))
         mean, error = weights.value, standard_error(weights.influence, np.arange(len(weights.base)))
         rules, total = self.settings.rules, float(self.weights.sum())
         missing = 1 - mean
@@ -148,7 +148,7 @@ class StreamedEstimates:
         )  # fmt: skip
 
 
-def bucket_terms(counts: Floats, base: Floats, numerator: Floats, denominator: Floats) -> EstimatorTerms:
+def _bucket_terms(counts: Floats, base: Floats, numerator: Floats, denominator: Floats) -> EstimatorTerms:
     """Terms with one row for each bucket that has rows, from sums `[B]`; the mean of the base becomes a ratio too."""
     there = counts > 0
     return EstimatorTerms(
@@ -161,7 +161,7 @@ def bucket_terms(counts: Floats, base: Floats, numerator: Floats, denominator: F
 def _value_and_error(counts: Floats, sums: Floats) -> tuple[float, float]:
     if not counts.any():
         return math.nan, math.inf
-    terms = bucket_terms(counts, sums[:, 0], sums[:, 1], sums[:, 2])
+    terms = _bucket_terms(counts, sums[:, 0], sums[:, 1], sums[:, 2])
     return terms.value, standard_error(terms.influence, np.arange(len(terms.base)))
 
 

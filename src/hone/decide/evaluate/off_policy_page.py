@@ -15,10 +15,10 @@ _COLOURS = {"ok": "p2", "weak": "p1", "refuse": "p4"}
 
 def write_off_policy_page(path: Path, report: OffPolicyReport, *, source: str) -> None:
     """Write the page atomically. Raises ResourceError."""
-    replace_file(path, render_off_policy_page(report, source=source).encode("utf-8", "replace"))
+    replace_file(path, _render_off_policy_page(report, source=source).encode("utf-8", "replace"))
 
 
-def render_off_policy_page(report: OffPolicyReport, *, source: str) -> Html:
+def _render_off_policy_page(report: OffPolicyReport, *, source: str) -> Html:
     """Render a report as an HTML document; `source` names the log."""
     names = [one.policy for one in report.policies]
     title = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -39,7 +39,7 @@ from hone.decide.shield.service import ShieldConfig, open_shield
 # ----------------------------------------------------------------------------------------------------------- named arms
 
 
-class NamedArms:
+class _NamedArms:
     """Policy over the declared actions, given that the action is on offer: probabilities are renormalised.
 
     The inner policy tells actions apart by their numbers among the declared ones; a request offers any of them, in any
@@ -85,7 +85,7 @@ class NamedArms:
 # ---------------------------------------------------------------------------------------------------------- shield name
 
 
-def shield_name(config: ShieldConfig | None, shield: GuardedShield | None) -> str:
+def _shield_name(config: ShieldConfig | None, shield: GuardedShield | None) -> str:
     """Part of a version's name: eight digits of the certificate, or of the hash of the rules; empty without one."""
     if config is None or shield is None:
         return ""
@@ -133,7 +133,7 @@ def make_policies(
     declared = make_catalogue(service).declared
     shield = _open_shield(beside, config, clock)
     wrap = partial(_wrapped, declared, shield)
-    shelf = VersionShelf(folder / "versions", shield_name(config.shield, shield))
+    shelf = VersionShelf(folder / "versions", _shield_name(config.shield, shield))
     default = default_version(service.safe_action, partial(_wrapped, None, shield), shelf)
     make = _server_of(config, declared, beside, shelf, default, wrap, clock)
     tell = partial(_told, lines)
@@ -221,5 +221,5 @@ def _told(lines: FaultLines, code: str, words: str) -> None:
 
 def _wrapped(declared: ActionSet | None, shield: ActionShield | None, policy: DecisionPolicy) -> DecisionPolicy:
     """The policy over the names of actions, behind the shield."""
-    named = policy if declared is None else NamedArms(policy, declared)
+    named = policy if declared is None else _NamedArms(policy, declared)
     return named if shield is None else Shielded(named, shield)

@@ -53,7 +53,7 @@ from hone.run.store.lock import RunLock
 # ---------------------------------------------------------------------------------------------------------- drift watch
 
 
-class ShippedLibrary:
+class _ShippedLibrary:
     """Older versions of a registry that may come later: none before the first rollout."""
 
     def __init__(self, folder: Path, service: str, load: Callable[[Path], DecisionPolicy]) -> None:
@@ -70,7 +70,7 @@ class ShippedLibrary:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class DriftWatch:
+class _DriftWatch:
     """Listener of a service's records that answers drift."""
 
     monitor: ServiceMonitor
@@ -213,7 +213,7 @@ def open_service(path: Path, *, clock: Clock, tell: Callable[[str], None]) -> Op
         if asker is not None:
             parts.counters.shadows = asker.counts
             opened.callback(asker.start(service.log_shadows).close)
-        read_log_again(log, parts, policies, monitor, saved)
+        _read_log_again(log, parts, policies, monitor, saved)
         return OpenedService(
             service=service, policies=policies, log=log, resolved=resolved, folder=folder, access=access, clock=clock,
             monitor=monitor, rollouts=rollouts, shadows=asker, held=opened.pop_all(),
@@ -276,15 +276,15 @@ def _logged(log: DecisionLog, source: str, tenant: str) -> int:
     return marks[0].highest + 1 if marks else 0
 
 
-def _watch(config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, lines: FaultLines) -> DriftWatch | None:
+def _watch(config: ServiceFileConfig, folder: Path, policies: OnlinePolicies, lines: FaultLines) -> _DriftWatch | None:
     if config.monitor is None:
         return None
     registry = folder / config.rollout.registry
-    library = ShippedLibrary(registry, folder.name, lambda path: policies.wrap(open_decision_policy(path)))
+    library = _ShippedLibrary(registry, folder.name, lambda path: policies.wrap(open_decision_policy(path)))
     responder = DriftResponder(config.monitor, library, AlarmLog(folder / "alarms.jsonl"))
     names = config.service.features
     monitor = ServiceMonitor(config.monitor, responder, names=names, seed=config.service.seed, memory=resident_bytes)
-    return DriftWatch(
+    return _DriftWatch(
         monitor=monitor, responder=responder, registry=registry, service=folder.name, jobs=folder / "jobs.db",
         tell=partial(_told, lines),
     )  # fmt: skip
@@ -336,7 +336,7 @@ def pages(log: DecisionLog, after: int = 0) -> Iterator[LoggedRecord]:
         after = page[-1].position
 
 
-def read_log_again(
+def _read_log_again(
     log: DecisionLog,
     parts: ServiceParts,
     policies: OnlinePolicies,

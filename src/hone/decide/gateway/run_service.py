@@ -47,10 +47,10 @@ _STATUSES: Final = {
 }
 
 
-def openapi_document(name: str, service: ServiceTableConfig) -> Schema:
+def _openapi_document(name: str, service: ServiceTableConfig) -> Schema:
     """The document of `/openapi.json`."""
     schemas = {
-        "Decide": decide_schema(service),
+        "Decide": _decide_schema(service),
         "Decided": _object({
             "id": TEXT, "action": TEXT, "index": {"type": "integer", "minimum": 0},
             "logp": {"type": "number", "maximum": 0, "description": "nats"}, "probability": NUMBER,
@@ -90,7 +90,7 @@ def openapi_document(name: str, service: ServiceTableConfig) -> Schema:
     }  # fmt: skip
 
 
-def decide_schema(service: ServiceTableConfig) -> Schema:
+def _decide_schema(service: ServiceTableConfig) -> Schema:
     """Schema of a decision request."""
     context = _features_schema(service.features)
     action: Schema = {"enum": list(service.actions)} if service.actions else TEXT
@@ -201,7 +201,7 @@ class JoinedWrites(asyncio.Transport):
         self._inner.abort()
 
 
-class OnePacketProtocol(HttpToolsProtocol):
+class _OnePacketProtocol(HttpToolsProtocol):
     """uvicorn's protocol over `JoinedWrites`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -272,7 +272,7 @@ def make_routes(opened: OpenedService) -> GatewayRoutes:
         access=opened.access,
         limits=TenantLimits(buckets),
         max_body_bytes=config.service.max_body_bytes,
-        openapi=openapi_document(opened.folder.name, config.service),
+        openapi=_openapi_document(opened.folder.name, config.service),
     )
 
 
@@ -285,7 +285,7 @@ def serve_gateway(path: Path, place: GatewayPlace, *, clock: Clock, tell: Callab
         with listening(place.host, place.port) as listener, signals_end_quietly() as signals:
             host, port = listener.getsockname()[:2]
             config = uvicorn.Config(
-                routes.app(), http=OnePacketProtocol, ws="none", log_level="warning", access_log=False, lifespan="off",
+                routes.app(), http=_OnePacketProtocol, ws="none", log_level="warning", access_log=False, lifespan="off",
                 server_header=False, date_header=False, proxy_headers=False, timeout_graceful_shutdown=DRAIN_S,
             )  # fmt: skip
             shown = f"[{host}]" if ":" in host else host

@@ -25,7 +25,7 @@ PAGE = 20_000
 
 def log_columns(log: DecisionLog, *, tenant: str | None = None) -> RecordColumns:
     """Every record that a log holds, of one tenant or of all."""
-    return concatenate_columns(list(log_pages(log, tenant=tenant)))
+    return _concatenate_columns(list(log_pages(log, tenant=tenant)))
 
 
 def log_pages(log: DecisionLog, *, tenant: str | None = None, after: int = 0) -> Iterator[RecordColumns]:
@@ -35,7 +35,7 @@ def log_pages(log: DecisionLog, *, tenant: str | None = None, after: int = 0) ->
         yield record_columns(one.record for one in page)
 
 
-def concatenate_columns(pieces: Sequence[RecordColumns]) -> RecordColumns:
+def _concatenate_columns(pieces: Sequence[RecordColumns]) -> RecordColumns:
     """The records of all pieces, with one numbering of the sets of actions."""
     every = [one for piece in pieces for one in piece.action_sets]
     sets, places = merged_action_sets(every)

@@ -33,7 +33,7 @@ def sound_text(text: str, least: int, most: int) -> bool:
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def text_faults(name: str, text: object, least: int, most: int) -> list[str]:
+def _text_faults(name: str, text: object, least: int, most: int) -> list[str]:
     """Faults of a text: too short, too long, or with characters that no engine can hold."""
     if not isinstance(text, str):
         return [f"{name} must be text, got {type(text).__name__} {text!r:.60}"]
@@ -47,7 +47,7 @@ def text_faults(name: str, text: object, least: int, most: int) -> list[str]:
 
 def actions_faults(actions: ActionSet) -> list[str]:
     """Faults of a set of actions."""
-    faults = [fault for name in actions.names for fault in text_faults("an action's name", name, 1, MAX_TEXT)]
+    faults = [fault for name in actions.names for fault in _text_faults("an action's name", name, 1, MAX_TEXT)]
     if not actions.names:
         faults.append("actions must hold at least one action, got none")
     if not faults and len(set(actions.names)) < len(actions.names):
@@ -66,10 +66,10 @@ def decision_faults(record: Decision) -> list[str]:
     """Faults of a decision."""
     choice, count = record.choice, len(record.actions.names)
     faults = _common_faults(record) + actions_faults(record.actions)
-    faults += text_faults("id", record.id, 1, MAX_TEXT) + text_faults("unit", record.unit, 0, MAX_TEXT)
+    faults += _text_faults("id", record.id, 1, MAX_TEXT) + _text_faults("unit", record.unit, 0, MAX_TEXT)
     labels = {"version": record.version, "route": record.route, "schema": record.schema}
     for name, label in {**labels, "choice.intervention": choice.intervention}.items():
-        faults += text_faults(name, label, 0, MAX_TEXT)
+        faults += _text_faults(name, label, 0, MAX_TEXT)
     for name, action in {"executed": record.executed, "choice.action": choice.action}.items():
         faults += _whole_number_faults(name, action, 0, count - 1)
     for name, logp in {"executed_logp": record.executed_logp, "choice.logp": choice.logp}.items():
@@ -90,8 +90,8 @@ def decision_faults(record: Decision) -> list[str]:
 
 def outcome_faults(record: Outcome) -> list[str]:
     """Faults of an outcome."""
-    faults = _common_faults(record) + text_faults("decision_id", record.decision_id, 1, MAX_TEXT)
-    faults += text_faults("kind", record.kind, 0, MAX_TEXT)
+    faults = _common_faults(record) + _text_faults("decision_id", record.decision_id, 1, MAX_TEXT)
+    faults += _text_faults("kind", record.kind, 0, MAX_TEXT)
     if not (_is_number(record.value) and math.isfinite(record.value)):
         faults.append(f"value must be finite, got {record.value!r:.60}; an outcome that failed is left out")
     return faults
@@ -99,7 +99,7 @@ def outcome_faults(record: Outcome) -> list[str]:
 
 def name_faults(tenant: object, source: object) -> list[str]:
     """Faults of the names of a tenant and a source."""
-    return text_faults("tenant", tenant, 1, MAX_NAME) + text_faults("source", source, 1, MAX_NAME)
+    return _text_faults("tenant", tenant, 1, MAX_NAME) + _text_faults("source", source, 1, MAX_NAME)
 
 
 def _common_faults(record: Decision | Outcome) -> list[str]:

@@ -58,7 +58,7 @@ def open_postgres_log(address: str) -> RelationalLog:
 
     Raises DataError if the schema `hone_decisions` is another format, ResourceError if the server cannot be reached.
     """
-    session = PostgresSession(address)
+    session = _PostgresSession(address)
     try:
         with session.transaction(write=True):
             session.salt = _prepare(session)
@@ -68,7 +68,7 @@ def open_postgres_log(address: str) -> RelationalLog:
     return RelationalLog(session, SharedParts(session))
 
 
-def _prepare(session: "PostgresSession") -> bytes:
+def _prepare(session: "_PostgresSession") -> bytes:
     """Make or check the tables -> the salt of the log."""
     for statement in _TABLES.split(";\n"):
         if statement.strip():
@@ -85,7 +85,7 @@ def _prepare(session: "PostgresSession") -> bytes:
 
 
 @dataclass(slots=True)
-class PostgresSession:
+class _PostgresSession:
     """Connection to a database that holds a log."""
 
     address: str

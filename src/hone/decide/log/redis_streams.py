@@ -98,16 +98,16 @@ HEAD: Final = struct.Struct("<cd16s16sII")
 """Kind (d, o), at_s, digests of the actions and of the labels, bytes of the decision's id and of the unit."""
 
 
-def pack_record(one: EncodedRecord) -> tuple[bytes, bytes]:
+def _pack_record(one: EncodedRecord) -> tuple[bytes, bytes]:
     """The record as the server holds it, and the digest of its actions (empty: an outcome)."""
     decision, unit = one.decision.encode(), b"" if one.unit is None else one.unit.encode()
-    actions = b"" if one.actions is None else part_digest(encode_actions(one.actions))
+    actions = b"" if one.actions is None else _part_digest(encode_actions(one.actions))
     kind = b"o" if one.unit is None else b"d"
-    head = HEAD.pack(kind, one.at_s, actions, part_digest(encode_labels(one.labels)), len(decision), len(unit))
+    head = HEAD.pack(kind, one.at_s, actions, _part_digest(encode_labels(one.labels)), len(decision), len(unit))
     return head + decision + unit + one.body, actions
 
 
-def stored_row(data: bytes) -> StoredRow:
+def _stored_row(data: bytes) -> StoredRow:
     """The record's columns, with digests in place of its shared parts."""
     kind, at_s, actions, labels, decision, unit = HEAD.unpack_from(data)
     begin = HEAD.size
@@ -125,18 +125,18 @@ def place_of(value: bytes) -> tuple[str, str]:
     return number, seq
 
 
-def position_of(entry: str) -> int:
+def _position_of(entry: str) -> int:
     """Position of a stream's entry: both halves of its id in one number."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds) << 64 | int(number)
 
 
-def entry_id(position: int) -> str:
+def _entry_id(position: int) -> str:
     """Id of the entry at a position."""
     return f"{position >> 64}-{position & (2**64 - 1)}"
 
 
-def part_digest(data: bytes) -> bytes:
+def _part_digest(data: bytes) -> bytes:
     """Digest of a shared part -> 16 bytes."""
     return blake2b(data, digest_size=16).digest()
 
@@ -222,7 +222,7 @@ class RedisLog:
             marks = tuple(self._progress(number).public for number in numbers)
         results = [bytes(one) for one in results]
         refused = [
-            refusal(one, differing_fields(stored_row(held), stored_row(pack_record(one)[0])))
+            refusal(one, differing_fields(_stored_row(held), _stored_row(_pack_record(one)[0])))
             for one, held in zip(encoded, results, strict=True)
             if held not in {b"stored", b"repeated", b"erased"}
         ]
@@ -340,13 +340,13 @@ class RedisLog:
         parts: dict[bytes, tuple[str, bytes]] = {}
         records: list[bytes | str | int] = []
         for one in encoded:
-            data, actions = pack_record(one)
+            data, actions = _pack_record(one)
             if self._erased and self._is_erased(one):
                 records += [one.tenant, one.source, one.seq, b""]
                 continue
             records += [one.tenant, one.source, one.seq, data]
             labels = encode_labels(one.labels)
-            parts[part_digest(labels)] = ("labels", labels)
+            parts[_part_digest(labels)] = ("labels", labels)
             if one.actions is not None:
                 parts[actions] = ("actions", encode_actions(one.actions))
         shared = [item for digest, (kind, part) in parts.items() for item in (kind, digest, part)]
@@ -355,7 +355,7 @@ class RedisLog:
     def _scan(self, after: int = 0) -> Iterator[tuple[int, EncodedRecord]]:
         """Records by position, a page at a time."""
         while True:
-            entries = self._ask("XRANGE", f"{PREFIX}stream", f"({entry_id(after)}", "+", "COUNT", _PAGE)
+            entries = self._ask("XRANGE", f"{PREFIX}stream", f"({_entry_id(after)}", "+", "COUNT", _PAGE)
             if not entries:
                 return
             places = [place_of(fields[b"k"]) for _, fields in entries]
@@ -363,7 +363,7 @@ class RedisLog:
             sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
             self._load_parts(held.values())
             for (entry, _), (number, seq) in zip(entries, places, strict=True):
-                after = position_of(text_of(entry))
+                after = _position_of(text_of(entry))
                 data = held.get((number, seq))
                 if data and self._has_parts(data, number, seq):
                     yield after, self._unpack(data, sources[number], int(seq))
@@ -384,7 +384,7 @@ class RedisLog:
 
     def _has_parts(self, data: bytes, number: str, seq: str) -> bool:
         """False for a record that was erased while it was read. Raises DataError if its shared parts are lost."""
-        row = stored_row(data)
+        row = _stored_row(data)
         if row.labels in self._labels_read and (row.unit is None or row.actions in self._actions_read):
             return True
         if self._held([(number, seq)]):
@@ -392,7 +392,7 @@ class RedisLog:
         return False
 
     def _unpack(self, data: bytes, progress: SourceProgress, seq: int) -> EncodedRecord:
-        row = stored_row(data)
+        row = _stored_row(data)
         actions = None if row.unit is None else self._actions_read[cast("bytes", row.actions)]
         labels = self._labels_read[cast("bytes", row.labels)]
         return EncodedRecord(
@@ -432,7 +432,9 @@ class RedisLog:
 
     def _empty(self, kind: str, positions: Sequence[int]) -> int:
         """Take the content out of records -> records that had content."""
-        return sum(int(self._ask("EVAL", EMPTY, 1, PREFIX, kind, *map(entry_id, chunk))) for chunk in chunks(positions))
+        return sum(
+            int(self._ask("EVAL", EMPTY, 1, PREFIX, kind, *map(_entry_id, chunk))) for chunk in chunks(positions)
+        )
 
     def _rewrite_file(self) -> None:
         """Rewrite the append-only file, as the old one holds the erased bytes. Raises ResourceError."""

@@ -19,7 +19,7 @@ from hone.decide.pages.drift_page import ServedPeriod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelvedLearner:
+class _ShelvedLearner:
     """Learner of an earlier phase."""
 
     state: State
@@ -50,7 +50,7 @@ class ContinualLearner:
         self.version = "phase-0"
         """Name of the phase that is learnt now; recalls bring an older name back."""
         self._phases = 1
-        self._shelf: dict[str, ShelvedLearner] = {}
+        self._shelf: dict[str, _ShelvedLearner] = {}
         self._left = self.version
         self._changed: MonitorAlarm | None = None
         self._responder = DriftResponder(config, self, self)
@@ -97,7 +97,7 @@ class ContinualLearner:
         self._changed, self._left = None, self.version
         self._end_period(tenant, "started anew")
         self._shelf.pop(self.version, None)
-        self._shelf[self.version] = ShelvedLearner(state=self.learner.state(), policy=self.learner.snapshot())
+        self._shelf[self.version] = _ShelvedLearner(state=self.learner.state(), policy=self.learner.snapshot())
         if len(self._shelf) > self._most:
             del self._shelf[next(iter(self._shelf))]
         self.learner, self.version = self._make(), f"phase-{self._phases}"

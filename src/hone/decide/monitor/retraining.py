@@ -199,7 +199,7 @@ def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool
         )
     view, runs = folder / "view", folder / f"attempt-{job.attempt}"
     digest = frozen_hash(view) if is_frozen_view(view) else freeze_view(trained, view)
-    resumed = take_over_run(folder, job.attempt, parts.clock)
+    resumed = _take_over_run(folder, job.attempt, parts.clock)
     config = parts.config
     end = run_training(
         (config.config, "--runs", str(runs), "--name", RUN, f"{config.log_key}={view}", *resumed),
@@ -220,7 +220,7 @@ def retrain(job: QueuedJob, parts: RetrainParts, *, abandoned: Callable[[], bool
     return RetrainResult(version=version, evidence=evidence)
 
 
-def take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
+def _take_over_run(folder: Path, attempt: int, clock: Clock) -> tuple[str, ...]:
     """Copy the run of the latest attempt that left a checkpoint into this attempt's folder -> the options of
     `hone train` that go on from it. A copy, as a worker that was only stopped may still write into its own."""
     for earlier in range(attempt - 1, 0, -1):

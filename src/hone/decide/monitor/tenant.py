@@ -24,7 +24,7 @@ REFERENCE_WINDOWS = 4
 _ADWIN_EVERY = 32
 
 
-def make_detector(config: MonitorConfig, *, seed: int) -> DriftDetector:
+def _make_detector(config: MonitorConfig, *, seed: int) -> DriftDetector:
     """The detector that the config names, with its run length in single rewards."""
     arl = config.arl / config.block
     detector: DriftDetector
@@ -54,7 +54,7 @@ class TenantMonitor:
         self.recent: deque[RewardedDecision] = deque(maxlen=config.window)
         self.shifts: tuple[FeatureShift, ...] = ()
         """Comparison of every feature in the last full window."""
-        self._detector = make_detector(config, seed=key(seed, "monitor", tenant) >> 65)
+        self._detector = _make_detector(config, seed=key(seed, "monitor", tenant) >> 65)
         self._settled, self.rewards, self.decisions = 0, 0, 0
         self._not_finite = NonFiniteCheck()
         self._stale = StalenessCheck(config.stale_s, since_s=since_s)

@@ -34,10 +34,10 @@ _MOST_ACTIONS = 30
 
 def write_log_page(path: Path, view: DecisionView, audit: LogAudit) -> None:
     """Write the page atomically. Raises ResourceError."""
-    replace_file(path, render_log_page(view, audit).encode("utf-8", "replace"))
+    replace_file(path, _render_log_page(view, audit).encode("utf-8", "replace"))
 
 
-def render_log_page(view: DecisionView, audit: LogAudit) -> Html:
+def _render_log_page(view: DecisionView, audit: LogAudit) -> Html:
     """Render a tenant's log as an HTML document."""
     figures = summarize_view(view)
     title = f"The log is {audit.words}"

@@ -46,10 +46,10 @@ class ShieldPageData:
 
 def write_shield_page(path: Path, shown: ShieldPageData) -> None:
     """Write the page atomically. Raises ResourceError."""
-    replace_file(path, render_shield_page(shown).encode("utf-8", "replace"))
+    replace_file(path, _render_shield_page(shown).encode("utf-8", "replace"))
 
 
-def render_shield_page(shown: ShieldPageData) -> Html:
+def _render_shield_page(shown: ShieldPageData) -> Html:
     """Render a shield as an HTML document."""
     tried = "proved, but not with other constants" if shown.certificate is not None else "not proved"
     title = f"{shown.name}: {tried if shown.reasons else 'proved'}"

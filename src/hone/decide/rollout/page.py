@@ -21,10 +21,10 @@ _WIDTH = 960.0
 
 def write_rollout_page(path: Path, history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> None:
     """Write the page of a rollout in the service of `file`. Raises ResourceError."""
-    replace_file(path, render_rollout(history, lineage, file=file).encode())
+    replace_file(path, _render_rollout(history, lineage, file=file).encode())
 
 
-def render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> str:
+def _render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion], *, file: Path) -> str:
     """The page as HTML, with the command that takes the rollout back."""
     plan = history.plan
     parts = [
@@ -34,10 +34,10 @@ def render_rollout(history: RolloutHistory, lineage: Sequence[PolicyVersion], *,
         styled("p", "note", text(f"To go back to the version before: hone ship {file} --back")),
         _tiles(history),
         element("h2", text("Stages")),
-        styled("div", "card", ladder_plot(history)),
+        styled("div", "card", _ladder_plot(history)),
         _transitions(history),
         element("h2", text("Evidence that the new version is worse")),
-        styled("div", "card", e_value_plot(history)),
+        styled("div", "card", _e_value_plot(history)),
         *(_effect(history, number) for number in range(len(plan.guardrails))),
         element("h2", text("Lineage")),
         _lineage(lineage, plan.control),
@@ -67,7 +67,7 @@ def _tiles(history: RolloutHistory) -> Html:
     return styled("div", "tiles", *boxes)
 
 
-def ladder_plot(history: RolloutHistory) -> Html:
+def _ladder_plot(history: RolloutHistory) -> Html:
     """One row a stage: how far it came, and the e-value at its end."""
     rows, height, left = history.rungs, 34.0, 120.0
     x = LinearScale(0.0, 1.0, left, 620.0)
@@ -110,7 +110,7 @@ def _transitions(history: RolloutHistory) -> Html:
     return table(("when", "from", "to", "reason"), rows, style="fit")
 
 
-def e_value_plot(history: RolloutHistory) -> Html:
+def _e_value_plot(history: RolloutHistory) -> Html:
     """The e-value over exposed units on a logarithmic axis, and the limit 1/alpha that stops the rollout."""
     looks = _distinct(history.looks)
     if len(looks) < 2:

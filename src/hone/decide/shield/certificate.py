@@ -68,7 +68,7 @@ def certify(spec: ProvedSpec) -> ShieldCertificate:
     if isinstance(spec, GameShieldConfig):
         made = grid_game(model)
         solved = winning_region(made.game)
-        proved = prove_region(spec, model, made, solved.winning, solved=solved)
+        proved = _prove_region(spec, model, made, solved.winning, solved=solved)
         return _hashed(
             ShieldCertificate(
                 spec=spec,
@@ -77,7 +77,7 @@ def certify(spec: ProvedSpec) -> ShieldCertificate:
                 region=_packed(solved.winning),
             )
         )
-    proved, worst = prove_conditions(spec, model)
+    proved, worst = _prove_conditions(spec, model)
     return _hashed(ShieldCertificate(spec=spec, assumed=assumptions(model), proved=proved, worst=worst))
 
 
@@ -105,7 +105,7 @@ def assumptions(model: ControlModel) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def prove_region(
+def _prove_region(
     spec: GameShieldConfig,
     model: ControlModel,
     made: GridGame,
@@ -145,7 +145,7 @@ def prove_region(
     )
 
 
-def prove_conditions(
+def _prove_conditions(
     spec: InvariantShieldConfig, model: ControlModel
 ) -> tuple[tuple[str, ...], Mapping[str, float] | None]:
     """Prove an invariant by z3 -> its claims and the worst disturbance. Raises UnprovedShieldError, ResourceError."""
@@ -201,13 +201,13 @@ def prove_claims(certificate: ShieldCertificate) -> tuple[ControlModel, GridGame
     spec = certificate.spec
     model = checked_model(spec)
     if isinstance(spec, InvariantShieldConfig):
-        worst = prove_conditions(spec, model)[1]
+        worst = _prove_conditions(spec, model)[1]
         if worst != certificate.worst:
             raise UnprovedShieldError(f"the worst disturbance is {worst}, not {certificate.worst}")
         return model, None, None
     made = grid_game(model)
     region = _unpacked(certificate.region, len(made.game.safe))
-    prove_region(spec, model, made, region)
+    _prove_region(spec, model, made, region)
     return model, made, region
 
 

@@ -137,7 +137,7 @@ def grid_game(model: ControlModel) -> GridGame:
     faults: list[str] = []
     for action in range(len(model.actions)):
         for number, corner in enumerate(corners):
-            cells = next_cells(model, grid, states, action, corner)
+            cells = _next_cells(model, grid, states, action, corner)
             lost = np.any(cells < 0, axis=0)
             flat = np.ravel_multi_index(tuple(np.maximum(cells, 0)), grid.shape)
             successors[action, number] = np.where(lost, count, flat)
@@ -149,7 +149,7 @@ def grid_game(model: ControlModel) -> GridGame:
     return GridGame(grid=grid, game=SafetyGame(successors=successors, safe=safe), order_faults=tuple(faults))
 
 
-def next_cells(
+def _next_cells(
     model: ControlModel, grid: StateGrid, states: Mapping[str, Floats], action: int, disturbance: Mapping[str, float]
 ) -> Places:
     """Coordinates `[variables, S]` of the next state; negative: outside."""

@@ -128,7 +128,7 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
     @property
     def P(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:  # noqa: N802 - Gymnasium's name
         """Outcomes of every state and action: probability, next state, reward, terminated."""
-        return lattice_table(self.road)
+        return _lattice_table(self.road)
 
     @property
     def initial_state_distrib(self) -> Floats:
@@ -159,7 +159,7 @@ class CarFollowingEnv(gymnasium.Env[Any, np.int64]):
 
     def render(self) -> NDArray[np.uint8]:  # type: ignore[override]
         """Both cars from the side `[40, 320, 3]`."""
-        return draw_cars(self.state[0], self.road.sight)
+        return _draw_cars(self.state[0], self.road.sight)
 
     def _context(self) -> Floats:
         return np.array([min(self.state[0], self.road.sight), *self.state[1:]])
@@ -198,7 +198,7 @@ def shield_tables(road: RoadPhysics) -> dict[str, Any]:
     return {"kind": "game", "fallback": hardest, "model": model}
 
 
-def draw_cars(gap: float, sight: float) -> NDArray[np.uint8]:
+def _draw_cars(gap: float, sight: float) -> NDArray[np.uint8]:
     """Picture `[40, 320, 3]` of both cars: ours on the left, red where they touch."""
     picture = np.full((40, 320, 3), 245, np.uint8)
     picture[30:32] = 120
@@ -223,7 +223,7 @@ def lattice_number(road: RoadPhysics, state: tuple[float, float, float]) -> int:
     return row * leads + round(lead / road.speed_step)
 
 
-def lattice_table(road: RoadPhysics) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
+def _lattice_table(road: RoadPhysics) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
     """The finite process of a lattice as Gymnasium writes tables."""
     table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
     for number, row in enumerate(lattice_states(road)):

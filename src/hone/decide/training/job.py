@@ -44,7 +44,7 @@ P = TypeVar("P")
 
 
 @dataclass
-class LogPass(Generic[P]):
+class _LogPass(Generic[P]):
     """Source that reads each episode of a log once, in order, in `steps` parts of nearly equal size.
 
     A learner in closed form counts a row that it sees twice as two rows, so the log is not repeated.
@@ -107,7 +107,7 @@ def bandit_recipe(
     """Recipe of a bandit that explores by `rule(config, model)`."""
 
     def open_run(asked: C) -> OpenedRun:
-        return opened_run(open_bandit(asked, lambda model: rule(asked, model)), build_bandit)
+        return opened_run(open_bandit(asked, lambda model: rule(asked, model)), _build_bandit)
 
     return RecipeSpec(
         summary=summary, paper=paper, config=config, open=open_run, derive=derive_bandit, limitation=limitation,
@@ -125,7 +125,7 @@ def open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], Bandit
         actions, features = numbered_actions(arm_count(config.arms)), feature_count(config.arms)
     else:
         actions, features = logged.actions, logged.episodes.observations.shape[1]
-    model = make_model(config.model, features, actions)
+    model = _make_model(config.model, features, actions)
     return OpenedBandit(policy=rule(model), model=model, actions=actions, logged=logged)
 
 
@@ -144,7 +144,7 @@ def read_decisions(config: DecisionLogConfig, *, steps: int) -> LoggedDecisions:
     return LoggedDecisions(episodes=episodes, actions=view.table.action_sets[0], fingerprint=view_hash(view))
 
 
-def make_model(config: DisjointModel | JointModel, features: int, actions: ActionSet) -> RewardModel:
+def _make_model(config: DisjointModel | JointModel, features: int, actions: ActionSet) -> RewardModel:
     """Prior of a linear model for contexts of `features` numbers. Raises ConfigError for actions that do not fit."""
     if isinstance(config, JointModel):
         if actions.features is None:
@@ -159,7 +159,7 @@ def make_model(config: DisjointModel | JointModel, features: int, actions: Actio
     )  # fmt: skip
 
 
-def build_bandit(config: LinearBanditConfig, opened: OpenedBandit) -> TrainingJob[BanditPolicy]:
+def _build_bandit(config: LinearBanditConfig, opened: OpenedBandit) -> TrainingJob[BanditPolicy]:
     """Training job of an opened bandit."""
     learner = BanditLearner(opened.policy, opened.model, opened.actions)
     if opened.logged is not None:
@@ -173,7 +173,7 @@ def log_job(logged: LoggedDecisions, *, steps: int, learner: BanditLearner) -> T
     """Training job on logged decisions. It has no evaluation: `hone estimate` judges the policy on a later log."""
     return TrainingJob(
         recipe=Recipe(
-            source=LogPass[BanditPolicy](logged.episodes, steps), credit=reward_as_advantage, learner=learner
+            source=_LogPass[BanditPolicy](logged.episodes, steps), credit=reward_as_advantage, learner=learner
         ),
         save_policy=lambda folder: _save(learner.policy, folder),
         load_policy=lambda folder: load_into(learner.model, folder),

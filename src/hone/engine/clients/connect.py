@@ -38,7 +38,7 @@ _LOAD: Final = "/update_weights_from_disk"
 _OTHER_METHOD: Final = 405
 
 
-class SglangProtocol:
+class _SglangProtocol:
     """Implements `wire.Wire`."""
 
     def __init__(self, link: HttpClient) -> None:
@@ -165,7 +165,7 @@ def _pairs(rows: object, place: str) -> tuple[NDArray[np.int32], NDArray[np.floa
 def open_protocol(config: ServerEngine, url: str) -> ServerProtocol:
     """Return the protocol of one server. Raises ConfigError for an invalid address."""
     link = HttpClient(config.address(url))
-    return VllmProtocol(link) if config.kind == "vllm" else SglangProtocol(link)
+    return VllmProtocol(link) if config.kind == "vllm" else _SglangProtocol(link)
 
 
 def open_weight_transfer(

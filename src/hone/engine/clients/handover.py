@@ -25,7 +25,7 @@ from hone.engine.work import ForwardBatch, SamplerOutput
 _TOKENS = 64
 
 
-class ScoringRunner:
+class _ScoringRunner:
     """Implements `work.Runner` as far as `WeightCanary.check` uses it."""
 
     exact = False
@@ -172,7 +172,7 @@ class WeightTransfer:
         """Check that the server gives the canary's tokens the trainer's log-probabilities."""
         if self.canary is None or self.saved_version is None or "score" not in abilities.supported:
             return
-        runner = ScoringRunner(wire, abilities.server)
+        runner = _ScoringRunner(wire, abilities.server)
         try:
             self.fingerprints[self.saved_version] = self.canary.check(self.saved_version, runner, page=0)
         except DivergedError as error:

@@ -35,7 +35,7 @@ from hone.engine.stops import TokenizerRules
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_sampling_supported(samplings: Iterable[SamplingParams], abilities: ServerFeatures) -> None:
+def _check_sampling_supported(samplings: Iterable[SamplingParams], abilities: ServerFeatures) -> None:
     """Raise ConfigError with every setting under which the server could not report the policy's log-probabilities."""
     faults = ErrorCollector(ConfigError)
     for sampling in dict.fromkeys(samplings):
@@ -62,7 +62,7 @@ def check_sampling_supported(samplings: Iterable[SamplingParams], abilities: Ser
     faults.raise_if_any()
 
 
-def check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFeatures) -> None:
+def _check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFeatures) -> None:
     """Raise ConfigError with all unsupported settings of scoring."""
     faults = ErrorCollector(ConfigError)
     if "score" not in abilities.supported:
@@ -77,7 +77,7 @@ def check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFeat
     faults.raise_if_any()
 
 
-def missing_features(abilities: ServerFeatures) -> list[str]:
+def _missing_features(abilities: ServerFeatures) -> list[str]:
     """Describe each missing feature of the server in a sentence."""
     return abilities.missing(FEATURE_DESCRIPTIONS)
 
@@ -143,7 +143,7 @@ class RemoteEngine(EngineSession):
     @property
     def note(self) -> str:
         """Notes for the user: missing features, and the number of restarts."""
-        missing = [] if self._abilities is None else missing_features(self._abilities)
+        missing = [] if self._abilities is None else _missing_features(self._abilities)
         return "; ".join(
             [
                 *missing,
@@ -176,7 +176,7 @@ class RemoteEngine(EngineSession):
         """Compute log-probabilities of given tokens at temperature 1. Raises as `submit` does."""
         abilities = self.features()
         check_score_requests(texts, context=self._context(abilities), vocab=self._text.vocab)
-        check_scoring_supported(texts, abilities)
+        _check_scoring_supported(texts, abilities)
         try:
             result = list(self._executor().map(self.protocol.score, texts))
         except UnreachableError as error:
@@ -284,7 +284,7 @@ class RemoteEngine(EngineSession):
     def _check(self, requests: Sequence[Request]) -> None:
         abilities = self.features()
         check_requests(requests, context=self._context(abilities), vocab=self._text.vocab)
-        check_sampling_supported((request.sampling for request in requests), abilities)
+        _check_sampling_supported((request.sampling for request in requests), abilities)
         if self._text.decode is None and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a decode function; give one to the engine")
 

@@ -46,7 +46,7 @@ class ServedCounts:
 
 
 @dataclass(slots=True)
-class FleetReport:
+class _FleetReport:
     """Counts of a fleet in this rollout, and over the run."""
 
     wait_s: float = 0.0
@@ -152,7 +152,7 @@ class FleetEngine(EngineSession):
         """`tensors`: the trainer's weights, as they are when they are published."""
         self.transport, self.settings, self.rules = transport, settings, rules
         self.clock: Clock = clock or SystemClock()
-        self.book, self.report = FleetBook(rules.limits), FleetReport()
+        self.book, self.report = FleetBook(rules.limits), _FleetReport()
         self.fingerprints: dict[int, WeightFingerprint] = {}
         """Fingerprints of the latest versions."""
         self._tensors = tensors

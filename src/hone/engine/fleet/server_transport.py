@@ -42,7 +42,7 @@ _LONGEST_LOOK_S: Final = 5.0
 
 
 @dataclass(slots=True)
-class ServerReplica:
+class _ServerReplica:
     """A server with its client, and the threads that wait for it."""
 
     url: str
@@ -75,7 +75,7 @@ class ServerTransport:
         self.clock: Clock = clock or SystemClock()
         self._connect = connect
         self._count = 0
-        self._replicas: dict[str, ServerReplica] = {}
+        self._replicas: dict[str, _ServerReplica] = {}
         self._events: SimpleQueue[FleetEvent | BaseException] = SimpleQueue()
 
     def open(self) -> None:
@@ -89,7 +89,7 @@ class ServerTransport:
         engine = self._connect(url)
         threads, control = (ThreadPoolExecutor(count, thread_name_prefix="hone-server") for count in (_THREADS, 1))
         name = f"server {self._count}"
-        replica = self._replicas[name] = ServerReplica(url, engine, AskSession(engine), threads, control)
+        replica = self._replicas[name] = _ServerReplica(url, engine, AskSession(engine), threads, control)
         self._do(replica.control, name, 0, self._join, name, replica)
         return name
 
@@ -169,7 +169,7 @@ class ServerTransport:
 
         pool.submit(work, *given).add_done_callback(heard)
 
-    def _join(self, name: str, replica: ServerReplica) -> None:
+    def _join(self, name: str, replica: _ServerReplica) -> None:
         began, wait_s = self.clock.monotonic_s(), _LOOK_S
         while not replica.engine.protocol.alive():
             waited_s = self.clock.monotonic_s() - began
@@ -186,7 +186,7 @@ class ServerTransport:
         replica.joined = True
         self._events.put(ReplicaJoined(replica=name, node=replica.url, arithmetic=arithmetic))
 
-    def _load(self, name: str, replica: ServerReplica, weights: PublishedWeights) -> None:
+    def _load(self, name: str, replica: _ServerReplica, weights: PublishedWeights) -> None:
         version = weights.version
         try:
             if self.weights.saved_version == version:
@@ -201,7 +201,7 @@ class ServerTransport:
             )
             self._events.put(ReplicaLoaded(replica=name, taken=taken))
 
-    def _answer(self, name: str, replica: ServerReplica, ask: GenerationAsk) -> None:
+    def _answer(self, name: str, replica: _ServerReplica, ask: GenerationAsk) -> None:
         try:
             answers = replica.asks.answer(ask)
         except (AskRefusedError, RequestCancelledError):
@@ -209,7 +209,7 @@ class ServerTransport:
         else:
             self._events.put(AskAnswered(replica=name, number=ask.number, answers=answers))
 
-    def _ask_health(self, name: str, replica: ServerReplica) -> None:
+    def _ask_health(self, name: str, replica: _ServerReplica) -> None:
         if replica.engine.protocol.alive():
             replica.healthy += 1
             self._events.put(ReplicaAlive(replica=name, passes=replica.healthy))

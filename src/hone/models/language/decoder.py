@@ -58,7 +58,7 @@ from hone.models.packing import PackedBatch
 # --------------------------------------------------------------------------------------------------------------- rotary
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+def _rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Radians per position of each pair, `[head_dim / 2]` float32.
 
     theta^(-2i/d) (Su et al., 2021). `linear` divides all of them by `factor` (Chen et al., 2023). `llama3` divides the
@@ -213,7 +213,7 @@ class Decoder(nn.Module):
             if config.tie_embeddings
             else LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         )
-        self.frequencies = nn.Buffer(rope_frequencies(config.rope, config.head_dim), persistent=False)
+        self.frequencies = nn.Buffer(_rope_frequencies(config.rope, config.head_dim), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch
         """`to`, `cuda`, `half`: rotary frequencies keep float32, in which positions are exact, and products follow the

@@ -90,7 +90,7 @@ def check_routing_shape(routing: Tensor | None, *, layers: int, experts: Experts
         )
 
 
-def replayed_gates(logits: Tensor, chosen: Tensor, *, normalise: bool) -> Tensor:
+def _replayed_gates(logits: Tensor, chosen: Tensor, *, normalise: bool) -> Tensor:
     """`[T, k]` weights of the experts `chosen` `[T, k]` by the router's own scores `logits` `[T, E]`:
     p_i, or p_i / sum_j p_j over the chosen ones, with p = softmax(logits).
 
@@ -100,7 +100,7 @@ def replayed_gates(logits: Tensor, chosen: Tensor, *, normalise: bool) -> Tensor
     return weights / weights.sum(dim=-1, keepdim=True) if normalise else weights
 
 
-def choose_experts(logits: Tensor, per_token: int, bias: Tensor | None) -> Tensor:
+def _choose_experts(logits: Tensor, per_token: int, bias: Tensor | None) -> Tensor:
     """`[T, k]` the experts with the largest probability, plus `bias` `[E]` where there is one; the smaller number
     first among equals."""
     scores = torch.softmax(logits.detach(), dim=-1)
@@ -125,26 +125,26 @@ def mix_experts(
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     logits = by.router_linear(x.to(wide), router.to(wide), None)
-    chosen = choose_experts(logits, config.per_token, bias)
+    chosen = _choose_experts(logits, config.per_token, bias)
     if replayed is not None:
         chosen = torch.where(replayed == NO_ROUTE, chosen, replayed)
-    gates = replayed_gates(logits, chosen, normalise=config.normalise_gates)
+    gates = _replayed_gates(logits, chosen, normalise=config.normalise_gates)
     flat = chosen.reshape(-1)
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=config.count).tolist()
     rows = x.index_select(0, order // config.per_token)
-    inner = by.gate(expert_linear(rows, stacks[0], counts, by))
+    inner = by.gate(_expert_linear(rows, stacks[0], counts, by))
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     shape = len(x), config.per_token, -1
-    parts = expert_linear(inner, stacks[1], counts, by).index_select(0, back).view(shape).to(wide)  # no copy is held
+    parts = _expert_linear(inner, stacks[1], counts, by).index_select(0, back).view(shape).to(wide)  # no copy is held
     total = parts[:, 0] * gates[:, 0, None]
     for slot in range(1, config.per_token):
         total = total + parts[:, slot] * gates[:, slot, None]
     return total.to(x.dtype), RoutedTokens(chosen, logits)
 
 
-def expert_linear(x: Tensor, stack: Tensor, counts: list[int], by: ExpertArithmetic) -> Tensor:
+def _expert_linear(x: Tensor, stack: Tensor, counts: list[int], by: ExpertArithmetic) -> Tensor:
     """`x` `[n, in]`, of which the first `counts[0]` rows belong to expert 0, the next to expert 1 ..., times each
     expert's part of `stack` `[E * out, in]`: `[n, out]`."""
     return _ExpertLinear.apply(x, stack, counts, by)

@@ -25,7 +25,7 @@ class _KernelLayerContext(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...  # noqa: FBT001 - torch's own signature
 
 
-def require_kernels() -> TrainingKernels:
+def _require_kernels() -> TrainingKernels:
     """The loaded kernels, which the caller has checked to exist."""
     result = available_kernels()
     assert result is not None
@@ -58,7 +58,7 @@ def computes_nothing() -> bool:
 
 def call_kernel(name: str, question: ctypes.Structure) -> None:
     """Call a kernel of the loaded library with its argument struct."""
-    function: Callable[..., Any] = require_kernels().functions[name]
+    function: Callable[..., Any] = _require_kernels().functions[name]
     if not _SWITCH.is_off:
         function(ctypes.byref(question))
 
@@ -100,7 +100,7 @@ class _AddNormFunction(torch.autograd.Function):
         if ctx.needs_input_grad[1] and ctx.delta_type != stream.dtype:
             d_delta = torch.empty(stream.shape, dtype=ctx.delta_type)
         if ctx.needs_input_grad[2]:
-            blocks = -(-len(stream) // require_kernels().block)
+            blocks = -(-len(stream) // _require_kernels().block)
             partial, d_weight = torch.empty(blocks, len(weight)), torch.empty(len(weight))
         types = DTYPE_CODES[stream.dtype], DTYPE_CODES[ctx.delta_type], DTYPE_CODES[g.dtype], torch.get_num_threads()
         read = (address_of(tensor) for tensor in (stream, weight, g, r, above))

@@ -36,7 +36,7 @@ BETTER = ChoiceField("better", ("A", "B", "tie"))
 Slot = Literal["first", "second"]
 
 
-def verdict_fields(judge: RewardJudge) -> tuple[VerdictField, ...]:
+def _verdict_fields(judge: RewardJudge) -> tuple[VerdictField, ...]:
     """Fields of the verdict that a judge is asked for."""
     match judge.ask:
         case RubricQuestion() as rubric:
@@ -47,7 +47,7 @@ def verdict_fields(judge: RewardJudge) -> tuple[VerdictField, ...]:
             return (BETTER,)
 
 
-def task_text(judge: RewardJudge) -> str:
+def _task_text(judge: RewardJudge) -> str:
     """The judge's task in words, without any material, and the form of the verdict."""
     match judge.ask:
         case RubricQuestion() as rubric:
@@ -57,7 +57,7 @@ def task_text(judge: RewardJudge) -> str:
             task = REFERENCE
         case PairwiseQuestion():
             task = PAIRWISE
-    form = describe_format(verdict_fields(judge), judge.verdict)
+    form = describe_format(_verdict_fields(judge), judge.verdict)
     return "\n\n".join(part for part in (judge.ask.instructions.strip(), task, form) if part)
 
 
@@ -119,7 +119,7 @@ def _request(judge: RewardJudge, parts: Mapping[str, str]) -> JudgeRequest:
     return JudgeRequest(
         instructions=SYSTEM.format(nonce=nonce),
         question=_question(judge, parts, nonce),
-        fields=verdict_fields(judge),
+        fields=_verdict_fields(judge),
         form=judge.verdict,
         temperature=judge.temperature,
         max_tokens=judge.max_tokens,
@@ -128,4 +128,4 @@ def _request(judge: RewardJudge, parts: Mapping[str, str]) -> JudgeRequest:
 
 def _question(judge: RewardJudge, parts: Mapping[str, str], nonce: str) -> str:
     fenced = (fence(name, text, nonce) for name, text in parts.items())
-    return "\n\n".join([*fenced, task_text(judge)])
+    return "\n\n".join([*fenced, _task_text(judge)])

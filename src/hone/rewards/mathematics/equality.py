@@ -124,7 +124,7 @@ def same_answer(reference: MathNode, answer: MathNode, rules: EqualityRules) -> 
         case (ComparisonChain() | ValueCollection(), _) | (_, ComparisonChain() | ValueCollection()):
             return False
         case _:
-            return same_number(reference, answer, rules)
+            return _same_number(reference, answer, rules)
 
 
 def _as_membership(node: MathNode) -> MathNode:
@@ -319,7 +319,7 @@ def _scaled(node: MathNode, factor: Fraction) -> MathNode:
     return node if factor == 1 else MathOperation("product", (NumberLiteral(factor), node))
 
 
-def same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
+def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
     """Equality of two numbers or expressions: exact, except where the reference is a decimal that may be rounded."""
     if rules.same_form:
         return ordered(reference) == ordered(answer)
@@ -354,16 +354,16 @@ def _rounds_to(reference: NumberLiteral, answer: MathNode, tolerance: float) -> 
         return True
     if reference.digits < ROUNDED_DIGITS:
         return False
-    if error <= half_unit(expected, reference.digits):
+    if error <= _half_unit(expected, reference.digits):
         return True
     if reference.digits < FLOAT_DIGITS:
         return False
     digits = answer.digits if isinstance(answer, NumberLiteral) else 0
-    rounded = digits >= SHORTEST_ROUNDING and error <= half_unit(exact, digits)
+    rounded = digits >= SHORTEST_ROUNDING and error <= _half_unit(exact, digits)
     return rounded or error <= abs(expected) / 10**12
 
 
-def half_unit(value: Fraction, digits: int) -> Fraction:
+def _half_unit(value: Fraction, digits: int) -> Fraction:
     """Half a unit of the last of so many significant digits."""
     if value == 0:
         return Fraction(0)

@@ -31,7 +31,7 @@ _GUARD_DIGITS = 15
 Value: TypeAlias = Any  # Fraction, or mpmath's mpf and mpc, which have no types
 
 
-class UndefinedValueError(Exception):
+class _UndefinedValueError(Exception):
     """The expression has no value at this point, or one that is too large."""
 
 
@@ -39,12 +39,12 @@ def evaluate(node: MathNode, point: Mapping[str, Value], *, log_base: int = 0) -
     """The value at a point: a Fraction, or an mpmath number at the present `mpmath.mp.dps`.
 
     `log_base` is the base of `log` where none is written; 0 is the natural logarithm.
-    Raises UndefinedValueError.
+    Raises _UndefinedValueError.
     """
     try:
         return _value(node, point, log_base)
     except (ZeroDivisionError, ValueError, OverflowError, TypeError, NoConvergence) as error:
-        raise UndefinedValueError(str(error)) from None
+        raise _UndefinedValueError(str(error)) from None
 
 
 def _value(node: MathNode, point: Mapping[str, Value], log_base: int) -> Value:
@@ -58,10 +58,10 @@ def _value(node: MathNode, point: Mapping[str, Value], log_base: int) -> Value:
             return mpmath.log(*values) if len(values) == 2 or not log_base else mpmath.log(values[0], log_base)
         case MathOperation(name=name, operands=operands):
             if name not in _ARITHMETIC:
-                raise UndefinedValueError(f"{name} of a collection")
+                raise _UndefinedValueError(f"{name} of a collection")
             return _ARITHMETIC[name](*(_value(operand, point, log_base) for operand in operands))
         case _:
-            raise UndefinedValueError("a collection has no value")
+            raise _UndefinedValueError("a collection has no value")
 
 
 def _inexact(value: Value) -> Value:
@@ -103,9 +103,9 @@ def _power(base: Value, exponent: Value) -> Value:
     base, exponent = _inexact(base), _inexact(exponent)
     _check_size(exponent)
     if base == 0 and mpmath.re(exponent) <= 0:
-        raise UndefinedValueError("a power of zero")
+        raise _UndefinedValueError("a power of zero")
     if mpmath.isinf(base) or mpmath.isinf(exponent):
-        raise UndefinedValueError("a power of infinity")
+        raise _UndefinedValueError("a power of infinity")
     if base != 0:
         _check_size(exponent * mpmath.log(base))
     return mpmath.power(base, exponent)
@@ -122,7 +122,7 @@ def _root(radicand: Value, degree: Value) -> Value:
 
 def _check_size(value: Value) -> None:
     if abs(value) > MAX_ARGUMENT:
-        raise UndefinedValueError("a number that is too large")
+        raise _UndefinedValueError("a number that is too large")
 
 
 def _of_one(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
@@ -138,7 +138,7 @@ def _of_real(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
     def apply(value: Value) -> Value:
         value = _inexact(value)
         if mpmath.im(value) != 0:
-            raise UndefinedValueError("rounding of a complex number")
+            raise _UndefinedValueError("rounding of a complex number")
         return function(mpmath.re(value))
 
     return apply
@@ -222,7 +222,7 @@ def _same_at_points(left: MathNode, right: MathNode, names: frozenset[str], log_
         }
         try:
             expected = evaluate(left, point, log_base=log_base)
-        except UndefinedValueError:
+        except _UndefinedValueError:
             continue
         real = mpmath.im(_inexact(expected)) == 0
         (real_ones if real else complex_ones).append(_agrees(expected, right, point, log_base))
@@ -233,7 +233,7 @@ def _same_at_points(left: MathNode, right: MathNode, names: frozenset[str], log_
 def _agrees(expected: Value, right: MathNode, point: Mapping[str, Value], log_base: int) -> bool:
     try:
         found = evaluate(right, point, log_base=log_base)
-    except UndefinedValueError:
+    except _UndefinedValueError:
         return False
     if isinstance(expected, Fraction) and isinstance(found, Fraction):
         return expected == found
@@ -250,7 +250,7 @@ def real_value(node: MathNode) -> Fraction | None:
     with mpmath.workdps(digits):
         try:
             value = evaluate(node, {})
-        except UndefinedValueError:
+        except _UndefinedValueError:
             return None
         if isinstance(value, Fraction):
             return value

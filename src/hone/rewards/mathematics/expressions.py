@@ -20,7 +20,7 @@ from hone.rewards.mathematics.units import SCALES
 # ---------------------------------------------------------------------------------------------------------------- nodes
 
 
-def as_matrix(items: Sequence[MathNode]) -> ValueCollection:
+def _as_matrix(items: Sequence[MathNode]) -> ValueCollection:
     """A matrix of rows in square brackets: `[[1, 2], [3, 4]]`."""
     rows = tuple(ValueCollection("row", item.items) for item in items if isinstance(item, ValueCollection))
     if len({len(row.items) for row in rows}) != 1:
@@ -390,7 +390,7 @@ class ExpressionParser:
                 and items
                 and all(isinstance(item, ValueCollection) and item.kind == "[]" for item in items)
             ):
-                return as_matrix(items)
+                return _as_matrix(items)
         if not items and kind != "set":
             raise MathSyntaxError("empty brackets")
         return ValueCollection(kind, tuple(items))

@@ -32,14 +32,14 @@ _ONE_DEGREE = {
 }
 
 
-def undone_operations(node: MathNode) -> frozenset[str]:
+def _undone_operations(node: MathNode) -> frozenset[str]:
     """Names of the operations in a tree that are left undone; empty for an answer in final form."""
     return frozenset(name for one in walk(node) if isinstance(one, MathOperation) for name in _undone(one))
 
 
 def lacks(answer: MathNode, reference: MathNode) -> frozenset[str]:
     """Undone operations of an answer that its reference does not have."""
-    missing = undone_operations(answer) - undone_operations(reference)
+    missing = _undone_operations(answer) - _undone_operations(reference)
     return missing - {UNREDUCED} if _has_fraction(reference) else missing
 
 

@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]+\*?\}|\\[A-Za-z]+|\\.", re.
 _RUN = re.compile(r"[^\W\d_]+")
 
 
-def significant_digits(mantissa: str) -> int:
+def _significant_digits(mantissa: str) -> int:
     """Significant digits of a decimal such as `0.0120`; 0 for an integer, which is exact."""
     return len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0
 
@@ -54,7 +54,7 @@ def read_number(text: str) -> NumberLiteral:
     """A plain number, `12`, `-0.5`, `1.5e3`, exactly. Raises MathSyntaxError for a huge exponent."""
     if "e" in text.lower() and abs(int(re.split("[eE]", text)[1])) > MAX_EXPONENT:
         raise MathSyntaxError(f"an exponent above {MAX_EXPONENT}")
-    return NumberLiteral(Fraction(text), significant_digits(re.split("[eE]", text.lstrip("+-"))[0]))
+    return NumberLiteral(Fraction(text), _significant_digits(re.split("[eE]", text.lstrip("+-"))[0]))
 
 
 def tokens_of(text: str) -> list[MathToken]:

@@ -51,7 +51,7 @@ def _table() -> dict[str, tuple[str, Fraction]]:
 _UNITS = _table()
 
 
-def unit_factor(tokens: Sequence[MathToken]) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
+def _unit_factor(tokens: Sequence[MathToken]) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
     """Factor and dimensions of a unit such as `km/h`; None when the tokens are no unit."""
     tokens = _spelled_out(_without_fraction(tokens))
     factor, dimensions = Fraction(1), Counter[str]()
@@ -114,15 +114,15 @@ def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fracti
     """
     signs = 1 if tokens and tokens[0].text in "+-" else 0
     if len(tokens) > signs + 1 and tokens[signs].text in ("$", "€", "£"):
-        known = unit_factor(tokens[signs : signs + 1])
-        if known is not None and unit_factor(tokens[-1:]) is None:
+        known = _unit_factor(tokens[signs : signs + 1])
+        if known is not None and _unit_factor(tokens[-1:]) is None:
             return [*tokens[:signs], *tokens[signs + 1 :]], *known
     for place in range(max(1, len(tokens) - 12), len(tokens)):
         if tokens[place].kind == "letter" and not _plain_number(tokens[signs:place]):
             continue
         if tokens[place].kind == "number" or tokens[place].text in ("*", "/", "\\cdot", "^", "{", "}"):
             continue
-        known = unit_factor(tokens[place:])
+        known = _unit_factor(tokens[place:])
         if known is not None:
             return tokens[:place], *known
     return tokens, Fraction(1), ()

@@ -70,7 +70,7 @@ def comparison_verdicts(comparison: Comparison) -> Html:
             "p",
             "verdict",
             text(f"{pair.after} against {pair.before} on the same {pair.n:,} questions: "),
-            element("b", text(format_signed(pair.difference))),
+            element("b", text(_format_signed(pair.difference))),
             text(
                 f" ({format_number(pair.low)} to {format_number(pair.high)}, paired p = {format_number(pair.p_value)})."
             ),
@@ -89,7 +89,7 @@ def significance_note(probability: ScoreInterval) -> str:
     return "."
 
 
-def format_signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     """Format a number with a plus sign if it is positive."""
     return f"{'+' if value > 0 else ''}{format_number(value)}"
 
@@ -99,7 +99,7 @@ def format_interval(value: ScoreInterval, number: Callable[[float], str] = forma
     return number(value.mean) + ("" if math.isnan(value.low) else f" ({number(value.low)} to {number(value.high)})")
 
 
-def format_threshold_time(reached: TimeToThreshold) -> str:
+def _format_threshold_time(reached: TimeToThreshold) -> str:
     """Format as `24,000 (20,000 to 31,000), 9 of 10`."""
     if math.isinf(reached.median):
         return f"not reached, {reached.reached} of {reached.n}"
@@ -130,7 +130,10 @@ def _summary(comparison: Comparison) -> Html:
             *(text(group.settings.get(key, MISSING)) for key in keys),
             text(str(len(group.runs))),
             *(text(format_interval(value)) for value in (group.iqm, group.median, group.mean)),
-            *(text(format_threshold_time(group.reached[task]) if task in group.reached else MISSING) for task in tasks),
+            *(
+                text(_format_threshold_time(group.reached[task]) if task in group.reached else MISSING)
+                for task in tasks
+            ),
             text(format_duration(sum(run.seconds for run in group.runs) / len(group.runs))),
         ]
         for group in comparison.groups

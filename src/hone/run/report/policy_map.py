@@ -60,7 +60,7 @@ def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
     if cell.worth is not None:
         share = 8 + 72 * (cell.worth - low) / ((high - low) or 1.0)
         square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
-    parts = [element("title", text(describe_cell(cell))), element("rect", attributes=square)]
+    parts = [element("title", text(_describe_cell(cell))), element("rect", attributes=square)]
     if cell.mark.strip() and cell.mark != "#":
         parts.append(label(x + 5, y + 12, cell.mark, "mark"))
     others = [name for name in cell.moves if name not in TURNS]
@@ -81,7 +81,7 @@ def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
     return element("path", attributes=style)
 
 
-def describe_cell(cell: GridCell) -> str:
+def _describe_cell(cell: GridCell) -> str:
     """Describe a cell in words."""
     moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
     worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
@@ -92,11 +92,11 @@ def text_rows(one: GridSlice) -> list[list[str]]:
     """Rows for a terminal: the most probable action of each cell, or its mark."""
     rows: list[list[str]] = []
     for row in np.arange(len(one.cells)).reshape(one.rows, one.columns).tolist():
-        rows.append([cell_symbol(one.cells[place]) for place in row])
+        rows.append([_cell_symbol(one.cells[place]) for place in row])
     return rows
 
 
-def cell_symbol(cell: GridCell) -> str:
+def _cell_symbol(cell: GridCell) -> str:
     """One character: the most probable action, `+` for a tie of four or more, or the cell's mark."""
     if not cell.moves:
         return cell.mark.strip() or "·"

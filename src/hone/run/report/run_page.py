@@ -155,11 +155,11 @@ def write_report(folder: Path) -> Path:
     Raises DataError if `folder` is not a folder, ResourceError for the disk. The report names damaged files.
     """
     path = folder / "report.html"
-    replace_file(path, render_report(read_report_data(folder)).encode("utf-8", "replace"))
+    replace_file(path, _render_report(read_report_data(folder)).encode("utf-8", "replace"))
     return path
 
 
-def render_report(data: ReportData) -> Html:
+def _render_report(data: ReportData) -> Html:
     """Render the report as an HTML document."""
     # The evaluations of the pipeline itself replace those of its stages.
     inner = () if data.folder_data.evaluations else _inner(data)

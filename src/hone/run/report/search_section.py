@@ -32,13 +32,13 @@ def search_section(found: SearchRecord | None, level: str) -> Html:
         [
             element(level, text("Search at test time")),
             *(styled("p", "bad", text(f"{note}.")) for note in found.notes),
-            styled("div", "card", styled("p", "note", text(words)), legend(families), accuracy_plot(found.plans)),
+            styled("div", "card", styled("p", "note", text(words)), legend(families), _accuracy_plot(found.plans)),
             collapsible("As a table", _table(found.plans)),
         ]
     )
 
 
-def accuracy_plot(plans: Sequence[PlanScore]) -> Html:
+def _accuracy_plot(plans: Sequence[PlanScore]) -> Html:
     """Plot accuracy over tokens, on a logarithmic axis: a line for each family, and the frontier."""
     families = list(dict.fromkeys(plan.family for plan in plans))
     known = [plan for plan in plans if plan.tokens > 0 and _known(plan.mean)]

@@ -37,7 +37,7 @@ class OpenEnvWorld:
         only text among its fields. `observation`: field of the observation to show; empty: its only text, else all of
         it as JSON. `prompt`: text before the first observation."""
         self._address, self._action, self._observation, self._prompt = address, action, observation, prompt
-        self._session: OpenEnvSession | None = None
+        self._session: _OpenEnvSession | None = None
         self._paid = False
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
@@ -66,7 +66,7 @@ class OpenEnvWorld:
     def _reset(self, data: Json) -> Json:
         """Begin a session. A server counts one that was closed for a moment longer: it is asked again."""
         for attempt in range(_ATTEMPTS):
-            self._session = OpenEnvSession(self._address)
+            self._session = _OpenEnvSession(self._address)
             try:
                 return self._session.call("reset", data)
             except OpenEnvServerError as error:
@@ -96,7 +96,7 @@ class OpenEnvWorld:
         return {"role": "user", "content": f"{before}{text}"}
 
 
-class OpenEnvSession:
+class _OpenEnvSession:
     """One WebSocket of a server: an environment of its own."""
 
     def __init__(self, address: str) -> None:
@@ -160,7 +160,7 @@ def check_server(address: str, sessions: int, options: Mapping[str, Any]) -> lis
     with ExitStack() as stack:
         try:
             for opened in range(sessions):  # noqa: B007 - told below
-                session = OpenEnvSession(address)
+                session = _OpenEnvSession(address)
                 stack.callback(session.close)
                 session.call("state")
         except OpenEnvServerError as error:

@@ -12,7 +12,7 @@ from hone.core.errors import ConfigError, ErrorCollector
 from hone.text.tasks.reasoning_gym import checked_config
 
 
-class TaskDataset(Protocol):
+class _TaskDataset(Protocol):
     """A dataset of reasoning-gym, with its own signatures."""
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class ReasoningGymSteps:
         return faults
 
 
-def _dataset(task: str, config: Mapping[str, Any], seed: int, faults: ErrorCollector) -> TaskDataset:
+def _dataset(task: str, config: Mapping[str, Any], seed: int, faults: ErrorCollector) -> _TaskDataset:
     """The task with one item. Raises ConfigError with these faults and its own."""
     from reasoning_gym.factory import create_dataset  # noqa: PLC0415 - takes 2 s to import
 

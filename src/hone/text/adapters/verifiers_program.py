@@ -26,10 +26,10 @@ def main() -> None:
     sys.path[0] = str(Path.cwd())  # environments beside the config; and not hone's own modules
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as results:
         os.dup2(2, 1)
-        asyncio.run(Program(results).serve())
+        asyncio.run(_Program(results).serve())
 
 
-class Program:
+class _Program:
     """One environment and its tasks."""
 
     def __init__(self, results: Any) -> None:

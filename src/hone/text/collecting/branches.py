@@ -29,7 +29,7 @@ _SHOWN = 3
 
 
 @dataclass
-class ExpertSession:
+class _ExpertSession:
     """Implements `GenerationSession`: a session whose first turns are an expert's.
 
     Sample 0 of a request is the expert's dialogue. Of its state t (before the turn t) there are `branches` samples,
@@ -88,7 +88,7 @@ class ExpertSession:
 
 
 @dataclass
-class BranchedDialogues:
+class _BranchedDialogues:
     """Environment of demonstrations and their branches. Implements `RolloutEnvironment`."""
 
     world: TextWorld
@@ -97,7 +97,7 @@ class BranchedDialogues:
 
     def rollout(self, session: GenerationSession) -> Episodes:
         """Lead the dialogues of a step, row by row: the expert's, then its branches from the first state on."""
-        return self.world.rollout(ExpertSession(session, self.experts, self.branches))
+        return self.world.rollout(_ExpertSession(session, self.experts, self.branches))
 
     def state(self) -> State:
         return self.world.state()
@@ -111,12 +111,12 @@ def branching_source(
 ) -> LiveSource[TokenPolicy]:
     """Source of demonstrations in `column` and their branches. Raises DataError for rows without a demonstration."""
     world = live.world
-    experts = encode_turns(expert_turns(examples, column), world.prompts, tokenizer, world.sampling.stop)
+    experts = _encode_turns(_expert_turns(examples, column), world.prompts, tokenizer, world.sampling.stop)
     world.samples_of = lambda prompt: 1 + branches * len(experts[prompt.id])
-    return LiveSource(BranchedDialogues(world, experts, branches), live.actor, actor_metrics=live.metrics)
+    return LiveSource(_BranchedDialogues(world, experts, branches), live.actor, actor_metrics=live.metrics)
 
 
-def expert_turns(examples: ExampleDataset, column: str) -> dict[str, list[str]]:
+def _expert_turns(examples: ExampleDataset, column: str) -> dict[str, list[str]]:
     """The expert's turns of each row. Raises DataError that names the rows without any."""
     if column not in examples.column_names():
         known = ", ".join(sorted(examples.column_names())) or "none"
@@ -131,7 +131,7 @@ def expert_turns(examples: ExampleDataset, column: str) -> dict[str, list[str]]:
     return {example.id: list(cast("list[str]", example.columns[column])) for example in examples.rows}
 
 
-def encode_turns(
+def _encode_turns(
     turns: Mapping[str, Sequence[str]], prompts: Sequence[Prompt], tokenizer: Tokenizer, stop: Sequence[str]
 ) -> dict[str, list[Tokens]]:
     """Tokens of the expert's turns by prompt; the end of sequence ends a turn that no stop string ends."""

@@ -96,10 +96,10 @@ def score_as_advantage(episodes: Episodes, values: Values) -> Credits:
     del values
     scored = scored_decisions(episodes)
     advantage = np.where(scored, episodes.score[episodes.owner], 0.0).astype(np.float32)
-    return Credits(advantage=advantage, metrics=collection_metrics(episodes))
+    return Credits(advantage=advantage, metrics=_collection_metrics(episodes))
 
 
-def collection_metrics(episodes: Episodes) -> Metrics:
+def _collection_metrics(episodes: Episodes) -> Metrics:
     """Size of a step's collection, and how much its groups tell: a group of one score makes no pair."""
     groups = np.unique(episodes.group)
     differing = sum(len(np.unique(episodes.score[(episodes.group == group) & episodes.scored])) > 1 for group in groups)

@@ -109,7 +109,7 @@ def imitation_learner(config: RoundRunConfig, policy: TokenPolicy) -> GradientLe
     )
 
 
-def build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
+def _build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
     """Training job of rounds: a live source, its selection as a log, and imitation."""
     _ = inputs.prepared, inputs.evaluation
     policy = inputs.policy(temperature=config.rollout.temperature)
@@ -143,7 +143,7 @@ def _credit(episodes: Episodes, values: Values, *, learns: Callable[[], bool], r
     return replace(score_as_advantage(episodes, values), metrics=metrics)
 
 
-def derive_rounds(config: RoundRunConfig) -> dict[str, str]:
+def _derive_rounds(config: RoundRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     rollout, chosen, learner = config.rollout, config.algorithm, config.learner
     answers = chosen.collect_steps * rollout.prompts_per_step * rollout.samples_per_prompt
@@ -165,8 +165,8 @@ def round_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        open=partial(open_answering_run, build=build_round_job),
-        derive=derive_rounds,
+        open=partial(open_answering_run, build=_build_round_job),
+        derive=_derive_rounds,
         parts=RecipeParts(
             source=f"RoundSource(Live(text task, engine), {selection.__name__})",
             credit=(reward_as_advantage,),

@@ -58,7 +58,7 @@ class DialogueRecord:
 
 
 @dataclass(slots=True)
-class DialogueTally:
+class _DialogueTally:
     """Counts since the last `pop`."""
 
     stops: Counter[str] = field(default_factory=Counter[str])
@@ -253,7 +253,7 @@ class DialogueEnvironment:
         self._open: dict[tuple[str, int], DialogueRecord] = {}
         self._tracebacks: dict[str, str] = {}
         self._notes: list[str] = []
-        self.tally = DialogueTally()
+        self.tally = _DialogueTally()
 
     def begin(self, conversation: Conversation) -> "Future[EnvironmentReply] | None":
         """Begin the world's dialogue. None for tools that are plain functions: prompts are the dataset's."""

@@ -19,7 +19,7 @@ KIND = "world"
 
 
 @runtime_checkable
-class ClassWithRows(Protocol):
+class _ClassWithRows(Protocol):
     """A world class that brings its own rows."""
 
     def rows(self, size: int, seed: int) -> Sequence[Mapping[str, object]]:
@@ -97,7 +97,7 @@ class LoadedWorld:
         if self.make is None:
             return ToolWorld(self.tools.open(), self.reward)
         world = self.make(**self.options)
-        return WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
+        return _WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
 
     def describe(self) -> WorldDescription:
         """What its dialogues are like."""
@@ -111,7 +111,7 @@ class LoadedWorld:
 
     def rows(self, size: int, seed: int) -> list[dict[str, object]] | None:
         """The rows that the class brings; None where it has none. Raises UserCodeError for anything else."""
-        if not isinstance(self.make, ClassWithRows):
+        if not isinstance(self.make, _ClassWithRows):
             return None
         found = cast("Callable[..., object]", self.make.rows)(size=size, seed=seed)
         if isinstance(found, str) or not isinstance(found, Sequence):
@@ -177,7 +177,7 @@ def _load_class(reference: str, options: Mapping[str, object]) -> Callable[..., 
     return make
 
 
-class WorldWithTools:
+class _WorldWithTools:
     """A world beside tools: these answer the calls of a turn and its faults, and the world every other turn."""
 
     def __init__(self, world: DialogueWorld, tools: ToolWorld) -> None:

@@ -116,7 +116,7 @@ def said_from_json(value: object) -> PolicyTurn:
     return replace(PolicyTurn(**{**table, "calls": ()}), calls=calls)
 
 
-def cut_middle(text: str, limit: int) -> str:
+def _cut_middle(text: str, limit: int) -> str:
     """The text, of more than `limit` characters its beginning and its end with a notice between."""
     if len(text) <= limit:
         return text
@@ -135,7 +135,7 @@ def _message(message: object, place: int) -> Json:
         raise WorldContractError(f"returned content of {_kind(content)} in message {place}, expected text")
     further = {str(key): value for key, value in table.items() if isinstance(value, str)}
     # Halves of surrogate pairs have no encoding.
-    clean = cut_middle(content, MAX_CHARACTERS).encode("utf-8", errors="replace").decode("utf-8")
+    clean = _cut_middle(content, MAX_CHARACTERS).encode("utf-8", errors="replace").decode("utf-8")
     return {**further, "role": role, "content": clean}
 
 

@@ -37,7 +37,7 @@ from hone.text.dialogues.protocol import Json, WorldContractError, said_from_jso
 # ----------------------------------------------------------------------------------------------------- dialogue process
 
 
-def serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None:
+def _serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None:
     """Serve one dialogue until it is closed; then the process ends."""
     dialogue = HostedDialogue(world.new)
     with asyncio.Runner() as runner, os.fdopen(request_fd, "rb") as requests:
@@ -121,7 +121,7 @@ class _Dialogue:
     """Time after which it is killed; None before it was asked to close."""
 
 
-class Zygote:
+class _Zygote:
     """Forks dialogues, and passes lines between them and the trainer."""
 
     def __init__(self, channel: ParentChannel, world: LoadedWorld, memory_bytes: int | None) -> None:
@@ -200,7 +200,7 @@ class Zygote:
             os.close(self._channel.reply_fd)
             if self._memory_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_AS, (self._memory_bytes, self._memory_bytes))
-            serve_dialogue(self._world, request_fd, answer_fd)
+            _serve_dialogue(self._world, request_fd, answer_fd)
         finally:
             os._exit(1)
 
@@ -286,7 +286,7 @@ def main() -> None:
     if confinement is not None:
         gaps = [*confinement.gaps, *_protect(confinement, hello["read_only"])]
     _reply(channel, {"ready": world.describe().to_json(), "gaps": gaps})
-    Zygote(channel, world, hello["memory_bytes"]).run(rest)
+    _Zygote(channel, world, hello["memory_bytes"]).run(rest)
 
 
 def _protect(confinement: Confinement, folders: list[str]) -> list[str]:

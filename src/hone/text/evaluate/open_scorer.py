@@ -44,7 +44,7 @@ def open_scorer(
     tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
     set_arithmetic(model.decoder, source, device)
     adapter = None if source.lora is None else new_adapter(model.decoder, source.lora, folder, seed=seed)
-    return TokenScorer(with_head_for(model, reads), tokenizer, adapter=adapter)
+    return TokenScorer(_with_head_for(model, reads), tokenizer, adapter=adapter)
 
 
 def load_scorer(folder: Path | str, *, device: str = "cpu", dtype: str = "float32") -> TokenScorer:
@@ -56,7 +56,7 @@ def load_scorer(folder: Path | str, *, device: str = "cpu", dtype: str = "float3
     return TokenScorer(model, tokenizer)
 
 
-def with_head_for(model: ScalarHeadModel, reads: ScoredTokens) -> ScalarHeadModel:
+def _with_head_for(model: ScalarHeadModel, reads: ScoredTokens) -> ScalarHeadModel:
     """The same network with a head for the tokens `reads`: of steps with a bias, 0 at first, of answers without.
 
     Raises DataError where a bias would be lost.

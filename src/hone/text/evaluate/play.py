@@ -85,7 +85,7 @@ class PlaySettings:
 
 
 @dataclass(slots=True)
-class PersonHost:
+class _PersonHost:
     """Implements `WorldHost`: a person in the place of a world, beside the world itself."""
 
     own: WorldHost
@@ -152,7 +152,7 @@ def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
     """
     if is_control(wanted.policy):
         raise ConfigError(f"{wanted.policy} is a control policy, which writes no text")
-    settings = play_settings(wanted)
+    settings = _play_settings(wanted)
     source = ModelSource(path=str(wanted.policy))
     policy = open_policy(source, seed=0, device=wanted.device, temperature=wanted.temperature or 1.0)
     dialogue = open_dialogue(settings.task)
@@ -166,7 +166,7 @@ def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
         dialogue.close()
 
 
-def play_settings(wanted: PlayRequest) -> PlaySettings:
+def _play_settings(wanted: PlayRequest) -> PlaySettings:
     """Settings of the run's evaluation or training, with the world that is asked for. Raises ConfigError."""
     tree = {} if wanted.run is None else config_tree(wanted.run)
     own, rollout = table_of(tree, "evaluation"), table_of(tree, "rollout")
@@ -200,7 +200,7 @@ def _play(
     told = dialogue.tokenizer(policy.tokenizer)
     rows = dialogue.examples().rows
     prompt = _prompt(wanted, rows[wanted.seed % len(rows)], told, player)
-    host = PersonHost(dialogue.host, wanted.side, player, dialogue.description.begins)
+    host = _PersonHost(dialogue.host, wanted.side, player, dialogue.description.begins)
     rules = replace(dialogue.rules(limits), begins=True, pays=wanted.side == "world")
     tokens = TokenizerDialogue(told, limits.history)
     environment = DialogueEnvironment(host, rules, tokens, [prompt], seed=wanted.seed)

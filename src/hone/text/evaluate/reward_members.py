@@ -39,7 +39,7 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
             if reward.members:
                 measured[config.names[place]] = model
         elif isinstance(reward, RewardServer):
-            members.append(([place], RewardServerMember(reward)))
+            members.append(([place], _RewardServerMember(reward)))
         elif isinstance(reward, RewardJudge):
             name = config.names[place]
             judge = judge_member(reward, name, device=device)
@@ -58,7 +58,7 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
 ServerTicket: TypeAlias = "Future[list[RewardResult]]"
 
 
-class RewardServerMember:
+class _RewardServerMember:
     """A server that is POSTed the answers to a prompt, and replies `{"scores": [...]}`, with `reasons` if it likes."""
 
     def __init__(self, config: RewardServer) -> None:

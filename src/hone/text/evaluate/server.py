@@ -24,14 +24,14 @@ def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAn
 
     `lengths` are tokens as the server counts them. Raises ServerError as the client does.
     """
-    server = ServerGenerator(client, exam.prompts)
+    server = _ServerGenerator(client, exam.prompts)
     judged = exam.evaluate(server, decode_bytes)
     counted = [server.token_counts[f"{prompt.id}#{place}"] for place, prompt in enumerate(exam.prompts)]
     return replace(judged, lengths=np.array(counted, np.int64))
 
 
 @dataclass
-class ServerGenerator:
+class _ServerGenerator:
     """Generator (`core.generation.GenerationSession`) for evaluation only."""
 
     client: OpenAiClient

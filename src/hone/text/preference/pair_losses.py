@@ -23,7 +23,7 @@ PairTerms: TypeAlias = Callable[[Tensor, Tensor], LossTerms]
 Smoothing = Annotated[float, Field(gt=0, lt=0.5)]
 
 
-def scored_pairs(terms: PairTerms, score: AnswerScore) -> AnswerLossSpec:
+def _scored_pairs(terms: PairTerms, score: AnswerScore) -> AnswerLossSpec:
     """The loss of pairs whose implicit rewards are `score`."""
 
     def objective(view: AnswerView) -> LossTerms:
@@ -58,7 +58,7 @@ class DpoLoss(PairLossConfig):
     """Names this alternative."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.dpo, beta=self.beta), score)
+        return _scored_pairs(partial(preference.dpo, beta=self.beta), score)
 
 
 class ConservativeLoss(PairLossConfig):
@@ -72,7 +72,7 @@ class ConservativeLoss(PairLossConfig):
     """Assumed share of wrong labels."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.dpo, beta=self.beta, smoothing=self.smoothing), score)
+        return _scored_pairs(partial(preference.dpo, beta=self.beta, smoothing=self.smoothing), score)
 
 
 class RobustLoss(PairLossConfig):
@@ -86,7 +86,7 @@ class RobustLoss(PairLossConfig):
     """Share of flipped labels."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.robust_dpo, beta=self.beta, smoothing=self.smoothing), score)
+        return _scored_pairs(partial(preference.robust_dpo, beta=self.beta, smoothing=self.smoothing), score)
 
 
 class IpoLoss(PairLossConfig):
@@ -98,7 +98,7 @@ class IpoLoss(PairLossConfig):
     """Names this alternative."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.ipo, beta=self.beta), score)
+        return _scored_pairs(partial(preference.ipo, beta=self.beta), score)
 
 
 class HingeLoss(PairLossConfig):
@@ -110,7 +110,7 @@ class HingeLoss(PairLossConfig):
     """Names this alternative."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.hinge, beta=self.beta), score)
+        return _scored_pairs(partial(preference.hinge, beta=self.beta), score)
 
 
 class ExoLoss(PairLossConfig):
@@ -124,7 +124,7 @@ class ExoLoss(PairLossConfig):
     """Probability of the other label."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.exo_pair, beta=self.beta, smoothing=self.smoothing), score)
+        return _scored_pairs(partial(preference.exo_pair, beta=self.beta, smoothing=self.smoothing), score)
 
 
 class DiscopopLoss(PairLossConfig):
@@ -138,7 +138,7 @@ class DiscopopLoss(PairLossConfig):
     """Width of the step from one loss to the other, in units of beta D."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.discopop, beta=self.beta, sharpness=self.sharpness), score)
+        return _scored_pairs(partial(preference.discopop, beta=self.beta, sharpness=self.sharpness), score)
 
 
 class NcaLoss(PairLossConfig):
@@ -148,7 +148,7 @@ class NcaLoss(PairLossConfig):
     """Names this alternative."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.nca_pair, beta=self.beta), score)
+        return _scored_pairs(partial(preference.nca_pair, beta=self.beta), score)
 
 
 class SppoLoss(PairLossConfig):
@@ -160,7 +160,7 @@ class SppoLoss(PairLossConfig):
     """P: probability that the chosen answer beats the rejected one."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.sppo, beta=self.beta, probability=self.probability), score)
+        return _scored_pairs(partial(preference.sppo, beta=self.beta, probability=self.probability), score)
 
 
 class ApoZeroLoss(PairLossConfig):
@@ -170,7 +170,7 @@ class ApoZeroLoss(PairLossConfig):
     """Names this alternative."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.apo_zero, beta=self.beta), score)
+        return _scored_pairs(partial(preference.apo_zero, beta=self.beta), score)
 
 
 class ApoDownLoss(PairLossConfig):
@@ -180,7 +180,7 @@ class ApoDownLoss(PairLossConfig):
     """Names this alternative."""
 
     def spec(self, score: AnswerScore) -> AnswerLossSpec:
-        return scored_pairs(partial(preference.apo_down, beta=self.beta), score)
+        return _scored_pairs(partial(preference.apo_down, beta=self.beta), score)
 
 
 # ------------------------------------------------------------------------------- statistics of a whole optimizer step

@@ -348,7 +348,7 @@ def _with_distance(
     )
 
 
-def open_preferences(config: PreferenceRunConfig) -> OpenedRun:
+def _open_preferences(config: PreferenceRunConfig) -> OpenedRun:
     """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
     inputs = TextInputs(
         config=config,
@@ -373,7 +373,7 @@ def _check_reference(inputs: TextInputs[AnswerLog], path: str) -> list[str]:
     return []
 
 
-def derive_preferences(config: PreferenceRunConfig) -> Mapping[str, str]:
+def _derive_preferences(config: PreferenceRunConfig) -> Mapping[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     learner, what = config.learner, "pairs" if config.answers == "preference" else "answers"
     return {
@@ -401,8 +401,8 @@ def preference_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        open=open_preferences,
-        derive=derive_preferences,
+        open=_open_preferences,
+        derive=_derive_preferences,
         parts=RecipeParts(source=f"Logged({what})", credit=(config.labels,), loss=loss, weights=(sequence_sum,)),
         limitation=limitation,
         presets=presets,

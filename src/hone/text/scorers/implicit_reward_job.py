@@ -45,7 +45,7 @@ class HeldOutRunConfig(PreferenceRunConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutRatios:
+class _HeldOutRatios:
     """Held-out answers with the start's log-probabilities of their tokens, by which the network is judged."""
 
     config: HeldOutRunConfig
@@ -95,7 +95,7 @@ def _held_out_task(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
     return held_out.task
 
 
-def open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
+def _open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
     """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
     inputs: TextInputs[AnswerLog] = TextInputs(
         config=config,
@@ -116,13 +116,13 @@ def open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
         policy, episodes = job.recipe.learner.policy, held_out.log[0].episodes
         # The network is still the one that the run starts from: a resume loads the trained weights later.
         start_logp = _logp(config, policy, episodes)
-        judge = HeldOutRatios(config=config, held_out=config.held_out, episodes=episodes, start_logp=start_logp)
+        judge = _HeldOutRatios(config=config, held_out=config.held_out, episodes=episodes, start_logp=start_logp)
         return replace(job, evaluate=partial(judge.evaluate, policy), evaluate_every=config.held_out.every)
 
     return opened_text_run(inputs, build)
 
 
-def evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) -> Metrics:
+def _evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) -> Metrics:
     """Figures of a saved network on held-out answers, for `hone eval`; its start is opened beside it.
 
     Raises ConfigError without held-out answers, DataError where the start is gone.
@@ -141,7 +141,7 @@ def evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) 
     log, notes = laid_out(examples, policy.tokenizer, context, task=held_out.task, kind=config.answers)
     episodes = some_examples(log.episodes, request)
     start_logp = _logp(config, start, episodes)
-    judge = HeldOutRatios(config=config, held_out=held_out, episodes=episodes, start_logp=start_logp)
+    judge = _HeldOutRatios(config=config, held_out=held_out, episodes=episodes, start_logp=start_logp)
     found = judge.report(policy)
     for line in (*examples.warnings, *notes, *found.warnings):
         request.warn(line)
@@ -158,4 +158,4 @@ def held_out_recipe_spec(
 ) -> RecipeSpec:
     """Description of a recipe that trains a language model as a reward model."""
     found = preference_recipe_spec(summary=summary, paper=paper, config=config, loss=loss, limitation=limitation)
-    return replace(found, open=open_held_out_run, evaluate=evaluate_saved_ratios)
+    return replace(found, open=_open_held_out_run, evaluate=_evaluate_saved_ratios)

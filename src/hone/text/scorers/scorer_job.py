@@ -152,7 +152,7 @@ def _held_out_task(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
     return inputs.config.evaluation.task
 
 
-def open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
+def _open_scorer_run(config: ScorerRunConfig) -> OpenedRun:
     """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
     inputs: TextInputs[AnswerLog] = TextInputs(
         config=config,
@@ -194,7 +194,7 @@ def scorer_job(
         ),
         save_policy=partial(_save_with_range, scorer, labelled.take(np.arange(min(RANGE_ANSWERS, len(labelled))))),
         load_policy=scorer.load,
-        evaluate=None if judged is None else partial(evaluate_scorer, config, scorer, judged),
+        evaluate=None if judged is None else partial(_evaluate_scorer, config, scorer, judged),
         evaluate_every=0 if config.evaluation is None else config.evaluation.every,
         dataset_fingerprint=inputs.examples.fingerprint,
         measure_matmuls=partial(matmul_rate, scorer),
@@ -242,7 +242,7 @@ def _phase(config: ScorerRunConfig, scorer: TokenScorer) -> OptimizerPhase[Token
     return low_rank_phase(scorer.adapter, parameters, config.scorer_loss(), config.learner)
 
 
-def report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> ScorerReport:
+def _report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> ScorerReport:
     """The scorer as it stands, on held-out answers."""
     assert config.evaluation is not None
     return evaluate_scores(
@@ -256,9 +256,9 @@ def report_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episod
     )
 
 
-def evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> EvaluationResult:
+def _evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Episodes) -> EvaluationResult:
     """The scorer's accuracy on held-out answers, with its calibration for the run's folder."""
-    found = report_scorer(config, scorer, held_out)
+    found = _report_scorer(config, scorer, held_out)
 
     def write(folder: Path, step: int) -> None:
         write_calibration(folder, scorer_record(found, step=step))
@@ -268,7 +268,7 @@ def evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Epis
     )
 
 
-def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -> Metrics:
+def _evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -> Metrics:
     """Figures of a saved scorer on held-out answers of its run, or on another file of the same kind, for `hone eval`.
 
     Raises ConfigError where neither is given, DataError for data that do not fit.
@@ -286,7 +286,7 @@ def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -
     few = some_examples(log.episodes, request)
     if config.evaluation is None:
         config = config.model_copy(update={"evaluation": ScorerEvaluationConfig(task=task)})
-    found = report_scorer(config, scorer, few)
+    found = _report_scorer(config, scorer, few)
     for line in (*examples.warnings, *notes, *found.warnings):
         request.warn(line)
     return found.metrics()
@@ -299,7 +299,7 @@ def some_examples(episodes: Episodes, request: EvaluationRequest) -> Episodes:
     return episodes.take(np.flatnonzero(np.isin(episodes.group, groups[order[: request.episodes]])))
 
 
-def derive_scorer_run(config: ScorerRunConfig) -> dict[str, str]:
+def _derive_scorer_run(config: ScorerRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     learner = config.learner
     return {
@@ -327,9 +327,9 @@ def scorer_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        open=open_scorer_run,
-        derive=derive_scorer_run,
+        open=_open_scorer_run,
+        derive=_derive_scorer_run,
         parts=RecipeParts(source="Logged(labelled answers)", credit=(reward_as_advantage,), loss=loss, weights=weights),
-        evaluate=evaluate_saved_scorer,
+        evaluate=_evaluate_saved_scorer,
         limitation=limitation,
     )

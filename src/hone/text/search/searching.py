@@ -51,33 +51,33 @@ Procedure: TypeAlias = Generator[Round, RoundResult, Candidate]
 """Yields rounds, receives their results, returns the selected answer."""
 
 
-def procedure(plan: PoolPlan | StepPlan, answer_of: Callable[[Candidate], str]) -> Procedure:
-    """The procedure of a plan; `answer_of` gives the final answer that is voted on.
+def _procedure(plan: PoolPlan | StepPlan, answer_of: Callable[[Candidate], str]) -> Procedure:
+    """The _procedure of a plan; `answer_of` gives the final answer that is voted on.
 
     Where one answer is under way at a time, there is nothing to select: it is drawn whole, as without a search.
     """
     if plan.answers == 1:
-        return pool_search(1, lambda _: 0, scored=False)
+        return _pool_search(1, lambda _: 0, scored=False)
     match plan:
         case BestOfPlan():
-            return pool_search(plan.n, lambda result: best(result.scores))
+            return _pool_search(plan.n, lambda result: best(result.scores))
         case MajorityPlan():
-            return pool_search(plan.n, lambda result: majority(_answers(result, answer_of)), scored=False)
+            return _pool_search(plan.n, lambda result: majority(_answers(result, answer_of)), scored=False)
         case BeamPlan():
-            return step_search(trees=1, width=plan.width, branch=plan.branch, steps=plan.steps)
+            return _step_search(trees=1, width=plan.width, branch=plan.branch, steps=plan.steps)
         case TreesPlan():
-            return step_search(trees=plan.trees, width=1, branch=plan.branch, steps=plan.steps)
+            return _step_search(trees=plan.trees, width=1, branch=plan.branch, steps=plan.steps)
         case _:
-            return pool_search(plan.n, lambda result: weighted_vote(_answers(result, answer_of), result.scores))
+            return _pool_search(plan.n, lambda result: weighted_vote(_answers(result, answer_of), result.scores))
 
 
-def pool_search(n: int, select: Callable[[RoundResult], int], *, scored: bool = True) -> Procedure:
+def _pool_search(n: int, select: Callable[[RoundResult], int], *, scored: bool = True) -> Procedure:
     """Draw `n` whole answers and return the one that `select` picks."""
     result = yield Round(beginnings=[EMPTY], samples=n, number=0, whole=True, scored=scored)
     return result.candidates[select(result)]
 
 
-def step_search(*, trees: int, width: int, branch: int, steps: int) -> Procedure:
+def _step_search(*, trees: int, width: int, branch: int, steps: int) -> Procedure:
     """Beam search in `trees` independent trees, each of `width` beginnings with `branch` continuations of one step.
 
     Answers that have ended keep their place in the beam as long as their score does. A search ends when every kept
@@ -100,11 +100,11 @@ def step_search(*, trees: int, width: int, branch: int, steps: int) -> Procedure
         drawn = iter(zip(result.candidates, result.scores.tolist(), strict=True))
         for place, tree in enumerate(kept):
             grown = [next(drawn) for _ in range(samples * len(open_[place]))]
-            kept[place] = best_first([*(pair for pair in tree if pair[0].finish is not None), *grown])[:width]
-    return best_first([pair for tree in kept for pair in tree])[0][0]
+            kept[place] = _best_first([*(pair for pair in tree if pair[0].finish is not None), *grown])[:width]
+    return _best_first([pair for tree in kept for pair in tree])[0][0]
 
 
-def best_first(pairs: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidate, float]]:
+def _best_first(pairs: Sequence[tuple[Candidate, float]]) -> list[tuple[Candidate, float]]:
     """Candidates with scores, the highest first, NaN last, equal ones in their order."""
     scores = np.array([score for _, score in pairs])
     order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
@@ -136,7 +136,7 @@ class SearchTools:
 
 
 @dataclass(slots=True, kw_only=True)
-class SearchCost:
+class _SearchCost:
     """Work of one search, with what was thrown away."""
 
     drawn_tokens: int = 0
@@ -157,7 +157,7 @@ class _Search:
     run: Procedure
     waiting: Round
     """The round that it waits for."""
-    cost: SearchCost = field(default_factory=SearchCost)
+    cost: _SearchCost = field(default_factory=_SearchCost)
     drawn: dict[int, Completion] = field(default_factory=dict[int, Completion])
     """Completions of the round by place, as far as they are there."""
 
@@ -182,7 +182,7 @@ class Searching:
         if tools.scorer is None and needs_scorer(plan) and plan.answers > 1:
             raise ConfigError(f"the search {plan} selects by scores: name a scorer, or take majority:{plan.answers}")
         self.plan = plan
-        self.costs: dict[tuple[str, int], SearchCost] = {}
+        self.costs: dict[tuple[str, int], _SearchCost] = {}
         """Work of each search that ended since `reset_stats`, by request id and sample."""
         self._session, self._tools = session, tools
         self._waves: list[_Wave] = []
@@ -225,7 +225,7 @@ class Searching:
     # ------------------------------------------------------------------------------------------ rounds
 
     def _begin(self, request: Request, sample: int) -> _Search:
-        run = procedure(self.plan, lambda one: self._tools.answer_of(self._text(one)))
+        run = _procedure(self.plan, lambda one: self._tools.answer_of(self._text(one)))
         return _Search(request, request.first_sample + sample, run, next(run))
 
     def _text(self, one: Candidate) -> str:

@@ -35,7 +35,7 @@ _LLAMA_START = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"name"\s*:)')
 _LLAMA_BETWEEN = re.compile(r"\s*;?\s*(?=\{)")
 
 
-def parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+def _parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
     """Attempts between `<tool_call>` and `</tool_call>`; the last one may lack its end, where a stop string cut it."""
     del tools
     found: list[CallAttempt] = []
@@ -46,13 +46,13 @@ def parse_hermes(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]
     return found
 
 
-def render_hermes(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+def _render_hermes(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
     """Calls as Qwen's templates write them, one after another."""
     del tools
     return "\n".join(f"{_OPEN}\n{write_json(_as_object(one, 'arguments'))}\n{_CLOSE}" for one in calls)
 
 
-def parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+def _parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
     """Attempts of an answer that begins with `{"name":`, or with `<|python_tag|>` before it; none of any other."""
     del tools
     begin = _LLAMA_START.match(text)
@@ -75,7 +75,7 @@ def parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[CallAtt
     return found
 
 
-def render_llama3_json(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+def _render_llama3_json(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
     """Calls as Llama's template writes one, separated by `; `."""
     del tools
     return "; ".join(write_json(_as_object(one, "parameters")) for one in calls)
@@ -123,7 +123,7 @@ _PLAIN = re.compile(r"[^\[\]\"{}\s](?:[^\[\]\"\n\r]*[^\[\]\"\s])?")
 """Text that stands in a bracket as it is: no brackets, quotes, line breaks or spaces at its ends."""
 
 
-def parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
+def _parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt]:
     """Attempts from each `[` to its `]`; the last one may lack its end, where a stop string cut it."""
     found: list[CallAttempt] = []
     start = text.find("[")
@@ -133,7 +133,7 @@ def parse_bracket(text: str, tools: Sequence[ToolSchema], /) -> list[CallAttempt
     return found
 
 
-def render_bracket(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
+def _render_bracket(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
     """Calls in brackets, one after another."""
     return "".join(f"[{_content(call, tools)}]" for call in calls)
 
@@ -274,10 +274,10 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
     {
         one.name: one
         for one in (
-            ToolFormat(name="hermes", parser=parse_hermes, renderer=render_hermes, call_end="</tool_call>"),
-            ToolFormat(name="llama3_json", parser=parse_llama3_json, renderer=render_llama3_json, call_end=""),
+            ToolFormat(name="hermes", parser=_parse_hermes, renderer=_render_hermes, call_end="</tool_call>"),
+            ToolFormat(name="llama3_json", parser=_parse_llama3_json, renderer=_render_llama3_json, call_end=""),
             ToolFormat(name="qwen_xml", parser=parse_qwen_xml, renderer=render_qwen_xml, call_end="</tool_call>"),
-            ToolFormat(name="bracket", parser=parse_bracket, renderer=render_bracket, call_end="]"),
+            ToolFormat(name="bracket", parser=_parse_bracket, renderer=_render_bracket, call_end="]"),
         )
     }
 )

@@ -128,7 +128,7 @@ class McpConnection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McpTool:
+class _McpTool:
     """Implements `ToolFunction`: one tool of a server."""
 
     schema: ToolSchema
@@ -148,7 +148,7 @@ class McpTools:
 
     def open(self) -> ToolBox:
         """Make the tools of one dialogue; the server is asked when one is called."""
-        return ToolBox([McpTool(schema=one, server=self.server) for one in self.schemas])
+        return ToolBox([_McpTool(schema=one, server=self.server) for one in self.schemas])
 
 
 def option_faults(use: str, options: Mapping[str, Any]) -> list[str]:
@@ -193,7 +193,7 @@ _of_the_parent: list[dict[McpServer, McpConnection]] = []
 _lock = threading.Lock()
 
 
-def connection_of(server: McpServer) -> McpConnection:
+def _connection_of(server: McpServer) -> McpConnection:
     """This process's session with a server, opened with the first call. Raises ResourceError."""
     with _lock:
         if server not in _connections:
@@ -205,13 +205,13 @@ def connection_of(server: McpServer) -> McpConnection:
 
 async def _call_tool(server: McpServer, name: str, arguments: Mapping[str, Any]) -> ToolResult:
     try:
-        return await connection_of(server).call(name, arguments)
+        return await _connection_of(server).call(name, arguments)
     except ResourceError:
-        forget_connection(server)
+        _forget_connection(server)
         raise
 
 
-def forget_connection(server: McpServer) -> None:
+def _forget_connection(server: McpServer) -> None:
     """End this process's session with a server that was lost; the next call opens another."""
     with _lock:
         connection = _connections.pop(server, None)

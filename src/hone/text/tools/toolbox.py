@@ -111,7 +111,7 @@ class ToolBox:
             return _failure(call.name, "; ".join(faults))
         try:
             value = self.wait(tool.start(call.arguments))
-            return value if isinstance(value, ToolResult) else ToolResult(name=call.name, text=result_text(value))
+            return value if isinstance(value, ToolResult) else ToolResult(name=call.name, text=_result_text(value))
         except HoneError:
             raise
         except ValidationError as error:
@@ -143,7 +143,7 @@ class ToolBox:
                 runner.close()
 
 
-def result_text(value: object) -> str:
+def _result_text(value: object) -> str:
     """A tool's value as text: text as it is, None as nothing, any other as JSON where it can be, else by `str`."""
     if isinstance(value, str):
         return value

@@ -154,7 +154,7 @@ def finished_grades(judge: RewardJudge, pending: PendingGrades) -> GradedAnswers
     }
     outcomes: list[PairOutcome] = []
     for pair in pending.pairs:
-        outcome = pair_outcome(pair)
+        outcome = _pair_outcome(pair)
         places = [pair.first] if pair.second is None else [pair.first, pair.second]
         if isinstance(outcome, RewardResult):
             missing.update(dict.fromkeys(places, outcome))
@@ -195,7 +195,7 @@ def _ask_pair(
     return PendingPair(one[0], other[0], (forward, backward))
 
 
-def pair_outcome(pair: PendingPair) -> PairOutcome | RewardResult:
+def _pair_outcome(pair: PendingPair) -> PairOutcome | RewardResult:
     """The outcome of a comparison; the result of its answers where a verdict is missing."""
     if pair.orders is None:
         return PairOutcome(0.5, 0.5)

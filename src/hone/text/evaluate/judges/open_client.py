@@ -25,7 +25,7 @@ from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokeni
 # -------------------------------------------------------------------------------------------------------- model backend
 
 
-class JudgeModelBackend:
+class _JudgeModelBackend:
     """Replies of a local model; nothing is loaded before the first question."""
 
     def __init__(self, name: str, config: JudgeModel, ledger: JudgeLedger, *, device: str) -> None:
@@ -141,7 +141,7 @@ def open_client(name: str, by: JudgeSource, budget: JudgeBudget, *, cache: str |
     key that the environment lacks."""
     ledger = JudgeLedger(JudgeSpending(name, budget), None if cache is None else ReplyCache(Path(cache)), SystemClock())
     backend: JudgeBackend = (
-        JudgeModelBackend(name, by, ledger, device=device)
+        _JudgeModelBackend(name, by, ledger, device=device)
         if isinstance(by, JudgeModel)
         else JudgeServerBackend(name, by, ledger)
     )

@@ -34,7 +34,7 @@ from hone.text.serving.completions.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReply:
+class _AgentReply:
     """The reply to one request: an answer for each choice."""
 
     served: ServedModel
@@ -135,7 +135,7 @@ class CaptureRoutes:
         for one in asked:
             self.desk.put(one)
         answers = await _until_gone(call, asked)
-        reply = AgentReply(
+        reply = _AgentReply(
             served=self.served, fields=fields, answers=answers, id=uuid.uuid4().hex, created=int(self.clock.now_s())
         )
         # The policy's own distribution is drawn from: what an agent asks of it has no effect, and is named.

@@ -48,7 +48,7 @@ class CapturedEpisodes:
     notes: tuple[str, ...]
 
 
-def captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> CapturedEpisodes:
+def _captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> CapturedEpisodes:
     """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
 
     Groups are numbered from `first_group` on, sessions from `first_id` on. Raises LostResourceError if no session has
@@ -172,7 +172,7 @@ _TICK_S: Final = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class RequestInFlight:
+class _RequestInFlight:
     """A request of an agent that the engine answers."""
 
     asked: AgentRequest
@@ -221,7 +221,7 @@ class CaptureWorld:
 
     def __post_init__(self) -> None:
         self._waiting: list[DeskEvent] = []
-        self._in_flight: dict[str, RequestInFlight] = {}
+        self._in_flight: dict[str, _RequestInFlight] = {}
         self._groups = 0
         self._metrics: Metrics = {}
         self._notes: list[str] = []
@@ -243,7 +243,7 @@ class CaptureWorld:
             self._in_flight.clear()
         first = self.steps * self.limits.sessions
         self.steps += 1
-        found = captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
+        found = _captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
         self._groups += found.groups
         self._metrics = found.metrics
         self._notes += found.notes
@@ -322,7 +322,7 @@ class CaptureWorld:
             return
         session.requests += 1
         session.in_flight += 1
-        self._in_flight[request.id] = RequestInFlight(asked, session, planned)
+        self._in_flight[request.id] = _RequestInFlight(asked, session, planned)
 
     def _end(self, engine: GenerationSession, session: CapturedSession, report: SessionReport) -> None:
         """End a session: its requests are cancelled, and its turns need not be kept."""

@@ -23,7 +23,7 @@ from hone.text.serving.completions.service import (
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class AnswersInProgress:
+class _AnswersInProgress:
     """One client's request, as far as it is answered."""
 
     results: list[PromptResults]
@@ -60,7 +60,7 @@ class AnswerDesk:
 
     async def whole(self, asked: AskedAnswers) -> list[PromptResults]:
         """The results of all prompts. Raises ApiError; cancelling the task frees what the engine holds."""
-        progress = AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
+        progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
         async with aclosing(self._batches(asked, progress)) as batches:
             async for _ in batches:
                 pass
@@ -74,7 +74,7 @@ class AnswerDesk:
         A fault before the first event is an ApiError, a later one an event. Closing it frees what the engine holds.
         """
         began_s, head = self.clock.monotonic_s(), writer.chunk_head(self.service.engine.version)
-        progress = AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
+        progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
         choices = [StreamedChoice(writer, number) for number in range(asked.samples * len(asked.prompts))]
         batches = self._batches(asked, progress)
         first = True
@@ -100,7 +100,7 @@ class AnswerDesk:
         yield DONE
 
     async def _batches(
-        self, asked: AskedAnswers, progress: AnswersInProgress
+        self, asked: AskedAnswers, progress: _AnswersInProgress
     ) -> AsyncGenerator[list[tuple[Ticket, AnswerEvent]]]:
         """Results of a request, taken up by `progress`, in batches of all that have come. Raises ApiError."""
         until = asyncio.get_running_loop().time() + self.deadline_s
@@ -114,7 +114,7 @@ class AnswerDesk:
                 yield batch
         self._count(progress.results)
 
-    async def _next(self, progress: AnswersInProgress, until: float) -> tuple[Ticket, AnswerEvent]:
+    async def _next(self, progress: _AnswersInProgress, until: float) -> tuple[Ticket, AnswerEvent]:
         try:
             async with asyncio.timeout_at(until):
                 return await progress.queue.get()
@@ -123,7 +123,7 @@ class AnswerDesk:
             raise ApiError(408, message, code="deadline") from None
 
     @contextmanager
-    def _answering(self, asked: AskedAnswers, progress: AnswersInProgress) -> Iterator[None]:
+    def _answering(self, asked: AskedAnswers, progress: _AnswersInProgress) -> Iterator[None]:
         """A request in progress; what has not ended is cancelled at the end."""
         queue, loop = progress.queue, asyncio.get_running_loop()
         for place, one in enumerate(asked.prompts):

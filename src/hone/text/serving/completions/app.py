@@ -171,7 +171,7 @@ class CompletionRoutes:
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(first, events, headers)
+        return _EventStream(first, events, headers)
 
     def _heard(self, call: Request, asked: AskedAnswers) -> Callable[[Sequence[PromptResults]], None]:
         def answered(results: Sequence[PromptResults]) -> None:
@@ -240,7 +240,7 @@ class CompletionRoutes:
         }
 
 
-class EventStream(StreamingResponse):
+class _EventStream(StreamingResponse):
     """Server-sent events; they are closed when the response is over or its client is gone, and free what they hold."""
 
     def __init__(self, first: str, events: AsyncGenerator[str], headers: dict[str, str]) -> None:

@@ -29,12 +29,12 @@ class ScoredToken:
     likeliest: Sequence[TokenPair] = ()
 
 
-def tokens_of_completion(completion: Completion) -> list[ScoredToken]:
+def _tokens_of_completion(completion: Completion) -> list[ScoredToken]:
     """The tokens of an answer."""
     return _scored(completion.tokens.tolist(), completion.logp.tolist(), completion.likeliest)
 
 
-def tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[ScoredToken]:
+def _tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[ScoredToken]:
     """The tokens of a prompt; the first one has no log-probability."""
     first = ScoredToken(token=tokens[0], logp=None)
     if scored is None:
@@ -42,7 +42,7 @@ def tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[
     return [first, *_scored(tokens[1:], scored.logp.tolist(), scored.likeliest)]
 
 
-def text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: int = 0) -> dict[str, Any]:
+def _text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: int = 0) -> dict[str, Any]:
     """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins.
 
     A position's likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is
@@ -56,7 +56,7 @@ def text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: int
     }
 
 
-def chat_logprobs(names: TokenText, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+def _chat_logprobs(names: TokenText, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     """`logprobs` of `/v1/chat/completions`; `bytes` have the halves of characters that `token` cannot show."""
     content = [
         {**_entry(names, one.token, one.logp), "top_logprobs": [_entry(names, *pair) for pair in one.likeliest]}
@@ -195,9 +195,9 @@ class ReplyWriter:
             "finish_reason": "length" if one is None else FINISH_REASONS[one.finish_reason],
         }
         if self.asked.top_logprobs is not None:
-            tokens = tokens_of_prompt(result.asked.tokens.tolist(), result.scored) if self.asked.echo else []
-            tokens += [] if one is None else tokens_of_completion(one)
-            choice["logprobs"] = text_logprobs(self.served.token_text, tokens)
+            tokens = _tokens_of_prompt(result.asked.tokens.tolist(), result.scored) if self.asked.echo else []
+            tokens += [] if one is None else _tokens_of_completion(one)
+            choice["logprobs"] = _text_logprobs(self.served.token_text, tokens)
         if self.asked.token_ids:
             choice["prompt_token_ids"] = result.asked.tokens.tolist()
             choice["token_ids"] = [] if one is None else one.tokens.tolist()
@@ -214,7 +214,7 @@ class ReplyWriter:
             "finish_reason": CALLED if calls else FINISH_REASONS[one.finish_reason],
         }
         if self.asked.top_logprobs is not None:
-            choice["logprobs"] = chat_logprobs(self.served.token_text, tokens_of_completion(one))
+            choice["logprobs"] = _chat_logprobs(self.served.token_text, _tokens_of_completion(one))
         if self.asked.token_ids:
             choice["token_ids"] = one.tokens.tolist()
         return choice
@@ -257,7 +257,7 @@ class StreamedChoice:
 
     def finish(self, completion: Completion) -> list[dict[str, Any]]:
         """The rest of the answer, and its reason to end."""
-        self._drawn = tokens_of_completion(completion)
+        self._drawn = _tokens_of_completion(completion)
         calls: list[dict[str, Any]] = []
         if self.writer.asked.tools:
             text, calls = self.writer.content_and_calls(self.number, completion)
@@ -279,7 +279,7 @@ class StreamedChoice:
         names = self.writer.served.token_text
         if asked.top_logprobs is not None:
             choice["logprobs"] = (
-                chat_logprobs(names, tokens) if self.writer.chat else text_logprobs(names, tokens, start=self._length)
+                _chat_logprobs(names, tokens) if self.writer.chat else _text_logprobs(names, tokens, start=self._length)
             )
         if asked.token_ids:
             choice["token_ids"] = [one.token for one in tokens]

@@ -43,7 +43,7 @@ class ServerPlace:
             )
 
 
-class DrainingServer(uvicorn.Server):
+class _DrainingServer(uvicorn.Server):
     """uvicorn's server, which says to `/health` that it stops."""
 
     def __init__(self, config: uvicorn.Config, routes: CompletionRoutes, signals: QuietSignals) -> None:
@@ -98,7 +98,7 @@ def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) 
             follower.start()
         tell(_address(opened, host, port))
         try:
-            DrainingServer(config, routes, signals).run(sockets=[listener])
+            _DrainingServer(config, routes, signals).run(sockets=[listener])
         finally:
             if follower is not None:
                 follower.close()
