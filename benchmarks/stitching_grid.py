@@ -17,6 +17,7 @@ from hone.control.finite.world import FiniteWorld
 from hone.control.logs.parquet import DecisionLog
 from hone.control.networks.mlp import MlpConfig
 from hone.control.offline import offline_job
+from hone.control.spaces import log_spaces
 from hone.core.decisions import Floats, Ints
 from hone.lab.control import train_recipe
 from hone.learner.config import ReplayLearnerConfig
@@ -78,7 +79,7 @@ def shares_of_optimum(*, seed: int, conservatism: float, steps: int = 60) -> tup
         learner=ReplayLearnerConfig(lr=3e-3, updates_per_iteration=50, max_grad_norm=None),
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism, tau=0.02),
     )  # fmt: skip
-    job = offline_job(config, log, method=discrete_method)
+    job = offline_job(config, log, discrete_method(config, log_spaces(log)))
     policy = train_recipe(job.recipe, steps=steps)
     greedy = policy.numpy_policy().best(np.arange(mdp.states))
     return logged / best, start_value(mdp, evaluate_policy(mdp, greedy)) / best

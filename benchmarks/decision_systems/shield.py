@@ -225,7 +225,7 @@ def learned_table(certificate: ShieldCertificate, *, steps: int, seed: int) -> F
                 "kind": "linear", "start": 0.5, "end": 0.05, "decay_iterations": steps // 2}},
             "algorithm": {"discount": 0.95},
         })  # fmt: skip
-        job = ENTRY.open(config).build(config)
+        job = config.open().build(config)
         try:
             train(job.recipe, steps=steps, callback=lambda *_: None)
         finally:

@@ -17,7 +17,6 @@ from hone.control.expert_process import ExpertProcess, check_expert
 from hone.control.experts import DaggerActor, DemonstrationsConfig, expert_labels, with_demonstrations
 from hone.control.logs.parquet import DecisionLog, write_log
 from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
-from hone.control.value_based import value_based
 from hone.core.errors import ConfigError, UserCodeError
 from hone.recipes.imitation import dagger
 from hone.recipes.off_policy import dqn
@@ -310,7 +309,7 @@ def test_demonstrations_show_what_nobody_finds(tmp_path: Path) -> None:
 
 def test_a_share_of_every_batch(tmp_path: Path) -> None:
     space = PolicySpaces(inputs=ObservationInputs(size=10, one_hot=True), actions=DiscreteActions(count=3))
-    method = value_based(dqn.DqnConfig.model_validate(lock(1)), space, method=dqn.method)
+    method = dqn.DqnConfig.model_validate(lock(1)).method(space)
     assert with_demonstrations(None, space)(method) is method
     mixed = with_demonstrations(DemonstrationsConfig(log=opened(tmp_path), share=0.25), space)(method)
     memory = mixed.buffer

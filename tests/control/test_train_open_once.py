@@ -87,7 +87,7 @@ def test_a_table_opens_each_environment_once(
     entry = load_recipe(recipe)
     worlds = {"id": env, "num_envs": ENVS, "check": False}
     config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": worlds})
-    entry.open(config).build(config).close()
+    config.open().build(config).close()
     assert counts == {"made": made, f"vectors of {ENVS}": 1, "closed": closed}
 
 
@@ -128,7 +128,7 @@ def test_known_worlds_and_priors_are_made_once(
     count(tabular, "build_finite_mdp")
     entry = load_recipe(recipe)
     config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, **settings})
-    entry.open(config).build(config).close()
+    config.open().build(config).close()
     assert counted["made"] == 1
 
 
@@ -158,7 +158,7 @@ def _fails(*_: object, **__: object) -> None:
 def test_a_build_that_fails_closes_what_the_check_opened(counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     entry = load_recipe("ppo")
     config = entry.config.model_validate({"recipe": "ppo", "name": "x", "steps": 1, "env": {"id": "Acrobot-v1"}})
-    opened = entry.open(config)
+    opened = config.open()
     monkeypatch.setattr(torch.nn.Module, "to", _fails)
     with pytest.raises(RuntimeError, match="no such device"):
         opened.build(config)

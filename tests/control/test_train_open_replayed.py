@@ -63,7 +63,7 @@ def config_of(recipe: str, **settings: Any) -> Any:
 def built(recipe: str, **settings: Any) -> None:
     """Open, build and close a run."""
     config = config_of(recipe, **settings)
-    load_recipe(recipe).open(config).build(config).close()
+    config.open().build(config).close()
 
 
 @pytest.mark.parametrize("recipe", REPLAY)
@@ -90,7 +90,7 @@ def test_demonstrations_beside_experience_are_read_once_at_the_door(
 
     config = demonstrated(write_short_log(tmp_path, env))
     counts.clear()
-    opened = load_recipe(recipe).open(config)
+    opened = config.open()
     assert counts["logs"] == 1
     opened.build(config).close()
     assert counts["logs"] == 1
@@ -120,7 +120,7 @@ def test_an_expert_is_opened_once_and_closed_with_the_job(counts: Counter[str], 
     assert (counts["experts"], counts["experts closed"], counts["made"]) == (1, 1, ENVS)
     refused = config_of("dagger", expert=expert, env=MOUNTAIN)  # actions in a box that nobody clips
     with pytest.raises(ConfigError, match="clip_actions"):
-        load_recipe("dagger").open(refused)
+        refused.open()
     assert (counts["experts"], counts["experts closed"]) == (2, 2)
 
 

@@ -19,8 +19,8 @@ from hone.text.collecting.round_job import RoundRunConfig
 from hone.text.evaluate.open_policy import NewExpertsConfig, NewModelConfig
 from hone.text.preference.preference_job import PreferenceRunConfig
 from hone.text.presets import PRESETS
-from hone.text.rl_config import TextGradientRunConfig
-from hone.text.scorers.scorer_config import ScorerRunConfig
+from hone.text.rl import TextGradientRunConfig
+from hone.text.scorers.scorer_job import ScorerRunConfig
 
 ROLLOUT = ("rollout.prompts_per_step", "rollout.samples_per_prompt")
 

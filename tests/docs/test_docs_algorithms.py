@@ -6,7 +6,7 @@ from loss_presets import PRESETS
 
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.run.job import RecipeParts, RecipeSpec, algorithm_defaults
-from hone.text.rl_config import TextRunConfig
+from hone.text.rl import TextRunConfig
 
 RECIPES = recipe_names()
 WITHOUT_LOSS = {"collect"}

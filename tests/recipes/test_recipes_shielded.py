@@ -47,7 +47,7 @@ def test_a_recipe_trains_under_the_shield_by_its_config_alone(certificate: str) 
             "kwargs": {"env": "hone/CarFollowing-v0", "shield": certificate, "env_kwargs": {"road": "lattice"}},
         },
     })  # fmt: skip
-    job = ENTRY.open(config).build(config)
+    job = config.open().build(config)
     ended = []
     try:
         train(job.recipe, steps=2, callback=lambda step, episodes, *_: ended.extend(episodes.terminated))
@@ -70,7 +70,7 @@ def test_off_policy_recipes_store_what_the_executed_action_did(certificate: str,
             "kwargs": {"env": "hone/CarFollowing-v0", "shield": certificate, "env_kwargs": {"road": "lattice"}},
         },
     })  # fmt: skip
-    job = entry.open(config).build(config)
+    job = config.open().build(config)
     seen = list[Episodes]()
     try:
         train(job.recipe, steps=25, callback=lambda step, episodes, *_: seen.append(episodes))

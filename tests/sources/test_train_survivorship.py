@@ -10,7 +10,7 @@ from tiny_runs import hone, lay_out
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.run.store.survivorship import SurvivorshipCounts, read_survivorship
 from hone.text.recipe import DynamicSampling
-from hone.text.rl_job import CollectedSource, FilteredSource, count_learnt
+from hone.text.rl import CollectedSource, FilteredSource, count_learnt
 
 
 class Scripted:

@@ -20,7 +20,7 @@ from hone.run.job import TrainingJob
 from hone.run.loop import train
 from hone.run.store.codec import read_state, write_state
 from hone.text import open_text
-from hone.text import rl_config as text_rl
+from hone.text import rl as text_rl
 
 MODEL = {
     "compute": "float32",

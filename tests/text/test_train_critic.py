@@ -260,7 +260,7 @@ def test_a_critic_that_is_not_there_is_found_before_a_model_is_loaded(place: Pat
 
 def test_the_memory_plan_counts_it(place: Path) -> None:
     entry = load_recipe("ppo_text")
-    opened = entry.open(entry.config.model_validate(critic_settings(3)))
+    opened = entry.config.model_validate(critic_settings(3)).open()
     assert opened.memory is not None
     parts = opened.memory.parts
     assert parts["critic"] == 4 * parts["weights"], "weights, gradients and two moments"

@@ -193,7 +193,7 @@ def test_settings_that_cannot_be_met_are_refused(changes: dict[str, Any], messag
 def test_a_function_whose_file_is_missing_is_found_before_any_work(source: str) -> None:
     entry = load_recipe("sft")
     with pytest.raises(ConfigError, match=r"relabelling function 'nowhere.py:goal_of': no such file"):
-        entry.open(entry.config.model_validate(tables(source, relabel="nowhere.py:goal_of")))
+        entry.config.model_validate(tables(source, relabel="nowhere.py:goal_of")).open()
 
 
 def test_a_run_learns_its_hindsight(source: str) -> None:

@@ -19,7 +19,7 @@ from hone.text.advantages import AdvantageConfig
 from hone.text.loss_adapters import AGGREGATIONS
 from hone.text.presets import PRESETS
 from hone.text.ratio import RatioConfig, RejectionConfig, resolve_correction
-from hone.text.rl_config import TextRunConfig
+from hone.text.rl import TextRunConfig
 
 EVERY = [(library, recipe) for library, recipes in PRESETS.items() for recipe in recipes]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import GRPO, differences, hone, lay_out
 
-from hone.text.rl_config import ratio_defaults
+from hone.text.rl import ratio_defaults
 
 CODED_KEYS = ('rollout.runner="native"', 'rollout.kv_cache="int8"')
 ONE_UPDATE = GRPO.replace("epochs = 2", "epochs = 1").replace("minibatches = 2", "minibatches = 1")

@@ -45,7 +45,7 @@ from hone.text.critic import ActorCriticLearner
 from hone.text.evaluate.open_policy import NewModelConfig
 from hone.text.loss import chosen_logp, likeliest_tokens
 from hone.text.preference.preference_job import PreferenceRunConfig
-from hone.text.rl_config import TextRunConfig
+from hone.text.rl import TextRunConfig
 from hone.text.rows import TokenBatch, TokenLayout, TokenRows
 from hone.text.world_model import CuriousLearner
 

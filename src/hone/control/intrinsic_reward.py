@@ -6,6 +6,7 @@ Belongs here: the wiring. What novelty is, is said by a recipe file.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.run.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 
 
 class IntrinsicRewardAlgorithm(on_policy.ClippedAlgorithm):
@@ -63,6 +64,20 @@ class IntrinsicRewardRunConfig(on_policy.OnPolicyRunConfig):
     """Credit and loss."""
     novelty: NoveltyConfig
     """Measure of novelty."""
+    novelty_model: ClassVar[Callable[..., object]]
+    """The measure that the recipe's default builds."""
+
+    def open(self) -> OpenedRun:
+        return self.open_envs(build, on_policy.require_clipped_actions)
+
+    @classmethod
+    def parts(cls) -> RecipeParts:
+        return RecipeParts(
+            source="Live(Gymnasium)",
+            credit=(standardised, with_novelty, non_episodic_gae),
+            loss=(clipped_surrogate, squared_error, cls.novelty_model),
+            weights=(token_mean,),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,28 +202,3 @@ def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[Curi
         config, config.learner, policy, phases, layout=layout, predict_values=predict_values
     )
     return on_policy.rollout_job(config, world, _IntrinsicRewardCredit(policy, config.algorithm), learner)
-
-
-def intrinsic_reward_recipe_spec(
-    *,
-    summary: str,
-    paper: str,
-    config: type[IntrinsicRewardRunConfig],
-    novelty: Callable[..., object],
-    limitation: str,
-) -> RecipeSpec:
-    """Build the description of a recipe with a novelty bonus."""
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=partial(on_policy.open_rollout_run, build=build, require=on_policy.require_clipped_actions),
-        derive=on_policy.derive_on_policy,
-        parts=RecipeParts(
-            source="Live(Gymnasium)",
-            credit=(standardised, with_novelty, non_episodic_gae),
-            loss=(clipped_surrogate, squared_error, novelty),
-            weights=(token_mean,),
-        ),
-        limitation=limitation,
-    )

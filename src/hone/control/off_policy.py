@@ -7,8 +7,7 @@ runs. A recipe's `method` names its networks and losses (`OffPolicyMethod`); `of
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -34,7 +33,7 @@ from hone.credit.returns import one_step_target
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.weights import token_mean
 from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob, opened_run
 from hone.run.loop import Recipe, Source
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.live import Actor, LiveSource
@@ -102,6 +101,42 @@ class ReplayRunConfig(OffPolicyRunConfig):
         """Environment steps of an iteration."""
         return self.replay.rollout_steps * self.env.num_envs
 
+    box_recipes: ClassVar[str | None] = None
+    """Recipes for boxes of actions, of a recipe that needs finitely many; None: it is for boxes."""
+
+    def method(self, spaces: PolicySpaces) -> "OffPolicyMethod[Any]":
+        """Networks, replay buffer and losses of the recipe."""
+        raise TypeError(f"{type(self).__name__} names no method for {spaces}")
+
+    @classmethod
+    def parts(cls) -> RecipeParts:
+        return off_policy_parts(cls.method)
+
+    def open(self) -> OpenedRun:
+        """Open and check the environments and the inputs of the replay buffer."""
+        notes = self.check()
+        world = open_world(
+            self.env,
+            steps=self.replay.rollout_steps,
+            seed=self.seed,
+            squashed=self.box_recipes is None,
+            transport=block_transport(self.env),
+        )
+        with contextlib.ExitStack() as on_fault:
+            on_fault.callback(world.close)
+            spaces = world_spaces(world)
+            if self.box_recipes is not None and not isinstance(spaces.actions, DiscreteActions):
+                raise ConfigError(
+                    f"{self.recipe} needs a finite set of actions, got {spaces.actions}; use {self.box_recipes}"
+                )
+            wrap = self.open_replay(world)
+            on_fault.pop_all()
+
+        def build(config: ReplayRunConfig, world: GymWorld) -> TrainingJob[Any]:
+            return replay_job(config, world, wrap(config.method(spaces)), config.replay)
+
+        return opened_run(world, build, warnings=[*world.warnings, *notes], close=world.close)
+
     def check(self) -> list[str]:
         """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""
         return []
@@ -114,8 +149,17 @@ class ReplayRunConfig(OffPolicyRunConfig):
         """Contents of one update's batch, for `hone plan`."""
         return f"{self.replay.batch} transitions"
 
-
-C = TypeVar("C", bound=ReplayRunConfig)
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        updates = self.learner.optimizer_steps(1)
+        return {
+            "environment steps": f"{self.replay.warmup} or a little more to begin with, and {self.steps} x "
+            f"{self.iteration_steps}",
+            **describe_envs(self.env),
+            "updates": f"{self.steps} iterations x {updates} = {self.steps * updates}",
+            "updates per environment step": updates_per_step(updates, self.iteration_steps),
+            "update": self.describe_update(),
+        }
 
 
 # ---------------------------------------------------------------------------------------------- the job
@@ -174,71 +218,9 @@ def rows_with_noise(config: RunConfig, stream: str, *shape: int) -> Callable[[Ep
     return layout
 
 
-def _open_off_policy(
-    config: C, *, method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]], box_recipes: str | None
-) -> OpenedRun:
-    """Environments and the inputs of the replay buffer, opened and checked, for the job of `method(config, spaces)`."""
-    notes = config.check()
-    world = open_world(
-        config.env,
-        steps=config.replay.rollout_steps,
-        seed=config.seed,
-        squashed=box_recipes is None,
-        transport=block_transport(config.env),
-    )
-    with contextlib.ExitStack() as on_fault:
-        on_fault.callback(world.close)
-        spaces = world_spaces(world)
-        if box_recipes is not None and not isinstance(spaces.actions, DiscreteActions):
-            raise ConfigError(f"{config.recipe} needs a finite set of actions, got {spaces.actions}; use {box_recipes}")
-        wrap = config.open_replay(world)
-        on_fault.pop_all()
-
-    def build(config: C, world: GymWorld) -> TrainingJob[Any]:
-        return replay_job(config, world, wrap(method(config, spaces)), config.replay)
-
-    return opened_run(world, build, warnings=[*world.warnings, *notes], close=world.close)
-
-
-def _derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    updates = config.learner.optimizer_steps(1)
-    return {
-        "environment steps": f"{config.replay.warmup} or a little more to begin with, and {config.steps} x "
-        f"{config.iteration_steps}",
-        **describe_envs(config.env),
-        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
-        "updates per environment step": updates_per_step(updates, config.iteration_steps),
-        "update": config.describe_update(),
-    }
-
-
 def off_policy_parts(
     method: Callable[..., Any], *extra_loss: Callable[..., Any], source: str = "Replay(Live(Gymnasium))"
 ) -> RecipeParts:
     """The parts that a method of one-step targets names, and `extra_loss`."""
     parts = recipe_parts(method, *extra_loss, source=source, weights=(token_mean,))
     return replace(parts, credit=(one_step_target,))
-
-
-def off_policy_recipe(
-    *,
-    summary: str,
-    paper: str,
-    config: type[C],
-    method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]],
-    limitation: str,
-    box_recipes: str | None = None,
-    parts: RecipeParts | None = None,
-) -> RecipeSpec:
-    """Recipe of this family: a method over a box of actions or, where `box_recipes` names the recipes for boxes, over
-    finitely many. The parts are those that the method names, unless they are given."""
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=partial(_open_off_policy, method=method, box_recipes=box_recipes),
-        derive=_derive_off_policy,
-        parts=parts or off_policy_parts(method),
-        limitation=limitation,
-    )

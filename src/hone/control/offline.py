@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,14 +36,13 @@ from hone.learner.gradient import OptimizerPhase
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob, opened_run
 from hone.run.loop import Recipe
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.logged import LogSource
 
 P = TypeVar("P", bound=ControlPolicy)
 Q = TypeVar("Q", bound=nn.Module)
-C = TypeVar("C", bound="OfflineRunConfig")
 
 
 class OfflineRunConfig(RunConfig):
@@ -63,6 +62,47 @@ class OfflineRunConfig(RunConfig):
     """Transitions per update."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """Evaluation of the policy."""
+
+    read_log: ClassVar["LogReader"]
+    """Reader of the recipe's log."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[Any]:
+        """Networks and losses of the recipe."""
+        raise TypeError(f"{type(self).__name__} names no method for {spaces}")
+
+    @classmethod
+    def parts(cls) -> RecipeParts:
+        return recipe_parts(cls.method, source="Logged(log)", weights=(token_mean,))
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        updates = self.learner.optimizer_steps(1)
+        return {
+            "updates": f"{self.steps} iterations x {updates} = {self.steps * updates}",
+            "update": f"{self.batch} transitions",
+            "judged": "the last policy, whatever was seen before",
+        }
+
+    def open(self) -> OpenedRun:
+        """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
+        known: list[GymSpaces] = []
+        warnings: list[str] = []
+
+        def environment() -> None:
+            if self.env is not None:
+                spaces, notes = inspect_world(self.env, seed=self.seed)
+                known.append(spaces)
+                warnings.extend(notes)
+
+        def decisions() -> DecisionLog:
+            return self.read_log(Path(self.log), spaces=known[0] if known else None)
+
+        checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
+        log: DecisionLog = run_all_checks(checks)["log"]
+        theirs = network_spaces(log.observation_space, log.action_space)
+        if known:
+            require_same_spaces("log", self.log, theirs, network_spaces(*known[0]))
+        return opened_run(log, _build, warnings=[*warnings, *log.notes])
 
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -138,16 +178,13 @@ def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
 # ---------------------------------------------------------------------------------------------- the job
 
 
-def offline_job(
-    config: C, log: DecisionLog, *, method: Callable[[C, PolicySpaces], LearningMethod[P]]
-) -> TrainingJob[P]:
-    """Training job of `method(config, spaces)` on the log; observations are standardised by it."""
-    made = method(config, log_spaces(log))
+def offline_job(config: OfflineRunConfig, log: DecisionLog, method: LearningMethod[P]) -> TrainingJob[P]:
+    """Training job of `method` on the log."""
     count = config.batch * config.learner.updates_per_iteration
     source = LogSource(log.episodes.transitions(), batch_size=count, seed=config.seed)
-    learner = method_learner(config, config.learner, made)
+    learner = method_learner(config, config.learner, method)
     return control_job(
-        Recipe(source=source, credit=made.credit, learner=learner),
+        Recipe(source=source, credit=method.credit, learner=learner),
         env=config.env,
         evaluation=config.evaluation,
         seed=config.seed,
@@ -164,54 +201,6 @@ class LogReader(Protocol):
     def __call__(self, path: Path, *, spaces: GymSpaces | None = None) -> DecisionLog: ...
 
 
-def _open_offline(config: C, *, method: Callable[[C, PolicySpaces], LearningMethod[Any]], read: LogReader) -> OpenedRun:
-    """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
-    known: list[GymSpaces] = []
-    warnings: list[str] = []
-
-    def environment() -> None:
-        if config.env is not None:
-            spaces, notes = inspect_world(config.env, seed=config.seed)
-            known.append(spaces)
-            warnings.extend(notes)
-
-    def decisions() -> DecisionLog:
-        return read(Path(config.log), spaces=known[0] if known else None)
-
-    checks: dict[str, Callable[[], Any]] = {"env": environment, "log": decisions}
-    log: DecisionLog = run_all_checks(checks)["log"]
-    theirs = network_spaces(log.observation_space, log.action_space)
-    if known:
-        require_same_spaces("log", config.log, theirs, network_spaces(*known[0]))
-    return opened_run(log, partial(offline_job, method=method), warnings=[*warnings, *log.notes])
-
-
-def _derive_offline(config: OfflineRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    updates = config.learner.optimizer_steps(1)
-    return {
-        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
-        "update": f"{config.batch} transitions",
-        "judged": "the last policy, whatever was seen before",
-    }
-
-
-def offline_recipe(
-    *,
-    summary: str,
-    paper: str,
-    config: type[C],
-    method: Callable[[C, PolicySpaces], LearningMethod[Any]],
-    read: LogReader,
-    limitation: str,
-) -> RecipeSpec:
-    """Recipe on a log: its method, the reader of its log, and what people should know of it."""
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=partial(_open_offline, method=method, read=read),
-        derive=_derive_offline,
-        parts=recipe_parts(method, source="Logged(log)", weights=(token_mean,)),
-        limitation=limitation,
-    )
+def _build(config: OfflineRunConfig, log: DecisionLog) -> TrainingJob[Any]:
+    """The job of the config's own method; observations are standardised by the log."""
+    return offline_job(config, log, config.method(log_spaces(log)))

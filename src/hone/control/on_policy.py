@@ -36,7 +36,7 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Learner, Recipe, Source
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.asynchronous import AsyncSource
@@ -67,6 +67,24 @@ class RolloutRunConfig(RunConfig):
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is evaluated."""
 
+    def open_envs(
+        self, build: Callable[[Any, GymWorld], TrainingJob[Any]], require: Callable[[Any, PolicySpaces], object]
+    ) -> OpenedRun:
+        """Open the environments for `build(config, world)`. Raises as `open_gym_run`."""
+        return open_gym_run(self, self.env, steps=self.rollout_steps, build=build, require=require)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        batch = self.env.num_envs * self.rollout_steps
+        return {
+            "environment steps per iteration": f"{self.env.num_envs} environments x {self.rollout_steps} = {batch}",
+            "environment steps": f"{self.steps * batch}",
+            "minibatch": f"{batch} / {self.learner.minibatches} = {batch // self.learner.minibatches} steps",
+            **describe_envs(self.env),
+            "optimizer steps": f"{self.learner.optimizer_steps(self.steps)}",
+            "updates per environment step": updates_per_step(self.learner.optimizer_steps(1), batch),
+        }
+
 
 class OnPolicyRunConfig(RolloutRunConfig):
     """A policy and a critic that learn from single environment steps."""
@@ -78,6 +96,17 @@ class OnPolicyRunConfig(RolloutRunConfig):
     def _parts_fit(self) -> Self:
         require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
         return self
+
+    def open(self) -> OpenedRun:
+        return self.open_envs(_build, _require_supported)
+
+    def method(self) -> "OnPolicyMethod":
+        """Credit and loss of the recipe."""
+        raise TypeError(f"{type(self).__name__} names no method")
+
+    @classmethod
+    def parts(cls) -> RecipeParts:
+        return control_parts(cls.method)
 
 
 class ActorCriticAlgorithm(Config):
@@ -216,6 +245,14 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     return replace(job, close=ahead.close)
 
 
+def _build(config: OnPolicyRunConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
+    return on_policy_job(config, world, config.method())
+
+
+def _require_supported(config: OnPolicyRunConfig, space: PolicySpaces) -> None:
+    require_supported_spaces(config.env, space, config.method().normalise, config.network)
+
+
 def rollout_learner(
     config: RunConfig,
     learning: LearnerConfig,
@@ -275,56 +312,5 @@ def require_clipped_actions(config: OnPolicyRunConfig, space: PolicySpaces) -> N
     require_clipping(config.env, space, config.network)
 
 
-def open_rollout_run(
-    config: R,
-    *,
-    build: Callable[[R, GymWorld], TrainingJob[Any]],
-    require: Callable[[R, PolicySpaces], object],
-) -> OpenedRun:
-    """Open the environments of a run for `build(config, world)`. Raises as `open_gym_run`."""
-    return open_gym_run(config, config.env, steps=config.rollout_steps, build=build, require=require)
-
-
-def on_policy_recipe_spec(
-    *,
-    summary: str,
-    paper: str,
-    config: type[C],
-    method: Callable[[C], OnPolicyMethod],
-    limitation: str,
-    parts: RecipeParts | None = None,
-) -> RecipeSpec:
-    """Build the description of an actor-critic recipe from its method."""
-
-    def require(config: C, space: PolicySpaces) -> None:
-        require_supported_spaces(config.env, space, method(config).normalise, config.network)
-
-    def build(config: C, world: GymWorld) -> TrainingJob[ActorCritic]:
-        return on_policy_job(config, world, method(config))
-
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=partial(open_rollout_run, build=build, require=require),
-        derive=derive_on_policy,
-        parts=parts or control_parts(method),
-        limitation=limitation,
-    )
-
-
 control_parts = partial(recipe_parts, source="Live(Gymnasium)", weights=(token_mean,))
 """The parts that the wiring of a recipe for control names (see `recipe_parts`)."""
-
-
-def derive_on_policy(config: RolloutRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.env.num_envs * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
-        "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        **describe_envs(config.env),
-        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
-        "updates per environment step": updates_per_step(config.learner.optimizer_steps(1), batch),
-    }

@@ -38,7 +38,7 @@ from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.estimators.means import Estimate
 from hone.run.config import RunConfig, RunSettings
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, TrainingJob, opened_run
 from hone.run.loop import Recipe, Source
 from hone.sources.live import LiveSource
 from hone.sources.whole_episodes import WholeEpisodes
@@ -91,8 +91,22 @@ class TabularRunConfig(RunConfig):
             raise ValueError("give exactly one of env and finite")
         return self
 
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        return _figures(self, self.finite)
 
-C = TypeVar("C", bound=TabularRunConfig)
+    def method(self) -> "TabularMethod[ActionTable]":
+        """Update rule and credit of the recipe."""
+        raise TypeError(f"{type(self).__name__} names no method")
+
+    def open(self) -> OpenedRun:
+        """Open and check the environments. Raises ConfigError for numbers that do not fit together, and as
+        `_open_tabular`."""
+        made = self.method()
+        return table_run(
+            _open_tabular(self), made, table=self.table, exploration=self.exploration, env=self.env,
+            evaluation=self.evaluation,
+        )  # fmt: skip
 
 
 class GymTableRunConfig(RunConfig):
@@ -106,6 +120,10 @@ class GymTableRunConfig(RunConfig):
     """Steps of each environment per iteration."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """Evaluation of the greedy policy."""
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        return _figures(self, None)
 
 
 class PredictionRunConfig(RunConfig):
@@ -121,6 +139,14 @@ class PredictionRunConfig(RunConfig):
     """Discount factor and other numbers of the algorithm."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """Interval between computations of the value error."""
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        batch = self.finite.copies * self.rollout_steps
+        return {
+            "environment steps per iteration": f"{self.finite.copies} copies x {self.rollout_steps} = {batch}",
+            "environment steps": f"{self.steps * batch}",
+        }
 
 
 # --------------------------------------------------------------------------------------------------- worlds
@@ -180,9 +206,7 @@ def _discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
     return StateFeatures(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
 
 
-def derive_tabular(config: TabularRunConfig | GymTableRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    finite = config.finite if isinstance(config, TabularRunConfig) else None
+def _figures(config: TabularRunConfig | GymTableRunConfig, finite: FiniteConfig | None) -> dict[str, str]:
     copies = finite.copies if finite is not None else config.env.num_envs if config.env is not None else 0
     batch = copies * config.rollout_steps
     where = {"environments": "a table, stepped at once"} if config.env is None else describe_envs(config.env)
@@ -190,15 +214,6 @@ def derive_tabular(config: TabularRunConfig | GymTableRunConfig) -> dict[str, st
         "environment steps per iteration": f"{copies} environments x {config.rollout_steps} = {batch}",
         "environment steps": f"{config.steps * batch}",
         **where,
-    }
-
-
-def derive_prediction(config: PredictionRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.finite.copies * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
     }
 
 
@@ -332,16 +347,6 @@ def _exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
 # --------------------------------------------------------------------------------------------------- the recipe
 
 
-def _open_table_run(config: C, *, method: Callable[[C], TabularMethod[ActionTable]]) -> OpenedRun:
-    """Environments opened and checked for `method(config)`. Raises ConfigError for numbers that do not fit together,
-    and as `_open_tabular`."""
-    made = method(config)
-    return table_run(
-        _open_tabular(config), made, table=config.table, exploration=config.exploration, env=config.env,
-        evaluation=config.evaluation,
-    )  # fmt: skip
-
-
 def tabular_parts(
     *loss: Callable[..., Any],
     source: str = "Live(numbered states)",
@@ -349,25 +354,3 @@ def tabular_parts(
 ) -> RecipeParts:
     """Parts of a recipe on a table of numbered states: its update rules, and a one-step target unless given."""
     return RecipeParts(source=source, credit=credit, loss=loss)
-
-
-def tabular_recipe(
-    *,
-    summary: str,
-    paper: str,
-    config: type[C],
-    method: Callable[[C], TabularMethod[ActionTable]],
-    parts: RecipeParts,
-    limitation: str,
-    derive: Callable[[C], dict[str, str]] = derive_tabular,
-) -> RecipeSpec:
-    """Recipe on a table of numbered states: its method, and what people should know of it."""
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=partial(_open_table_run, method=method),
-        derive=derive,
-        parts=parts,
-        limitation=limitation,
-    )

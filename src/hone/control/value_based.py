@@ -1,13 +1,13 @@
 """What the recipes of the value-based family share: their config, who explores, the job.
 
 Belongs here: wiring of `DqnPolicy` to Gymnasium, replay and the gradient learner. Does not: any branch about which
-algorithm runs. A recipe says its `Method`: the shape of the network, the loss, the memory.
+algorithm runs. A recipe says its `ValueMethod`: the shape of the network, the loss, the memory.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -22,7 +22,6 @@ from hone.control.off_policy import (
     ReplayRunConfig,
     ScheduledExplorer,
     off_policy_parts,
-    off_policy_recipe,
 )
 from hone.control.phases import TdAlgorithm, optimizer_phase, polyak_updater
 from hone.control.replay.priority import PriorityParams
@@ -33,7 +32,7 @@ from hone.core.episodes import Episodes
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.terms import LossTerms
 from hone.run.config import RunSettings
-from hone.run.job import RecipeParts, RecipeSpec
+from hone.run.job import RecipeParts
 
 # ---------------------------------------------------------------------------------------------- configs
 
@@ -102,10 +101,66 @@ class ValueRunConfig(ReplayRunConfig):
     network: ValueNetworkConfig = ValueNetworkConfig(hidden=[256, 256], activation="relu")
     """The Q network."""
 
+    box_recipes: ClassVar[str | None] = "sac or td3"
+
+    def value_method(self) -> "ValueMethod":
+        """Loss, replay and network options of the recipe."""
+        raise TypeError(f"{type(self).__name__} names no method")
+
+    @classmethod
+    def parts(cls) -> RecipeParts:
+        return off_policy_parts(cls.value_method)
+
     def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
         """Behaviour policy of the iteration that `version` begins: the exploring policy, or random actions during
         the warm-up."""
         return policy.epsilon_greedy_policy(epsilon=1.0) if version == 0 else policy.exploring_policy()
+
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DqnPolicy]:
+        """Networks, replay buffer, behaviour policy and target updates of a value-based method."""
+        chosen, replay = self.value_method(), self.replay
+        algorithm = chosen.algorithm
+        policy = _new_policy(self, spaces, chosen)
+        buffer = PrioritizedBuffer(
+            replay.capacity, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
+        )
+        updates = self.learner.optimizer_steps(1)
+
+        def layout(transitions: Episodes, credits: Credits, done: int) -> ValueRows:
+            return value_rows(policy, buffer, self.seed, transitions, credits, iteration=done // updates)
+
+        update_target = polyak_updater([(policy.target, policy.values)])
+        update_average = polyak_updater([(policy.average, policy.values)])
+
+        def after_step(_: DqnPolicy, number: int) -> None:
+            if (number + 1) % (updates * algorithm.target_every) == 0:
+                update_target(algorithm.tau)
+            # Over the latest eighth of a short run's updates (Shamir & Zhang, 2013): first weights must not linger.
+            update_average(max(algorithm.average_rate, 8.0 / (number + 8)))
+
+        phase = optimizer_phase(
+            "values",
+            chosen.objective,
+            policy.values.parameters(),
+            self.learner,
+            prepare=partial(with_weight_noise, seed=self.seed) if policy.noise_size else None,
+        )
+        if chosen.priorities is not None:
+            phase = replace(phase, on_micro_batch=buffer.on_micro_batch, step_metrics=buffer.finish_step)
+        normalise = NormaliseConfig(observations=algorithm.normalise_observations and not spaces.inputs.one_hot)
+        return OffPolicyMethod(
+            policy=policy,
+            phases=[phase],
+            layout=layout,
+            credit=buffer.credit,
+            buffer=buffer,
+            actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=self.exploration_policy),
+            wrap_source=lambda source: with_normalisation(
+                source, normalise, size=spaces.inputs.size, discount=algorithm.discount
+            ),
+            after_step=after_step,
+            shuffle=chosen.priorities is not None,  # they are drawn in the order of the buffer, which is that of time
+        )
 
 
 class ScheduledValueRunConfig(ValueRunConfig):
@@ -159,78 +214,7 @@ class ValueMethod:
     """None: every transition is as likely to be looked at again."""
 
 
-C = TypeVar("C", bound=ValueRunConfig)
-
-
-def value_based(config: C, spaces: PolicySpaces, *, method: Callable[[C], ValueMethod]) -> OffPolicyMethod[DqnPolicy]:
-    """Networks, replay buffer, behaviour policy and target updates of a value-based method."""
-    chosen, replay = method(config), config.replay
-    algorithm = chosen.algorithm
-    policy = _new_policy(config, spaces, chosen)
-    buffer = PrioritizedBuffer(
-        replay.capacity, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
-    )
-    updates = config.learner.optimizer_steps(1)
-
-    def layout(transitions: Episodes, credits: Credits, done: int) -> ValueRows:
-        return value_rows(policy, buffer, config.seed, transitions, credits, iteration=done // updates)
-
-    update_target = polyak_updater([(policy.target, policy.values)])
-    update_average = polyak_updater([(policy.average, policy.values)])
-
-    def after_step(_: DqnPolicy, number: int) -> None:
-        if (number + 1) % (updates * algorithm.target_every) == 0:
-            update_target(algorithm.tau)
-        # Over the latest eighth of the updates of a short run (Shamir & Zhang, 2013): first weights must not linger.
-        update_average(max(algorithm.average_rate, 8.0 / (number + 8)))
-
-    phase = optimizer_phase(
-        "values",
-        chosen.objective,
-        policy.values.parameters(),
-        config.learner,
-        prepare=partial(with_weight_noise, seed=config.seed) if policy.noise_size else None,
-    )
-    if chosen.priorities is not None:
-        phase = replace(phase, on_micro_batch=buffer.on_micro_batch, step_metrics=buffer.finish_step)
-    normalise = NormaliseConfig(observations=algorithm.normalise_observations and not spaces.inputs.one_hot)
-    return OffPolicyMethod(
-        policy=policy,
-        phases=[phase],
-        layout=layout,
-        credit=buffer.credit,
-        buffer=buffer,
-        actor=ScheduledExplorer(policy.numpy_policy(), exploration_policy=config.exploration_policy),
-        wrap_source=lambda source: with_normalisation(
-            source, normalise, size=spaces.inputs.size, discount=algorithm.discount
-        ),
-        after_step=after_step,
-        shuffle=chosen.priorities is not None,  # they are drawn in the order of the buffer, which is that of time
-    )
-
-
 def _new_policy(config: ValueRunConfig, space: PolicySpaces, method: ValueMethod) -> DqnPolicy:
     network, shape = config.network, replace(method.network_shape, layer_norm=config.network.layer_norm)
     plain = MlpConfig(hidden=network.hidden, activation=network.activation)
     return DqnPolicy(space, plain, seed=config.seed, architecture=shape).to(config.run.device)
-
-
-def value_recipe_spec(
-    *,
-    summary: str,
-    paper: str,
-    config: type[C],
-    method: Callable[[C], ValueMethod],
-    limitation: str,
-    parts: RecipeParts | None = None,
-) -> RecipeSpec:
-    """Recipe of this family: its method, and what people should know of it."""
-    return off_policy_recipe(
-        summary=summary,
-        paper=paper,
-        config=config,
-        method=partial(value_based, method=method),
-        box_recipes="sac or td3",
-        limitation=limitation,
-        parts=parts or off_policy_parts(method),
-    )

@@ -28,7 +28,8 @@ from hone.run.run import prepare_device
 from hone.run.saved_config import config_tree
 from hone.run.store.certificate import GradientCertificate
 from hone.text.evaluate.open_policy import ModelSource, load_policy_tokenizer
-from hone.text.open_text import NetworkRunConfig
+from hone.text.open_text import LanguageRunConfig
+from hone.text.rl import TextRunConfig
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -69,7 +70,7 @@ def scaled_down_config(config: C, folder: Path) -> C:
     """Reduce a config to one CPU thread, a small model of the same family (saved in `folder` if needed) and no
     evaluation of text."""
     changes: dict[str, Config | None] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
-    if isinstance(config, NetworkRunConfig):
+    if isinstance(config, LanguageRunConfig | TextRunConfig):
         changes |= {"model": _scaled_down_source(config.model, folder), "evaluation": None}
         if config.task.is_generated:
             changes["task"] = config.task.model_copy(update={"size": min(config.task.size, TASK_EXAMPLES)})
@@ -91,7 +92,7 @@ def with_stage_models(configs: Sequence[C]) -> list[C]:
     models: dict[str, ModelSource] = {}
     found: list[C] = []
     for config in configs:
-        if isinstance(config, NetworkRunConfig):
+        if isinstance(config, LanguageRunConfig | TextRunConfig):
             model = config.model
             origin = models.get((model.path or "").removeprefix(STAGE_PREFIX))
             if origin is not None and model.path is not None and model.path.startswith(STAGE_PREFIX):

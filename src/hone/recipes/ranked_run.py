@@ -63,10 +63,11 @@ def require_layers_split(config: RunConfig) -> None:
     """Raise ConfigError, with every reason, for a run whose layers cannot be cut among `run.tensor` ranks."""
     from hone.models.language.tensor_parallel import tensor_split_faults  # noqa: PLC0415 - as above
     from hone.text.evaluate.open_policy import model_config, open_tokenizer  # noqa: PLC0415 - torch
-    from hone.text.open_text import NetworkRunConfig  # noqa: PLC0415 - as above
+    from hone.text.open_text import LanguageRunConfig  # noqa: PLC0415 - as above
+    from hone.text.rl import TextRunConfig  # noqa: PLC0415 - as above
 
     key = f"run.tensor = {config.run.tensor}"
-    if not isinstance(config, NetworkRunConfig):
+    if not isinstance(config, LanguageRunConfig | TextRunConfig):
         raise ConfigError(f"{key}: {config.recipe} trains no language model whose layers could be cut; leave it out")
     source, faults = config.model, ErrorCollector(ConfigError)
     if source.exactness == "bitwise":
@@ -81,10 +82,11 @@ def require_layers_split(config: RunConfig) -> None:
 
 def rows_of_step(config: RunConfig) -> int | None:
     """Sequences of an optimizer step; None where a step has no fixed number of them."""
-    from hone.text.open_text import NetworkRunConfig  # noqa: PLC0415 - torch: not needed without ranks
+    from hone.text.open_text import LanguageRunConfig  # noqa: PLC0415 - torch: not needed without ranks
     from hone.text.planned_memory import TextLengths  # noqa: PLC0415 - as above
+    from hone.text.rl import TextRunConfig  # noqa: PLC0415 - as above
 
-    if not isinstance(config, NetworkRunConfig):
+    if not isinstance(config, LanguageRunConfig | TextRunConfig):
         return None
     found = config.batch_dimensions(TextLengths(prompt=0, whole=1))
     return None if found is None else found.rows

@@ -36,9 +36,8 @@ from hone.text.actor_critic import ActorCriticLearner
 from hone.text.collecting.round_job import RoundRunConfig, imitation_learner
 from hone.text.preference.preference_job import PreferenceRunConfig, answer_learner
 from hone.text.reference_policies import TextPolicies
-from hone.text.rl_config import TextRunConfig
-from hone.text.scorers.scorer_config import ScorerRunConfig
-from hone.text.scorers.scorer_job import scorer_learner
+from hone.text.rl import TextRunConfig
+from hone.text.scorers.scorer_job import ScorerRunConfig, scorer_learner
 from hone.text.tracked_step import TrackedStep, decoder_config, why_not_tracked
 
 if TYPE_CHECKING:

@@ -1,8 +1,14 @@
-"""Config fields that every run has."""
+"""The base of every recipe's config: the keys that all runs have, and what a family of recipes says of its runs."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
+
+if TYPE_CHECKING:
+    from hone.run.job import OpenedRun, RecipeParts
 
 
 class RunSettings(Config):
@@ -82,6 +88,22 @@ class RunConfig(Config):
     """Iterations of the training loop: collect, score, learn, publish."""
     run: RunSettings = RunSettings()
     """Threads, logging, checkpoints and other settings of the run."""
+
+    def open(self) -> "OpenedRun":
+        """Open and check everything that the run needs before its model: environments, logs, data, worker processes.
+
+        Raises HoneError with all faults at once; nothing is open then.
+        """
+        raise TypeError(f"{type(self).__name__} names no run; its family, or the recipe, defines `open`")
+
+    def derive(self) -> Mapping[str, str]:
+        """Figures that follow from the config, shown by `hone plan`; loads no model."""
+        return {}
+
+    @classmethod
+    def parts(cls) -> "RecipeParts":
+        """Parts of the recipe with its default config, read from its code where the family can."""
+        raise TypeError(f"{cls.__name__} names no parts; give them to `RecipeSpec`")
 
     def has_search(self) -> bool:
         """Whether the run's answers are searched for once it has finished."""

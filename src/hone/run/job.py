@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from hone.core.clock import Clock
 from hone.core.config import Config
@@ -121,6 +121,10 @@ class RecipeParts:
         return " -> ".join(part for part in (self.source, closed, ", ".join(filter(None, (loss, weights)))) if part)
 
 
+FROM_CONFIG: Final = RecipeParts()
+"""Stands for the parts that a recipe's config names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
     """Request of `hone eval`: a saved policy, the number of episodes and a seed."""
@@ -172,39 +176,38 @@ def opened_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeSpec:
-    """Description of a recipe: its config, documentation and functions that check and build a job."""
+    """Description of a recipe, whatever its family. Its config opens its runs (`RunConfig.open`)."""
 
     summary: str
     """One line for `hone list recipes`."""
     paper: str
     """Paper and year."""
     config: type[RunConfig]
-    open: Callable[[Any], OpenedRun]
-    """Opens and checks everything that the run needs before its model: environments, logs, data, worker processes.
-    Raises HoneError with all faults at once; nothing is open then."""
-    derive: Callable[[Any], Mapping[str, str]]
-    """Derived numbers of a config, for `hone plan`; loads no model."""
-    parts: RecipeParts = RecipeParts()
-    """Parts of the recipe with its default config."""
-    evaluate: "Callable[[Any, EvaluationRequest], Metrics] | None" = None
-    """Evaluation for `hone eval` if the return of the policy's mode is not the measure of interest; None: the mode's
-    return."""
     limitation: str = ""
     """Main limitation, in a sentence."""
+    parts: RecipeParts = FROM_CONFIG
+    """Parts of the recipe with its default config; unless given, those that the config names (`RunConfig.parts`)."""
+    evaluate: Callable[[Any, EvaluationRequest], Metrics] | None = None
+    """Evaluation for `hone eval` if the return of the policy's mode is not the measure of interest; None: the mode's
+    return."""
     collects_answers: bool = False
     """A run leaves answers behind that later stages of a pipeline read as `task.source`."""
     presets: Sequence[str] = ()
     """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
 
+    def __post_init__(self) -> None:
+        if self.parts is FROM_CONFIG:
+            object.__setattr__(self, "parts", self.config.parts())
+
     def check(self, config: RunConfig) -> Sequence[str]:
         """Warnings about a config, with everything closed again. Raises HoneError with all faults at once."""
-        opened = self.open(config)
+        opened = config.open()
         opened.close()
         return opened.warnings
 
     def build(self, config: RunConfig) -> TrainingJob[Any]:
         """Build the training job of a config. Raises HoneError with all faults at once."""
-        return self.open(config).build(config)
+        return config.open().build(config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

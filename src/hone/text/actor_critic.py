@@ -23,8 +23,7 @@ from hone.text.learners import step_layout
 from hone.text.loss import TokenLossSpec
 from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
-from hone.text.rl_config import TextGradientRunConfig
-from hone.text.rl_job import gradient_learner
+from hone.text.rl import TextGradientRunConfig, gradient_learner
 from hone.text.value_losses import CriticLossConfig, SquaredErrorLoss
 
 

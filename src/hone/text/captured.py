@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hone.core.clock import SystemClock
 from hone.core.credit import Metrics
@@ -19,7 +20,6 @@ from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
 from hone.text.live import engine_actor
 from hone.text.open_text import TextInputs
-from hone.text.rl_config import TextRunConfig
 from hone.text.rollout_config import RolloutConfig
 from hone.text.serving.capture.capture_desk import CaptureDesk
 from hone.text.serving.capture.capture_world import CaptureLimits, CaptureWorld
@@ -30,6 +30,9 @@ from hone.text.tasks.dataset import ExampleDataset, build_examples
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS
+
+if TYPE_CHECKING:
+    from hone.text.rl import TextRunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ def _captured_examples(task: TaskConfig) -> ExampleDataset:
     return build_examples([], source=task.source) if driver is None else driver.examples()
 
 
-def captured_inputs(config: TextRunConfig, *, other_policies: Sequence[str]) -> TextInputs[Sequence[Prompt]]:
+def captured_inputs(config: "TextRunConfig", *, other_policies: Sequence[str]) -> TextInputs[Sequence[Prompt]]:
     """Inputs of a run whose dialogues are held by agents: they bring the prompts."""
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:

@@ -13,7 +13,7 @@ from hone.text.imitation import token_nll
 from hone.text.learners import token_learner
 from hone.text.memory import WEIGHT_BYTES
 from hone.text.reference_policies import TextPolicies
-from hone.text.rl_config import TextGradientRunConfig
+from hone.text.rl import TextGradientRunConfig
 from hone.text.rows import TokenLayout
 from hone.text.world_model import WorldModel
 

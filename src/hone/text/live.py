@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any
 
 from hone.core.credit import Metrics
 from hone.engine.clients.config import ServerEngine
@@ -14,71 +12,31 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.parallel.open_fleet import check_cluster
-from hone.rewards.config import RewardsConfig
 from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, TrainingJob
 from hone.sources.live import LiveSource
-from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
-from hone.text.evaluate.dialogues import DialogueLimits, dialogue_context, open_dialogue, with_world_reward
+from hone.text.evaluate.dialogues import DialogueLimits, dialogue_context, open_dialogue
 from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
 from hone.text.evaluate.reward_models import require_context
 from hone.text.evaluate.second_answer import SecondAnswer, has_chats
-from hone.text.fleet import generating_cluster, open_text_fleet, require_own_engine
+from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
-from hone.text.memory import generation_copies
-from hone.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
+from hone.text.open_text import TextInputs, opened_text_run
 from hone.text.planned_memory import TextLengths
-from hone.text.rl_config import TextRunConfig, require_dialogues_fit
 from hone.text.rollout_config import RolloutConfig
 from hone.text.tasks.conversation import ConversationLimits
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt, TextWorld
 
-
-class AnsweringRunConfig(LanguageRunConfig):
-    """Config shared by the recipes that gather scored answers before anything learns from them."""
-
-    task: DialogueTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - a config is frozen
-    """The prompts, or the world of dialogues."""
-    rewards: RewardsConfig
-    """Reward functions and the processes that run them; a world's own rewards count without being named."""
-    rollout: RolloutConfig
-    """Generation of the answers."""
-
-    cluster: ClusterConfig | None = None
-    """Replicas on several processes or machines that generate the answers; absent: the embedded engine."""
-
-    optimizer_moments: ClassVar[int] = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _pay_by_world(cls, given: object) -> object:
-        return with_world_reward(given)
-
-    @model_validator(mode="after")
-    def _policy_waits(self) -> "AnsweringRunConfig":
-        if self.rollout.asynchrony.steps:
-            raise ValueError(
-                f"rollout.max_staleness = {self.rollout.asynchrony.steps}: the policy does not change while answers "
-                "are gathered, so that there is nothing to wait for; leave it out"
-            )
-        if self.rollout.sleep:
-            raise ValueError("rollout.sleep: nothing is learnt while answers are gathered; leave it out")
-        require_dialogues_fit(self.task, self.rewards, self.rollout)
-        require_own_engine(self.rollout, self.cluster)
-        self.rewards.check_group_size(self.rollout.samples_per_prompt, "rollout.samples_per_prompt")
-        return self
-
-    def weight_copies(self) -> dict[str, int]:
-        copies = generation_copies(self.model, self.rollout, self.run.device, {}, in_replicas=self.cluster is not None)
-        return {**copies, **super().weight_copies()}
+if TYPE_CHECKING:
+    from hone.text.rl import TextRunConfig
 
 
 def prompt_inputs(
-    config: AnsweringRunConfig | TextRunConfig,
+    config: "TextRunConfig",
     *,
     other_policies: Sequence[str] = (),
     second_answer: SecondAnswer | None = None,
@@ -132,7 +90,7 @@ def prompt_inputs(
 
 
 def open_answering_run(
-    config: AnsweringRunConfig,
+    config: "TextRunConfig",
     build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]],
     *,
     more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,

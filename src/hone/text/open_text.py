@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
@@ -16,7 +16,7 @@ from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
-from hone.run.config import RunConfig
+from hone.run.config import RunConfig, RunSettings
 from hone.run.job import OpenedRun, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
 from hone.run.policy_folder import policy_folder
@@ -37,40 +37,50 @@ from hone.text.tasks.task import TaskConfig
 T = TypeVar("T")
 
 
-class NetworkRunConfig(RunConfig):
-    """A network over tokens to train on data of text."""
+class TextDataConfig(Protocol):
+    """What the inputs of a text run ask of its config: `LanguageRunConfig` (a dataset) or `TextRunConfig` (answers)."""
+
+    @property
+    def model(self) -> ModelSource: ...
+
+    @property
+    def task(self) -> TaskConfig: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def run(self) -> RunSettings: ...
+
+    @property
+    def optimizer_moments(self) -> int:
+        """Numbers that the optimizer keeps for each parameter."""
+        ...
+
+    def answers_evaluation(self) -> EvaluationConfig | None:
+        """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
+        ...
+
+    def weight_copies(self) -> dict[str, int]:
+        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
+        ...
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
+        """Sizes of the run's batches, where texts are as long as `lengths`; None: nothing is learnt by gradient."""
+        ...
+
+
+class LanguageRunConfig(RunConfig):
+    """A language model, or a scorer on one, to train on a dataset."""
 
     model: ModelSource
     """The network to start from."""
     task: TaskConfig
     """The data."""
-
-    optimizer_moments: ClassVar[int] = 2
-    """Numbers that the optimizer keeps for each parameter."""
-
-    def answers_evaluation(self) -> EvaluationConfig | None:
-        """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
-        return None
-
-    def weight_copies(self) -> dict[str, int]:
-        """Copies of the network's weights beside the trainer's: name -> bytes per parameter."""
-        return {}
-
-    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
-        """Sizes of the run's batches, where texts are as long as `lengths`; None: nothing is learnt by gradient."""
-        del lengths
-        return None
-
-
-class LanguageRunConfig(NetworkRunConfig):
-    """A language model to train on a task."""
-
-    model: ModelSource
-    """The policy to start from."""
-    task: TaskConfig
-    """The prompts."""
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, evaluated during training and at the end."""
+
+    optimizer_moments: ClassVar[int] = 2
 
     def answers_evaluation(self) -> EvaluationConfig | None:
         return self.evaluation
@@ -79,17 +89,23 @@ class LanguageRunConfig(NetworkRunConfig):
         return self.evaluation is not None and self.evaluation.search is not None
 
     def weight_copies(self) -> dict[str, int]:
-        """Copies of the policy's weights beside the trainer's: name -> bytes per parameter."""
-        if self.evaluation is None:
-            return {}
-        return {"copy of the evaluation's engine": engine_copy_bytes(self.model, self.run.device)}
+        return evaluation_copy(self.evaluation, self.model, self.run.device)
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions | None:
+        del lengths
+        return None
+
+
+def evaluation_copy(evaluation: EvaluationConfig | None, model: ModelSource, device: str) -> dict[str, int]:
+    """Copy of the weights that the engine of an evaluation holds: name -> bytes per parameter."""
+    return {} if evaluation is None else {"copy of the evaluation's engine": engine_copy_bytes(model, device)}
 
 
 @dataclass(kw_only=True)
 class TextInputs(Generic[T]):
     """Inputs of a text run that are opened before its model is loaded; each is opened at its first use."""
 
-    config: NetworkRunConfig
+    config: TextDataConfig
     """The run's; its model path may be resolved between check and build."""
     read: Callable[[Sequence[ExampleDataset]], ExampleDataset]
     """Held-out datasets, which a generated training set leaves out -> the training examples."""

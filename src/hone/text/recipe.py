@@ -19,6 +19,7 @@ from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
+from hone.run.job import RecipeSpec
 from hone.run.recipe_parts import LIVE_SOURCE
 from hone.run.wrapper import SourceWrapper
 from hone.text.advantages import (
@@ -54,16 +55,16 @@ from hone.text.loss_adapters import (
     with_penalties,
 )
 from hone.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
-from hone.text.rl_config import (
-    GroupRunConfig,
+from hone.text.rl import (
     TextGradientRunConfig,
     TextMethod,
     TextRunConfig,
+    gradient_learner,
     require_full_distribution,
     require_groups,
     require_on_policy,
+    text_parts,
 )
-from hone.text.rl_job import gradient_learner, text_parts, text_recipe_spec
 
 # ----------------------------------------------------------------------------------------------------- dynamic sampling
 

@@ -36,7 +36,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_sum
 from hone.text.evaluate.open_policy import open_policy
 from hone.text.loss import chosen_logp, collision_probability
-from hone.text.open_text import LanguageRunConfig
+from hone.text.open_text import TextDataConfig
 from hone.text.rows import TokenBatch, TokenLayout
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute}
@@ -117,7 +117,7 @@ def require_same_tokens(ours: Tokenizer, theirs: Tokenizer, named: str) -> None:
         )
 
 
-def text_policies(config: LanguageRunConfig, policy: TokenPolicy, *, micro_batch_tokens: int) -> TextPolicies:
+def text_policies(config: TextDataConfig, policy: TokenPolicy, *, micro_batch_tokens: int) -> TextPolicies:
     """The policy of a run, and the way to those that it is compared with."""
 
     def frozen(path: str | None) -> TokenPolicy:

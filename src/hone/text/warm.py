@@ -20,7 +20,7 @@ from hone.text.loss_adapters import ClipConfig
 from hone.text.open_text import is_to_come
 from hone.text.ratio import Denominator
 from hone.text.reference_policies import TextPolicies
-from hone.text.rl_config import GroupRunConfig, NotesOnce, TextRunConfig, require_groups
+from hone.text.rl import NotesOnce, TextGradientRunConfig, TextRunConfig, require_groups
 from hone.text.tasks.collection import read_collection
 
 
@@ -56,7 +56,7 @@ class WarmAlgorithm(ClipConfig):
     """The buffer."""
 
 
-class WarmRunConfig(GroupRunConfig):
+class WarmRunConfig(TextGradientRunConfig):
     """Config shared by the recipes with a warm buffer."""
 
     requires = (require_groups, _require_recorded_ratio)

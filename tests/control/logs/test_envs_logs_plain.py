@@ -176,7 +176,7 @@ def test_every_offline_recipe_learns_from_a_plain_log(recipe: str, tmp_path: Pat
     })  # fmt: skip
     job = entry.build(config)
     train(job.recipe, steps=2, callback=ignore)
-    assert any("last decision of 2 episodes" in warning for warning in entry.open(config).warnings)
+    assert any("last decision of 2 episodes" in warning for warning in config.open().warnings)
     job.close()
 
 

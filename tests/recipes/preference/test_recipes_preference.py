@@ -282,5 +282,5 @@ def test_it_says_what_it_is(name: str, place: Path) -> None:
     assert entry.parts.source and entry.parts.credit and entry.parts.loss and entry.parts.weights
     assert entry.summary and entry.paper and entry.limitation.endswith(".")
     assert entry.config.__doc__
-    figures = entry.derive(entry.config.model_validate(settings(name, steps=2)))
+    figures = entry.config.model_validate(settings(name, steps=2)).derive()
     assert figures["optimizer steps"] == "2 x 2 = 4"

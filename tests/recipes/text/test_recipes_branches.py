@@ -184,4 +184,4 @@ def test_rows_without_a_demonstration_are_named(tmp_path: Path) -> None:
     entry = load_recipe("collect")
     missing = tables(DOORS, tmp_path, collect={"reflect": "nowhere.py:told"})
     with pytest.raises(ConfigError, match=r"reflecting function 'nowhere.py:told': no such file"):
-        entry.open(entry.config.model_validate(missing))
+        entry.config.model_validate(missing).open()

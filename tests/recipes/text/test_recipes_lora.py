@@ -208,7 +208,7 @@ def test_bits_of_engine_and_trainer_agree(place: Path) -> None:
 
 def opened(tables: dict[str, Any]) -> Any:
     entry = load_recipe(tables["recipe"])
-    found = entry.open(entry.config.model_validate(tables))
+    found = entry.config.model_validate(tables).open()
     found.close()
     return found
 

@@ -14,7 +14,7 @@ from recipe_runs import files, job_of, lay_out, restored, saved, scores_of, sett
 
 from hone.recipes.registry import load_recipe
 from hone.run.job import RecipeParts
-from hone.text.rl_config import require_groups, require_on_policy
+from hone.text.rl import require_groups, require_on_policy
 
 RECIPES = text_recipes()
 

@@ -74,7 +74,7 @@ def _figures(stage: Any, request: MemoryRequest) -> dict[str, Any]:  # noqa: ANN
         "name": config.name,
         "recipe": config.recipe,
         "settings": {key: item.value for key, item in stage.resolved.non_defaults().items()},
-        "derived": dict(stage.spec.derive(config)),
+        "derived": dict(config.derive()),
         "memory": memory,
         "warnings": [] if opened is None else list(opened.warnings),
     }

@@ -185,7 +185,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
                 settings = {key: setting.value for key, setting in stage.resolved.settings().items()}
                 require_layers_fit(settings)
                 require_ranks_fit(stage.resolved.config)
-                opened = stage.spec.open(stage.resolved.config)
+                opened = stage.resolved.config.open()
                 require_opened_fit(opened, settings)
             stack.callback(opened.close)
             return replace(stage, opened=opened)
@@ -286,7 +286,7 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
     ]
     screen.rows([*rows, *kept])
     with _locating_errors(stage):
-        derived = {**stage.spec.derive(config), **rank_placement(config)}
+        derived = {**config.derive(), **rank_placement(config)}
     if derived:
         screen.line()
         screen.rows(list(derived.items()))

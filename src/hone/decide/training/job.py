@@ -6,10 +6,12 @@ Belongs here: what the recipes share. Does not: anything of one rule.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.decisions import ActionSet
 from hone.core.episodes import Episodes
@@ -24,18 +26,93 @@ from hone.decide.bandits.policy import BanditPolicy, numbered_actions
 from hone.decide.bandits.saving import load_into, save_policy
 from hone.decide.joins.parquet import read_view, view_hash
 from hone.decide.joins.view import view_episodes
-from hone.decide.simulators.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
-from hone.decide.training.config import (
-    BanditRunConfig,
-    DecisionLogConfig,
-    DisjointModel,
-    JointModel,
-    LinearBanditConfig,
-)
+from hone.decide.simulators.bandit_arms import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.config import RunConfig, RunSettings
+from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, TrainingJob, opened_run
 from hone.run.loop import Recipe
 from hone.sources.live import LiveSource
+
+# --------------------------------------------------------------------------------------------------------------- config
+
+
+class PriorConfig(Config):
+    """Prior and noise of a linear model of rewards, and how fast it forgets."""
+
+    noise: float = Field(default=1.0, gt=0)
+    """Assumed standard deviation of a reward around its mean."""
+    prior_precision: float = Field(default=1.0, gt=0)
+    """Precision (1 / variance) of the prior of a coefficient; the ridge parameter where `noise` is 1."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Factor by which a decision's weight falls with each later decision; below 1 for rewards that drift."""
+
+
+class DisjointModel(PriorConfig):
+    """One linear model an arm: for a fixed set of actions."""
+
+    kind: Literal["disjoint"] = "disjoint"
+    """Names this alternative."""
+    intercept: bool = True
+    """Add a feature that is always 1."""
+
+
+class JointModel(PriorConfig):
+    """One linear model for all actions, on the products of context and action features: for actions that change."""
+
+    kind: Literal["joint"]
+    """Names this alternative."""
+
+
+class DecisionLogConfig(Config):
+    """A frozen view of a decision log, learnt once, in the order of time."""
+
+    path: str = Field(min_length=1)
+    """Folder or parquet file that `hone log FILE --view` wrote."""
+
+
+class BanditRunConfig(RunConfig):
+    """A bandit that learns from arms, or from a log of decisions."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """Threads, logging, checkpoints and other settings of the run."""
+    arms: BanditArms | None = None
+    """Simulated arms; leave out where `log` is given."""
+    log: DecisionLogConfig | None = None
+    """Logged decisions; leave out where `arms` is given."""
+    pulls: int = Field(default=1, ge=1)
+    """Decisions per iteration from `arms`, made before any of their rewards is observed."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "BanditRunConfig":
+        if (self.arms is None) == (self.log is None):
+            given = "both" if self.arms is not None else "neither"
+            raise ValueError(f"a bandit learns from [arms] or from [log], and {given} is given; give one of them")
+        return self
+
+    @classmethod
+    def parts(cls) -> RecipeParts:
+        return RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(BanditLearner.update,))
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        if self.log is not None:
+            return {"decisions": f"all of {self.log.path}, once, in {self.steps} parts"}
+        return {"pulls": f"{self.steps} iterations x {self.pulls} = {self.steps * self.pulls}"}
+
+
+class LinearBanditConfig(BanditRunConfig):
+    """A bandit with a linear model of the rewards."""
+
+    model: Annotated[DisjointModel | JointModel, Field(discriminator="kind")] = DisjointModel()
+    """Model of the rewards."""
+
+    def rule(self, model: RewardModel) -> BanditPolicy:
+        """The policy that explores with `model`."""
+        raise TypeError(f"{type(self).__name__} names no rule for {model}")
+
+    def open(self) -> OpenedRun:
+        return opened_run(open_bandit(self, self.rule), _build_bandit)
+
 
 # ------------------------------------------------------------------------------------------------------------- log pass
 
@@ -99,20 +176,6 @@ class OpenedBandit:
     actions: ActionSet
     logged: LoggedDecisions | None = None
     """None: it learns from the arms of its config."""
-
-
-def bandit_recipe(
-    *, summary: str, paper: str, config: type[C], rule: Callable[[C, RewardModel], BanditPolicy], limitation: str
-) -> RecipeSpec:
-    """Recipe of a bandit that explores by `rule(config, model)`."""
-
-    def open_run(asked: C) -> OpenedRun:
-        return opened_run(open_bandit(asked, lambda model: rule(asked, model)), _build_bandit)
-
-    return RecipeSpec(
-        summary=summary, paper=paper, config=config, open=open_run, derive=derive_bandit, limitation=limitation,
-        parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(BanditLearner.update,)),
-    )  # fmt: skip
 
 
 def open_bandit(config: LinearBanditConfig, rule: Callable[[RewardModel], BanditPolicy]) -> OpenedBandit:
@@ -200,13 +263,6 @@ def arms_job(
         load_policy=lambda folder: load_into(learner.model, folder),
         evaluate=judge,
     )
-
-
-def derive_bandit(config: BanditRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    if config.log is not None:
-        return {"decisions": f"all of {config.log.path}, once, in {config.steps} parts"}
-    return {"pulls": f"{config.steps} iterations x {config.pulls} = {config.steps * config.pulls}"}
 
 
 def arm_count(arms: BernoulliArms | LinearArms | None) -> int:

@@ -12,6 +12,7 @@ from hone.control.finite.world import FiniteWorld
 from hone.control.logs.parquet import DecisionLog
 from hone.control.networks.mlp import MlpConfig
 from hone.control.offline import offline_job
+from hone.control.spaces import log_spaces
 from hone.control.tables.tables import FixedPolicyActor
 from hone.control.tabular import StationaryActor
 from hone.core.episodes import Episodes
@@ -54,7 +55,7 @@ def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed
         learner=ReplayLearnerConfig(lr=4e-3, updates_per_iteration=UPDATES, max_grad_norm=None), batch=128,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism),
     )  # fmt: skip
-    job = offline_job(config, log, method=discrete_method)
+    job = offline_job(config, log, discrete_method(config, log_spaces(log)))
     policy = job.recipe.learner.policy
     every = torch.from_numpy(policy.spaces.inputs.array(np.arange(STATES)))
     tried = mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).available

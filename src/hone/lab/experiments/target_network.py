@@ -13,6 +13,7 @@ from hone.control.finite.world import FiniteWorld
 from hone.control.logs.parquet import DecisionLog
 from hone.control.networks.mlp import MlpConfig
 from hone.control.offline import offline_job
+from hone.control.spaces import log_spaces
 from hone.control.tables.tables import FixedPolicyActor
 from hone.control.tabular import StationaryActor
 from hone.core.episodes import Episodes
@@ -60,7 +61,7 @@ def train_network(share: float, *, rate: float, seed: int, world: int, turns: in
         learner=ReplayLearnerConfig(lr=rate, updates_per_iteration=UPDATES, max_grad_norm=None), batch=64,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=0.0, tau=share),
     )  # fmt: skip
-    job = offline_job(config, log, method=discrete_method)
+    job = offline_job(config, log, discrete_method(config, log_spaces(log)))
     policy = job.recipe.learner.policy
     every = torch.from_numpy(policy.spaces.inputs.array(looks.astype(np.float32)))
     off, result = np.empty(turns), np.empty(turns)

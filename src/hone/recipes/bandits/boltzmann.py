@@ -5,8 +5,8 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.decide.bandits.greedy import BoltzmannPolicy
 from hone.decide.bandits.models import RewardModel
-from hone.decide.training.config import LinearBanditConfig
-from hone.decide.training.job import bandit_recipe
+from hone.decide.training.job import LinearBanditConfig
+from hone.run.job import RecipeSpec
 
 
 class BoltzmannAlgorithm(Config):
@@ -22,16 +22,14 @@ class BoltzmannConfig(LinearBanditConfig):
     algorithm: BoltzmannAlgorithm = BoltzmannAlgorithm()
     """The temperature."""
 
+    def rule(self, model: RewardModel) -> BoltzmannPolicy:
+        """Policy over a model of rewards."""
+        return BoltzmannPolicy(model, self.algorithm.temperature)
 
-def rule(config: BoltzmannConfig, model: RewardModel) -> BoltzmannPolicy:
-    """Policy over a model of rewards."""
-    return BoltzmannPolicy(model, config.algorithm.temperature)
 
-
-ENTRY = bandit_recipe(
+ENTRY = RecipeSpec(
     summary="bandits: arms by the exponential of their expected reward",
     paper="Cesa-Bianchi et al., Boltzmann Exploration Done Right, 2017",
     config=BoltzmannConfig,
-    rule=rule,
     limitation="the temperature is on the rewards' scale, and an arm of bad luck is hardly tried again.",
 )

@@ -5,8 +5,8 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.decide.bandits.greedy import EpsilonGreedyPolicy
 from hone.decide.bandits.models import RewardModel
-from hone.decide.training.config import LinearBanditConfig
-from hone.decide.training.job import bandit_recipe
+from hone.decide.training.job import LinearBanditConfig
+from hone.run.job import RecipeSpec
 
 
 class EpsilonGreedyAlgorithm(Config):
@@ -22,16 +22,14 @@ class EpsilonGreedyConfig(LinearBanditConfig):
     algorithm: EpsilonGreedyAlgorithm = EpsilonGreedyAlgorithm()
     """The share of exploration."""
 
+    def rule(self, model: RewardModel) -> EpsilonGreedyPolicy:
+        """Policy over a model of rewards."""
+        return EpsilonGreedyPolicy(model, self.algorithm.epsilon)
 
-def rule(config: EpsilonGreedyConfig, model: RewardModel) -> EpsilonGreedyPolicy:
-    """Policy over a model of rewards."""
-    return EpsilonGreedyPolicy(model, config.algorithm.epsilon)
 
-
-ENTRY = bandit_recipe(
+ENTRY = RecipeSpec(
     summary="bandits: the arm believed best, or with a small probability any",
     paper="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 2",
     config=EpsilonGreedyConfig,
-    rule=rule,
     limitation="it explores bad arms as often as good ones, and for ever.",
 )

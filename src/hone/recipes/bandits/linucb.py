@@ -8,8 +8,8 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.decide.bandits.models import RewardModel
 from hone.decide.bandits.ucb import LinUcbPolicy
-from hone.decide.training.config import LinearBanditConfig
-from hone.decide.training.job import bandit_recipe
+from hone.decide.training.job import LinearBanditConfig
+from hone.run.job import RecipeSpec
 
 
 class LinUcbAlgorithm(Config):
@@ -25,16 +25,14 @@ class LinUcbConfig(LinearBanditConfig):
     algorithm: LinUcbAlgorithm = LinUcbAlgorithm()
     """The width of the bound."""
 
+    def rule(self, model: RewardModel) -> LinUcbPolicy:
+        """Policy over a model of rewards."""
+        return LinUcbPolicy(model, self.algorithm.alpha)
 
-def rule(config: LinUcbConfig, model: RewardModel) -> LinUcbPolicy:
-    """Policy over a model of rewards."""
-    return LinUcbPolicy(model, config.algorithm.alpha)
 
-
-ENTRY = bandit_recipe(
+ENTRY = RecipeSpec(
     summary="bandits: the arm with the greatest upper confidence bound",
     paper="Li et al., A Contextual-Bandit Approach to Personalized News Article Recommendation, 2010",
     config=LinUcbConfig,
-    rule=rule,
     limitation="deterministic: without a floor its log says nothing about other actions.",
 )

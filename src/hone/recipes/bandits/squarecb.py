@@ -5,8 +5,8 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.decide.bandits.greedy import SquareCbPolicy
 from hone.decide.bandits.models import RewardModel
-from hone.decide.training.config import LinearBanditConfig
-from hone.decide.training.job import bandit_recipe
+from hone.decide.training.job import LinearBanditConfig
+from hone.run.job import RecipeSpec
 
 
 class SquareCbAlgorithm(Config):
@@ -24,16 +24,14 @@ class SquareCbConfig(LinearBanditConfig):
     algorithm: SquareCbAlgorithm = SquareCbAlgorithm()
     """The growth of gamma."""
 
+    def rule(self, model: RewardModel) -> SquareCbPolicy:
+        """Policy over a model of rewards."""
+        return SquareCbPolicy(model, self.algorithm.gamma_scale, self.algorithm.gamma_exponent)
 
-def rule(config: SquareCbConfig, model: RewardModel) -> SquareCbPolicy:
-    """Policy over a model of rewards."""
-    return SquareCbPolicy(model, config.algorithm.gamma_scale, config.algorithm.gamma_exponent)
 
-
-ENTRY = bandit_recipe(
+ENTRY = RecipeSpec(
     summary="bandits: exploration by the inverse gap to the best expected reward",
     paper="Foster & Rakhlin, Beyond UCB: Optimal and Efficient Contextual Bandits with Regression Oracles, 2020",
     config=SquareCbConfig,
-    rule=rule,
     limitation="gamma_scale is on the rewards' scale.",
 )

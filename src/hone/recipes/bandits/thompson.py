@@ -18,12 +18,11 @@ from hone.decide.bandits.policy import BanditPolicy, numbered_actions
 from hone.decide.bandits.posteriors import BetaBernoulliPosterior
 from hone.decide.bandits.thompson import thompson_policy
 from hone.decide.simulators.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
-from hone.decide.training.config import BanditRunConfig
 from hone.decide.training.job import (  # fmt: skip
+    BanditRunConfig,
     LoggedDecisions,
     arm_count,
     arms_job,
-    derive_bandit,
     feature_count,
     log_job,
     read_decisions,
@@ -62,6 +61,11 @@ class ThompsonConfig(BanditRunConfig):
 
     model: Annotated[BetaModel | LinearModel, Field(discriminator="kind")] = BetaModel()
     """Prior of the posterior distribution over the arms' rewards."""
+
+    def open(self) -> OpenedRun:
+        """The prior of the arms. Raises ConfigError as `make_posterior`, DataError for a damaged log."""
+        logged = None if self.log is None else read_decisions(self.log, steps=self.steps)
+        return opened_run(OpenedThompson(posterior=make_posterior(self, logged), logged=logged), build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +112,10 @@ def make_posterior(config: ThompsonConfig, logged: LoggedDecisions | None) -> Th
     )
 
 
-def open_run(config: ThompsonConfig) -> OpenedRun:
-    """The prior of the arms. Raises ConfigError as `make_posterior`, DataError for a damaged log."""
-    logged = None if config.log is None else read_decisions(config.log, steps=config.steps)
-    return opened_run(OpenedThompson(posterior=make_posterior(config, logged), logged=logged), build)
-
-
 ENTRY = RecipeSpec(
     summary="bandits: act on a draw from the posterior",
     paper="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
     config=ThompsonConfig,
-    open=open_run,
-    derive=derive_bandit,
     parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(BanditLearner.update,)),
     limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",
 )

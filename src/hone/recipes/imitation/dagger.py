@@ -64,6 +64,33 @@ class DaggerConfig(OffPolicyRunConfig):
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None)
     """The optimizer."""
 
+    def open(self) -> OpenedRun:
+        """The expert and the environments, opened and checked; closed together. Raises HoneError."""
+        with contextlib.ExitStack() as stack:
+            expert, close_expert = open_expert(self.expert)
+            stack.callback(close_expert)
+            opened = open_gym_run(
+                self,
+                self.env,
+                steps=self.rollout_steps,
+                build=partial(build, expert=expert),
+                require=lambda self, spaces: require_clipping(self.env, spaces, self.network),
+            )
+            stack.callback(opened.close)
+            close = stack.pop_all().close
+        return opened_run(opened, lambda self, gym: gym.build(self), warnings=opened.warnings, close=close)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        asked = self.env.num_envs * self.rollout_steps
+        where = "in a process of its own" if isinstance(self.expert, ExpertProgram) else self.expert.policy
+        return {
+            "expert": where,
+            "states labelled": f"{self.steps} iterations x {asked} = {self.steps * asked}",
+            **describe_envs(self.env),
+            "updates": f"{self.learner.optimizer_steps(self.steps)} of {self.algorithm.batch} decisions",
+        }
+
 
 def method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> OffPolicyMethod[ActorCritic]:
     """Behaviour cloning of the expert's labels, in states that the expert and the learner reach by turns."""
@@ -88,41 +115,10 @@ def build(config: DaggerConfig, world: GymWorld, *, expert: ExpertActor) -> Trai
     return replay_job(config, world, method(config, world_spaces(world), expert), replay)
 
 
-def open_run(config: DaggerConfig) -> OpenedRun:
-    """The expert and the environments, opened and checked; closed together. Raises HoneError."""
-    with contextlib.ExitStack() as stack:
-        expert, close_expert = open_expert(config.expert)
-        stack.callback(close_expert)
-        opened = open_gym_run(
-            config,
-            config.env,
-            steps=config.rollout_steps,
-            build=partial(build, expert=expert),
-            require=lambda config, spaces: require_clipping(config.env, spaces, config.network),
-        )
-        stack.callback(opened.close)
-        close = stack.pop_all().close
-    return opened_run(opened, lambda config, gym: gym.build(config), warnings=opened.warnings, close=close)
-
-
-def derive(config: DaggerConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    asked = config.env.num_envs * config.rollout_steps
-    where = "in a process of its own" if isinstance(config.expert, ExpertProgram) else config.expert.policy
-    return {
-        "expert": where,
-        "states labelled": f"{config.steps} iterations x {asked} = {config.steps * asked}",
-        **describe_envs(config.env),
-        "updates": f"{config.learner.optimizer_steps(config.steps)} of {config.algorithm.batch} decisions",
-    }
-
-
 ENTRY = RecipeSpec(
     summary="imitation of an expert that can be asked, in the states that the learner reaches",
     paper="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
     config=DaggerConfig,
-    open=open_run,
-    derive=derive,
     parts=control_parts(method, source="Replay(Labelled(Live(Gymnasium)))"),
     limitation="the expert is asked about every state, also where the learner's mistakes are dangerous to make.",
 )

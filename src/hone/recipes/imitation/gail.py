@@ -37,7 +37,6 @@ from hone.control.normalise import NormaliseConfig, with_normalisation
 from hone.control.on_policy import (
     ClippedAlgorithm,
     OnPolicyRunConfig,
-    derive_on_policy,
     require_supported_spaces,
     standardised_gae,
 )
@@ -116,6 +115,32 @@ class GailConfig(OnPolicyRunConfig):
     """The optimizers; `minibatches` per epoch."""
     algorithm: GailAlgorithm = GailAlgorithm()
     """Imitation reward, discriminator and PPO's hyperparameters."""
+
+    def open(self) -> OpenedRun:
+        """The demonstrations, read once, and the environments, opened and checked. Raises HoneError with all faults."""
+        normalise = NormaliseConfig(observations=self.algorithm.normalise_observations)
+        with contextlib.ExitStack() as on_fault:
+
+            def environments() -> GymWorld:
+                world = open_world(self.env, steps=self.rollout_steps, seed=self.seed)
+                on_fault.callback(world.close)
+                require_supported_spaces(self.env, world_spaces(world), normalise, self.network)
+                return world
+
+            checks: dict[str, Callable[[], Any]] = {"log": lambda: demonstrations_of(self.log), "env": environments}
+            (steps, theirs), world = run_all_checks(checks).values()
+            require_same_spaces("log", self.log, theirs, world_spaces(world))
+            on_fault.pop_all()
+        return opened_run((steps, world), build, warnings=world.warnings, close=world.close)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        steps = self.learner.optimizer_steps(self.steps)
+        return {
+            **super().derive(),
+            "demonstrations": self.log,
+            "discriminator steps": f"{steps // self.algorithm.discriminator.every}",
+        }
 
 
 # ---------------------------------------------------------------------------------------------- who is imitated
@@ -267,40 +292,10 @@ def build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob[
     )
 
 
-def open_run(config: GailConfig) -> OpenedRun:
-    """The demonstrations, read once, and the environments, opened and checked. Raises HoneError with all faults."""
-    normalise = NormaliseConfig(observations=config.algorithm.normalise_observations)
-    with contextlib.ExitStack() as on_fault:
-
-        def environments() -> GymWorld:
-            world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-            on_fault.callback(world.close)
-            require_supported_spaces(config.env, world_spaces(world), normalise, config.network)
-            return world
-
-        checks: dict[str, Callable[[], Any]] = {"log": lambda: demonstrations_of(config.log), "env": environments}
-        (steps, theirs), world = run_all_checks(checks).values()
-        require_same_spaces("log", config.log, theirs, world_spaces(world))
-        on_fault.pop_all()
-    return opened_run((steps, world), build, warnings=world.warnings, close=world.close)
-
-
-def derive(config: GailConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    steps = config.learner.optimizer_steps(config.steps)
-    return {
-        **derive_on_policy(config),
-        "demonstrations": config.log,
-        "discriminator steps": f"{steps // config.algorithm.discriminator.every}",
-    }
-
-
 ENTRY = RecipeSpec(
     summary="imitation of a log by acting: PPO paid by a discriminator for looking like the demonstrations",
     paper="Ho and Ermon, Generative Adversarial Imitation Learning, 2016",
     config=GailConfig,
-    open=open_run,
-    derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium)",
         credit=(with_imitation_reward, positive_reward, standardised, gae),

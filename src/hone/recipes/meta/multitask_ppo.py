@@ -81,6 +81,32 @@ class MultitaskConfig(RunConfig):
         require_whole_minibatches(self.learner, self.iteration_steps, "rollout_steps x num_envs of all tasks")
         return self
 
+    def open(self) -> OpenedRun:
+        """Open the environments of all tasks. Raises ConfigError where they do not fit one policy."""
+        with contextlib.ExitStack() as stack:
+            worlds: list[GymWorld] = []
+            for number, task in enumerate(self.tasks):
+                seed = key(self.seed, "task", number) & 0xFFFFFFFF
+                worlds.append(open_world(task, steps=self.rollout_steps, seed=seed))
+                stack.callback(worlds[-1].close)
+            common_spaces(worlds, self.tasks, self.network)
+            return opened_run(worlds, build, warnings=warnings_of(worlds), close=stack.pop_all().close)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        each = " + ".join(str(task.num_envs * self.rollout_steps) for task in self.tasks)
+        return {
+            "tasks": ", ".join(f"{number}: {task.id}" for number, task in enumerate(self.tasks)),
+            "environment steps per iteration": f"{each} = {self.iteration_steps}",
+            "environment steps": f"{self.steps * self.iteration_steps}",
+            **{
+                name: "; ".join(figures[name] for figures in map(describe_envs, self.tasks))
+                for name in describe_envs(self.tasks[0])
+            },
+            "updates per environment step": updates_per_step(self.learner.optimizer_steps(1), self.iteration_steps),
+            "optimizer steps": f"{self.learner.optimizer_steps(self.steps)}",
+        }
+
 
 def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
@@ -164,40 +190,10 @@ def warnings_of(worlds: Sequence[GymWorld]) -> list[str]:
     return [warning for world in worlds for warning in world.warnings]
 
 
-def open_run(config: MultitaskConfig) -> OpenedRun:
-    """Open the environments of all tasks. Raises ConfigError where they do not fit one policy."""
-    with contextlib.ExitStack() as stack:
-        worlds: list[GymWorld] = []
-        for number, task in enumerate(config.tasks):
-            seed = key(config.seed, "task", number) & 0xFFFFFFFF
-            worlds.append(open_world(task, steps=config.rollout_steps, seed=seed))
-            stack.callback(worlds[-1].close)
-        common_spaces(worlds, config.tasks, config.network)
-        return opened_run(worlds, build, warnings=warnings_of(worlds), close=stack.pop_all().close)
-
-
-def derive(config: MultitaskConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    each = " + ".join(str(task.num_envs * config.rollout_steps) for task in config.tasks)
-    return {
-        "tasks": ", ".join(f"{number}: {task.id}" for number, task in enumerate(config.tasks)),
-        "environment steps per iteration": f"{each} = {config.iteration_steps}",
-        "environment steps": f"{config.steps * config.iteration_steps}",
-        **{
-            name: "; ".join(figures[name] for figures in map(describe_envs, config.tasks))
-            for name in describe_envs(config.tasks[0])
-        },
-        "updates per environment step": updates_per_step(config.learner.optimizer_steps(1), config.iteration_steps),
-        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
-    }
-
-
 ENTRY = RecipeSpec(
     summary="multi-task PPO: a shared trunk, a head per task, advantages standardised per task",
     paper="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=MultitaskConfig,
-    open=open_run,
-    derive=derive,
     parts=RecipeParts(
         source="Together(Live(Gymnasium), ...)",
         credit=(standardised_by_task, gae),

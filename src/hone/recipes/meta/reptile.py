@@ -36,7 +36,14 @@ from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.run.config import RunSettings
-from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import (
+    EvaluationRequest,
+    EvaluationResult,
+    OpenedRun,
+    RecipeParts,
+    RecipeSpec,
+    TrainingJob,
+)
 
 
 class ReptileAlgorithm(Config):
@@ -71,6 +78,17 @@ class ReptileConfig(on_policy.RolloutRunConfig):
     """The inner and the outer loop."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """Evaluation; `episodes` is the number of new tasks."""
+
+    def open(self) -> OpenedRun:
+        """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""
+        env = task_family(self, trials=self.algorithm.inner_steps)
+        return open_gym_run(self, env, steps=self.rollout_steps, build=build, require=require_fit)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        inner_steps = self.algorithm.inner_steps
+        tasks = f"{self.steps} iterations / {inner_steps} = {self.steps // inner_steps}"
+        return {"tasks": tasks, **super().derive()}
 
 
 def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> LossTerms:
@@ -130,12 +148,6 @@ def require_fit(config: ReptileConfig, space: PolicySpaces) -> None:
     on_policy.require_clipping(config.env, space, config.network)
 
 
-def open_run(config: ReptileConfig) -> OpenedRun:
-    """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""
-    env = task_family(config, trials=config.algorithm.inner_steps)
-    return open_gym_run(config, env, steps=config.rollout_steps, build=build, require=require_fit)
-
-
 def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
     """Evaluates a saved initialisation in `asked.episodes` new tasks. Raises DataError for any other policy."""
     start = load_policy(asked.policy)
@@ -177,20 +189,11 @@ def rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[
     return rewards[0], rewards[1]
 
 
-def derive(config: ReptileConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    inner_steps = config.algorithm.inner_steps
-    tasks = f"{config.steps} iterations / {inner_steps} = {config.steps // inner_steps}"
-    return {"tasks": tasks, **on_policy.derive_on_policy(config)}
-
-
 ENTRY = RecipeSpec(
     summary="meta-learning: an initialisation that adapts to a new task in a few updates",
     paper="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
     config=ReptileConfig,
     evaluate=evaluate_saved,
-    open=open_run,
-    derive=derive,
     parts=RecipeParts(
         source="Live(trials)", credit=(standardised, discounted_returns), loss=(reinforce_loss,), weights=(token_mean,)
     ),

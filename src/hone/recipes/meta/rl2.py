@@ -21,7 +21,7 @@ from hone.learner.config import LearnerConfig, policy_phase
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.run.config import RunSettings
-from hone.run.job import RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
 
 
 class Rl2Algorithm(on_policy.ClippedAlgorithm):
@@ -54,6 +54,9 @@ class Rl2Config(on_policy.RolloutRunConfig):
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=1000)
     """Trials of an evaluation, each with a task of its own."""
 
+    def open(self) -> OpenedRun:
+        return self.open_envs(build, require_fit)
+
 
 def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy, through time."""
@@ -85,8 +88,6 @@ ENTRY = RecipeSpec(
     summary="meta-learning: a recurrent policy over whole trials",
     paper="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
     config=Rl2Config,
-    open=partial(on_policy.open_rollout_run, build=build, require=require_fit),
-    derive=on_policy.derive_on_policy,
     parts=on_policy.control_parts(build, source="Live(trials)"),
     limitation="generalises only to tasks of the training family, and to trials of the training length.",
 )

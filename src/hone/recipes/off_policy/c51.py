@@ -10,10 +10,11 @@ import torch
 from pydantic import Field, model_validator
 
 from hone.control.networks.q_networks import CategoricalReturn, DqnPolicy, QArchitecture
-from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
 from hone.control.value_rows import ActionSelector, ValueRows, argmax_target, outcomes_of_action, weight_noise
 from hone.objectives.distributional import ValueSupport, c51_loss, categorical_target
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 
 
 class CategoricalAlgorithm(ValueAlgorithm):
@@ -45,6 +46,15 @@ class C51Config(ScheduledValueRunConfig):
     algorithm: CategoricalAlgorithm = CategoricalAlgorithm()
     """Discount, target network and support."""
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        chosen = self.algorithm
+        return ValueMethod(
+            algorithm=chosen,
+            objective=partial(objective, support=chosen.support()),
+            network_shape=QArchitecture(outcome=chosen.outcome()),
+        )
+
 
 def objective(
     policy: DqnPolicy, rows: ValueRows, *, support: ValueSupport, choose: ActionSelector = argmax_target
@@ -56,20 +66,9 @@ def objective(
     return c51_loss(logits, target, support=support)
 
 
-def method(config: C51Config) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    chosen = config.algorithm
-    return ValueMethod(
-        algorithm=chosen,
-        objective=partial(objective, support=chosen.support()),
-        network_shape=QArchitecture(outcome=chosen.outcome()),
-    )
-
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="deep Q-learning of the distribution of the return, on fixed atoms",
     paper="Bellemare et al., A Distributional Perspective on Reinforcement Learning, 2017",
     config=C51Config,
-    method=method,
     limitation="the range of returns must be known beforehand; returns outside are clipped to it.",
 )

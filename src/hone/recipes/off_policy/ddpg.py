@@ -10,12 +10,13 @@ from torch import Tensor
 from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
 from hone.control.networks.deterministic import DeterministicActorCritic
 from hone.control.networks.mlp import PolicySpaces
-from hone.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.control.off_policy import OffPolicyMethod
 from hone.control.phases import TdAlgorithm
 from hone.control.rows import TransitionRows
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
+from hone.run.job import RecipeSpec
 
 
 class DdpgAlgorithm(TdAlgorithm):
@@ -31,6 +32,10 @@ class DdpgConfig(DeterministicRunConfig):
     algorithm: DdpgAlgorithm = DdpgAlgorithm()
     """Targets."""
 
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
+        """One critic, and a policy that is updated with it."""
+        return deterministic_method(self, spaces, self.algorithm, critics=1, critic_objective=critic_objective)
+
 
 def value_target(policy: DeterministicActorCritic, rows: TransitionRows) -> Tensor:
     """`[n]` by the slow critic's value of the slow policy's action."""
@@ -44,15 +49,9 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> 
     return squared_error(value, value_target(policy, rows))
 
 
-def method(config: DdpgConfig, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
-    """One critic, and a policy that is updated with it."""
-    return deterministic_method(config, spaces, config.algorithm, critics=1, critic_objective=critic_objective)
-
-
-ENTRY = off_policy_recipe(
+ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: deterministic policy, one critic, replay",
     paper="Lillicrap et al., Continuous Control with Deep Reinforcement Learning, 2016",
     config=DdpgConfig,
-    method=method,
     limitation="boxes of actions only; the policy exploits the critic's overestimation, which TD3 reduces.",
 )

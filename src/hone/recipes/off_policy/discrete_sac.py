@@ -19,7 +19,6 @@ from hone.control.off_policy import (
     IterationReplayConfig,
     OffPolicyMethod,
     ReplayRunConfig,
-    off_policy_recipe,
     rows_with_noise,
 )
 from hone.control.phases import TdAlgorithm
@@ -31,6 +30,7 @@ from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, 
 from hone.objectives.terms import LossTerms
 from hone.recipes.off_policy.sac import soft_phases
 from hone.run.config import RunSettings
+from hone.run.job import RecipeSpec
 
 
 class DiscreteSacAlgorithm(TdAlgorithm):
@@ -43,6 +43,8 @@ class DiscreteSacAlgorithm(TdAlgorithm):
 class DiscreteSacConfig(ReplayRunConfig):
     """A softmax policy with twin critics on Gymnasium environments with finitely many actions."""
 
+    box_recipes = "sac or td3"
+
     run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
     """Threads, logging, checkpoints and other settings of the run."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
@@ -53,6 +55,21 @@ class DiscreteSacConfig(ReplayRunConfig):
     """The replay buffer."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
     """Targets and temperature."""
+
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DiscreteSacPolicy]:
+        """Critics, then actor and temperature. Expectations over actions are sums, so no noise is drawn."""
+        algorithm = self.algorithm
+        policy = DiscreteSacPolicy(spaces, self.network, seed=self.seed).to(self.run.device)
+        assert isinstance(spaces.actions, DiscreteActions)
+        target_entropy = algorithm.entropy * math.log(spaces.actions.count)
+        actor = partial(actor_objective, target_entropy=target_entropy)
+        return OffPolicyMethod(
+            policy=policy,
+            phases=soft_phases(self.learner, policy, critic_objective, actor, tau=algorithm.tau),
+            layout=rows_with_noise(self, "none", 0),
+            credit=partial(one_step_target, discount=algorithm.discount),
+            buffer=RingBuffer(self.replay.capacity),
+        )
 
 
 def critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTerms:
@@ -80,27 +97,9 @@ def actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_e
     return LossTerms(loss=actor.loss + heat.loss, compute_metrics=lambda: {**actor.metrics, **heat.metrics})
 
 
-def method(config: DiscreteSacConfig, spaces: PolicySpaces) -> OffPolicyMethod[DiscreteSacPolicy]:
-    """Critics, then actor and temperature. Expectations over actions are sums, so no noise is drawn."""
-    algorithm = config.algorithm
-    policy = DiscreteSacPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
-    assert isinstance(spaces.actions, DiscreteActions)
-    target_entropy = algorithm.entropy * math.log(spaces.actions.count)
-    actor = partial(actor_objective, target_entropy=target_entropy)
-    return OffPolicyMethod(
-        policy=policy,
-        phases=soft_phases(config.learner, policy, critic_objective, actor, tau=algorithm.tau),
-        layout=rows_with_noise(config, "none", 0),
-        credit=partial(one_step_target, discount=algorithm.discount),
-        buffer=RingBuffer(config.replay.capacity),
-    )
-
-
-ENTRY = off_policy_recipe(
+ENTRY = RecipeSpec(
     summary="maximum entropy over finitely many actions: softmax policy, twin critics, replay",
     paper="Christodoulou, Soft Actor-Critic for Discrete Action Settings, 2019",
     config=DiscreteSacConfig,
-    method=method,
-    box_recipes="sac or td3",
     limitation="the right target entropy depends on the task; it must be low where single actions decide.",
 )

@@ -7,11 +7,12 @@ selecting and evaluating with different networks removes most of that bias.
 import torch
 
 from hone.control.networks.q_networks import DqnPolicy
-from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
 from hone.control.value_rows import ValueRows, weight_noise
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
+from hone.run.job import RecipeSpec
 
 
 class DoubleDqnConfig(ScheduledValueRunConfig):
@@ -19,6 +20,10 @@ class DoubleDqnConfig(ScheduledValueRunConfig):
 
     algorithm: ValueAlgorithm = ValueAlgorithm()
     """Discount and target network."""
+
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        return ValueMethod(algorithm=self.algorithm, objective=objective)
 
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
@@ -30,15 +35,9 @@ def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     return huber(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
 
 
-def method(config: DoubleDqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    return ValueMethod(algorithm=config.algorithm, objective=objective)
-
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="deep Q-learning that selects and evaluates the next action with different networks",
     paper="van Hasselt et al., Deep Reinforcement Learning with Double Q-learning, 2016",
     config=DoubleDqnConfig,
-    method=method,
     limitation="finite actions only; a third pass through the network per update, and values may now be too low.",
 )

@@ -11,11 +11,12 @@ from hone.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.control.networks.q_networks import DqnPolicy
 from hone.control.off_policy import MethodWrapper
 from hone.control.spaces import world_spaces
-from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
 from hone.control.value_rows import ValueRows, weight_noise
 from hone.objectives.td import greedy_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
+from hone.run.job import RecipeSpec
 
 
 class DqnAlgorithm(ValueAlgorithm):
@@ -34,6 +35,10 @@ class DqnConfig(ScheduledValueRunConfig):
     def open_replay(self, world: GymWorld) -> MethodWrapper:
         return with_demonstrations(self.algorithm.demonstrations, world_spaces(world))
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        return ValueMethod(algorithm=self.algorithm, objective=objective)
+
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     """Huber's loss of the chosen action's value against the greedy target."""
@@ -42,15 +47,9 @@ def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     return huber(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
 
 
-def method(config: DqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    return ValueMethod(algorithm=config.algorithm, objective=objective)
-
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="deep Q-learning: action values from replay, against a target network",
     paper="Mnih et al., Human-level control through deep reinforcement learning, 2015",
     config=DqnConfig,
-    method=method,
     limitation="finite actions only; overestimation bias, which double_dqn reduces.",
 )

@@ -6,21 +6,24 @@ gives each stream a hidden layer of its own. The target is that of double DQN, a
 
 from hone.control.networks.q_networks import QArchitecture
 from hone.control.off_policy import off_policy_parts
-from hone.control.value_based import ValueMethod, value_recipe_spec
+from hone.control.value_based import ValueMethod
 from hone.objectives.td import dueling
 from hone.recipes.off_policy.double_dqn import DoubleDqnConfig, objective
+from hone.run.job import RecipeSpec
 
 
-def method(config: DoubleDqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    return ValueMethod(algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(dueling=True))
+class DuelingDqnConfig(DoubleDqnConfig):
+    """Double DQN with two streams."""
+
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        return ValueMethod(algorithm=self.algorithm, objective=objective, network_shape=QArchitecture(dueling=True))
 
 
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="double DQN with separate streams for the state value and the advantages",
     paper="Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016",
-    config=DoubleDqnConfig,
-    method=method,
+    config=DuelingDqnConfig,
     limitation="helps where many actions are much alike; with two actions there is little to gain.",
-    parts=off_policy_parts(method, dueling),
+    parts=off_policy_parts(DuelingDqnConfig.value_method, dueling),
 )

@@ -18,7 +18,6 @@ from hone.control.off_policy import (
     OffPolicyMethod,
     ScheduledExplorer,
     off_policy_parts,
-    off_policy_recipe,
     rows_with_noise,
 )
 from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
@@ -30,6 +29,7 @@ from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
+from hone.run.job import RecipeSpec
 
 
 class HerDqnAlgorithm(TdAlgorithm):
@@ -49,12 +49,39 @@ class HerDqnAlgorithm(TdAlgorithm):
 class HerDqnConfig(HindsightRunConfig):
     """Action values on Gymnasium environments with goals and a finite set of actions."""
 
+    box_recipes = "her_sac"
+
     network: MlpConfig = MlpConfig(hidden=[256], activation="relu")
     """Q network and target network have one each."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=4, max_grad_norm=None)
     """The optimizer."""
     algorithm: HerDqnAlgorithm = HerDqnAlgorithm()
     """Targets and exploration."""
+
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[QNetworkPolicy]:
+        """Double Q-learning with an epsilon-greedy behaviour policy, on a replay buffer that relabels goals."""
+        algorithm = self.algorithm
+        policy = QNetworkPolicy(spaces, self.network, seed=self.seed).to(self.run.device)
+        low, high = algorithm.value_range
+        return OffPolicyMethod(
+            policy=policy,
+            phases=[
+                optimizer_phase(
+                    "values",
+                    partial(objective, low=low, high=high),
+                    policy.values.parameters(),
+                    self.learner,
+                    after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
+                )
+            ],
+            layout=rows_with_noise(self, "none", 0),
+            credit=partial(one_step_target, discount=algorithm.discount),
+            buffer=RingBuffer(self.replay.capacity),
+            actor=ScheduledExplorer(
+                policy.numpy_policy(),
+                exploration_policy=lambda policy, _: replace(policy.numpy_policy(), epsilon=algorithm.epsilon),
+            ),
+        )
 
 
 def objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high: float) -> LossTerms:
@@ -68,38 +95,10 @@ def objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high:
     return squared_error(value, target)
 
 
-def method(config: HerDqnConfig, spaces: PolicySpaces) -> OffPolicyMethod[QNetworkPolicy]:
-    """Double Q-learning with an epsilon-greedy behaviour policy, on a replay buffer that relabels goals."""
-    algorithm = config.algorithm
-    policy = QNetworkPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
-    low, high = algorithm.value_range
-    return OffPolicyMethod(
-        policy=policy,
-        phases=[
-            optimizer_phase(
-                "values",
-                partial(objective, low=low, high=high),
-                policy.values.parameters(),
-                config.learner,
-                after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
-            )
-        ],
-        layout=rows_with_noise(config, "none", 0),
-        credit=partial(one_step_target, discount=algorithm.discount),
-        buffer=RingBuffer(config.replay.capacity),
-        actor=ScheduledExplorer(
-            policy.numpy_policy(),
-            exploration_policy=lambda policy, _: replace(policy.numpy_policy(), epsilon=algorithm.epsilon),
-        ),
-    )
-
-
-ENTRY = off_policy_recipe(
+ENTRY = RecipeSpec(
     summary="off-policy control with goals, finite actions: hindsight experience replay",
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerDqnConfig,
-    method=method,
-    box_recipes="her_sac",
     limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
-    parts=off_policy_parts(method, HindsightBuffer, source=GOAL_SOURCE),
+    parts=off_policy_parts(HerDqnConfig.method, HindsightBuffer, source=GOAL_SOURCE),
 )

@@ -13,9 +13,10 @@ from pydantic import Field
 from hone.control.hindsight import GOAL_SOURCE, HindsightRunConfig
 from hone.control.networks.actor_critic import SoftActorCritic
 from hone.control.networks.mlp import MlpConfig, PolicySpaces
-from hone.control.off_policy import OffPolicyMethod, off_policy_parts, off_policy_recipe
+from hone.control.off_policy import OffPolicyMethod, off_policy_parts
 from hone.control.replay.hindsight import HindsightBuffer
 from hone.recipes.off_policy.sac import SacAlgorithm, soft_actor_critic
+from hone.run.job import RecipeSpec
 
 
 class HerSacAlgorithm(SacAlgorithm):
@@ -38,20 +39,18 @@ class HerSacConfig(HindsightRunConfig):
     algorithm: HerSacAlgorithm = HerSacAlgorithm()
     """Targets and temperature."""
 
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[SoftActorCritic]:
+        """SAC's method with a lower first temperature, on a replay buffer that relabels goals."""
+        policy = SoftActorCritic(spaces, self.network, seed=self.seed).to(self.run.device)
+        with torch.no_grad():
+            policy.log_temperature.fill_(math.log(self.algorithm.first_temperature))
+        return soft_actor_critic(self, policy, self.algorithm)
 
-def method(config: HerSacConfig, spaces: PolicySpaces) -> OffPolicyMethod[SoftActorCritic]:
-    """SAC's method with a lower first temperature, on a replay buffer that relabels goals."""
-    policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    with torch.no_grad():
-        policy.log_temperature.fill_(math.log(config.algorithm.first_temperature))
-    return soft_actor_critic(config, policy, config.algorithm)
 
-
-ENTRY = off_policy_recipe(
+ENTRY = RecipeSpec(
     summary="off-policy control with goals, continuous actions: hindsight experience replay",
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerSacConfig,
-    method=method,
     limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
-    parts=off_policy_parts(method, HindsightBuffer, source=GOAL_SOURCE),
+    parts=off_policy_parts(HerSacConfig.method, HindsightBuffer, source=GOAL_SOURCE),
 )

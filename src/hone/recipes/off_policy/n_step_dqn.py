@@ -7,8 +7,9 @@ and at the newest step of the buffer. The rewards come from older policies, whic
 from pydantic import Field
 
 from hone.control.off_policy import off_policy_parts
-from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
 from hone.recipes.off_policy.double_dqn import objective
+from hone.run.job import RecipeSpec
 
 
 class NStepAlgorithm(ValueAlgorithm):
@@ -24,17 +25,15 @@ class NStepDqnConfig(ScheduledValueRunConfig):
     algorithm: NStepAlgorithm = NStepAlgorithm()
     """Discount, target network and length."""
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        return ValueMethod(algorithm=self.algorithm, objective=objective, n_steps=self.algorithm.length)
 
-def method(config: NStepDqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    return ValueMethod(algorithm=config.algorithm, objective=objective, n_steps=config.algorithm.length)
 
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="double DQN with targets over several steps",
     paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988; Hessel et al., 2018",
     config=NStepDqnConfig,
-    method=method,
     limitation="the longer the target, the more it is that of the policies that acted, not of the greedy one.",
-    parts=off_policy_parts(method, source="Replay(Live(Gymnasium)), n steps"),
+    parts=off_policy_parts(NStepDqnConfig.value_method, source="Replay(Live(Gymnasium)), n steps"),
 )

@@ -9,10 +9,11 @@ from pydantic import Field
 
 from hone.control.networks.q_networks import QArchitecture
 from hone.control.off_policy import IterationReplayConfig
-from hone.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig, value_recipe_spec
+from hone.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig
 from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.off_policy.dqn import objective
 from hone.run.config import RunSettings
+from hone.run.job import RecipeSpec
 
 
 class NoisyAlgorithm(ValueAlgorithm):
@@ -34,18 +35,16 @@ class NoisyDqnConfig(ValueRunConfig):
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
     """Discount, target network and noise."""
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        return ValueMethod(
+            algorithm=self.algorithm, objective=objective, network_shape=QArchitecture(sigma=self.algorithm.sigma)
+        )
 
-def method(config: NoisyDqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    return ValueMethod(
-        algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(sigma=config.algorithm.sigma)
-    )
 
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="deep Q-learning that explores by learned noise in its weights",
     paper="Fortunato et al., Noisy Networks for Exploration, 2018",
     config=NoisyDqnConfig,
-    method=method,
     limitation="an update costs more than twice; its logs have no propensities, so they cannot be reweighed.",
 )

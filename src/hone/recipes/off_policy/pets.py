@@ -82,6 +82,25 @@ class PetsConfig(OffPolicyRunConfig):
             )
         return self
 
+    def open(self) -> OpenedRun:
+        """The environments, opened and checked. Raises HoneError."""
+        steps = self.rollout_steps
+        return open_gym_run(self, self.env, steps=steps, build=build, require=require_known_reward, squashed=True)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        planning, steps = self.planning, self.env.num_envs * self.rollout_steps
+        imagined = planning.candidates * planning.horizon * planning.particles * self.algorithm.members
+        kind = "path integral" if isinstance(planning, MppiPlanning) else "cross-entropy"
+        return {
+            "environment steps": f"{self.steps} iterations x {steps} = {self.steps * steps}",
+            **describe_envs(self.env),
+            "imagined steps per decision": f"{kind}: {planning.iterations} x {imagined} = "
+            f"{planning.iterations * imagined}",
+            "updates": f"{self.learner.optimizer_steps(self.steps)}",
+            "update": f"{self.algorithm.members} members x {self.algorithm.batch} transitions",
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicsRows(DecisionRows):
@@ -197,32 +216,10 @@ def require_known_reward(config: PetsConfig, spaces: PolicySpaces) -> None:
     ModelPlanner(spaces, MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
 
 
-def open_run(config: PetsConfig) -> OpenedRun:
-    """The environments, opened and checked. Raises HoneError."""
-    steps = config.rollout_steps
-    return open_gym_run(config, config.env, steps=steps, build=build, require=require_known_reward, squashed=True)
-
-
-def derive(config: PetsConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    planning, steps = config.planning, config.env.num_envs * config.rollout_steps
-    imagined = planning.candidates * planning.horizon * planning.particles * config.algorithm.members
-    kind = "path integral" if isinstance(planning, MppiPlanning) else "cross-entropy"
-    return {
-        "environment steps": f"{config.steps} iterations x {steps} = {config.steps * steps}",
-        **describe_envs(config.env),
-        "imagined steps per decision": f"{kind}: {planning.iterations} x {imagined} = {planning.iterations * imagined}",
-        "updates": f"{config.learner.optimizer_steps(config.steps)}",
-        "update": f"{config.algorithm.members} members x {config.algorithm.batch} transitions",
-    }
-
-
 ENTRY = RecipeSpec(
     summary="model-based control: planning with an ensemble of learned dynamics models",
     paper="Chua et al., Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models, 2018",
     config=PetsConfig,
-    open=open_run,
-    derive=derive,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium))",
         credit=(reward_as_advantage,),

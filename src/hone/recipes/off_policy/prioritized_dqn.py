@@ -8,9 +8,10 @@ target is that of double DQN, as in the paper.
 from pydantic import Field
 
 from hone.control.off_policy import off_policy_parts
-from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
 from hone.control.value_rows import priority_schedule
 from hone.recipes.off_policy.double_dqn import objective
+from hone.run.job import RecipeSpec
 
 
 class PrioritizedAlgorithm(ValueAlgorithm):
@@ -28,19 +29,17 @@ class PrioritizedDqnConfig(ScheduledValueRunConfig):
     algorithm: PrioritizedAlgorithm = PrioritizedAlgorithm()
     """Discount, target network and priorities."""
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        chosen = self.algorithm
+        priorities = priority_schedule(chosen.exponent, chosen.correction, iterations=self.steps)
+        return ValueMethod(algorithm=chosen, objective=objective, priorities=priorities)
 
-def method(config: PrioritizedDqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    chosen = config.algorithm
-    priorities = priority_schedule(chosen.exponent, chosen.correction, iterations=config.steps)
-    return ValueMethod(algorithm=chosen, objective=objective, priorities=priorities)
 
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="double DQN with prioritized experience replay",
     paper="Schaul et al., Prioritized Experience Replay, 2016",
     config=PrioritizedDqnConfig,
-    method=method,
     limitation="noisy rewards attract samples; a priority is as old as the last update on its transition.",
-    parts=off_policy_parts(method, source="Replay(Live(Gymnasium)), by priority"),
+    parts=off_policy_parts(PrioritizedDqnConfig.value_method, source="Replay(Live(Gymnasium)), by priority"),
 )

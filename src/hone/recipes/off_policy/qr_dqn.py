@@ -9,11 +9,12 @@ from functools import partial
 from pydantic import Field
 
 from hone.control.networks.q_networks import DqnPolicy, QArchitecture, QuantileReturn
-from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod
 from hone.control.value_rows import ValueRows, argmax_target, outcomes_of_action, weight_noise
 from hone.objectives.distributional import quantile_huber_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 
 
 class QuantileAlgorithm(ValueAlgorithm):
@@ -31,6 +32,15 @@ class QrDqnConfig(ScheduledValueRunConfig):
     algorithm: QuantileAlgorithm = QuantileAlgorithm()
     """Discount, target network and quantiles."""
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        chosen = self.algorithm
+        return ValueMethod(
+            algorithm=chosen,
+            objective=partial(objective, kappa=chosen.kappa),
+            network_shape=QArchitecture(outcome=QuantileReturn(size=chosen.quantiles)),
+        )
+
 
 def objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
     """Quantile regression of the chosen action's quantiles on the moved ones of the best action that follows."""
@@ -39,20 +49,9 @@ def objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
     return quantile_huber_loss(quantiles, td_target(rows.reward, rows.discount, ahead), kappa=kappa)
 
 
-def method(config: QrDqnConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    chosen = config.algorithm
-    return ValueMethod(
-        algorithm=chosen,
-        objective=partial(objective, kappa=chosen.kappa),
-        network_shape=QArchitecture(outcome=QuantileReturn(size=chosen.quantiles)),
-    )
-
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="deep Q-learning of the quantiles of the return",
     paper="Dabney et al., Distributional Reinforcement Learning with Quantile Regression, 2018",
     config=QrDqnConfig,
-    method=method,
     limitation="work grows with the square of the quantiles; quantiles may cross.",
 )

@@ -10,10 +10,11 @@ from pydantic import Field
 
 from hone.control.networks.q_networks import QArchitecture
 from hone.control.off_policy import off_policy_parts
-from hone.control.value_based import ValueMethod, ValueRunConfig, value_recipe_spec
+from hone.control.value_based import ValueMethod, ValueRunConfig
 from hone.control.value_rows import argmax_online, priority_schedule
 from hone.objectives.td import dueling
 from hone.recipes.off_policy.c51 import CategoricalAlgorithm, objective
+from hone.run.job import RecipeSpec
 
 
 class RainbowAlgorithm(CategoricalAlgorithm):
@@ -35,24 +36,22 @@ class RainbowConfig(ValueRunConfig):
     algorithm: RainbowAlgorithm = RainbowAlgorithm()
     """Discount, target network, support, length, noise and priorities."""
 
+    def value_method(self) -> ValueMethod:
+        """Objective, replay and network options of the recipe, as the value-based family takes them."""
+        chosen = self.algorithm
+        return ValueMethod(
+            algorithm=chosen,
+            objective=partial(objective, support=chosen.support(), choose=argmax_online),
+            network_shape=QArchitecture(outcome=chosen.outcome(), dueling=True, sigma=chosen.sigma),
+            n_steps=chosen.length,
+            priorities=priority_schedule(chosen.exponent, chosen.correction, iterations=self.steps),
+        )
 
-def method(config: RainbowConfig) -> ValueMethod:
-    """Objective, replay and network options of the recipe, as the value-based family takes them."""
-    chosen = config.algorithm
-    return ValueMethod(
-        algorithm=chosen,
-        objective=partial(objective, support=chosen.support(), choose=argmax_online),
-        network_shape=QArchitecture(outcome=chosen.outcome(), dueling=True, sigma=chosen.sigma),
-        n_steps=chosen.length,
-        priorities=priority_schedule(chosen.exponent, chosen.correction, iterations=config.steps),
-    )
 
-
-ENTRY = value_recipe_spec(
+ENTRY = RecipeSpec(
     summary="six extensions of deep Q-learning together",
     paper="Hessel et al., Rainbow: Combining Improvements in Deep Reinforcement Learning, 2018",
     config=RainbowConfig,
-    method=method,
     limitation="an update costs several of DQN's; the range of returns must be known; its two streams share layers.",
-    parts=off_policy_parts(method, dueling, source="Replay(Live(Gymnasium)), n steps, by priority"),
+    parts=off_policy_parts(RainbowConfig.value_method, dueling, source="Replay(Live(Gymnasium)), n steps, by priority"),
 )

@@ -16,7 +16,7 @@ from hone.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.control.networks.actor_critic import SoftActorCritic
 from hone.control.networks.mlp import MlpConfig, PolicySpaces
 from hone.control.networks.q_networks import DiscreteSacPolicy
-from hone.control.off_policy import MethodWrapper, OffPolicyMethod, ReplayRunConfig, off_policy_recipe, rows_with_noise
+from hone.control.off_policy import MethodWrapper, OffPolicyMethod, ReplayRunConfig, rows_with_noise
 from hone.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows
@@ -26,6 +26,7 @@ from hone.learner.config import OptimizerConfig
 from hone.learner.gradient import OptimizerPhase
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 
 S = TypeVar("S", SoftActorCritic, DiscreteSacPolicy)
 
@@ -49,6 +50,11 @@ class SacConfig(ReplayRunConfig):
 
     def open_replay(self, world: GymWorld) -> MethodWrapper:
         return with_demonstrations(self.demonstrations, world_spaces(world))
+
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[SoftActorCritic]:
+        """SAC with the policy of the config."""
+        policy = SoftActorCritic(spaces, self.network, seed=self.seed).to(self.run.device)
+        return soft_actor_critic(self, policy, self.algorithm)
 
 
 @torch.no_grad()
@@ -106,16 +112,9 @@ def soft_actor_critic(
     )
 
 
-def method(config: SacConfig, spaces: PolicySpaces) -> OffPolicyMethod[SoftActorCritic]:
-    """SAC with the policy of the config."""
-    policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    return soft_actor_critic(config, policy, config.algorithm)
-
-
-ENTRY = off_policy_recipe(
+ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: maximum entropy, twin critics, replay",
     paper="Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018",
     config=SacConfig,
-    method=method,
     limitation="boxes of actions only; the values of actions that were never tried are guesses.",
 )

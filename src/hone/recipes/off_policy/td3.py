@@ -12,12 +12,13 @@ from torch import Tensor
 from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
 from hone.control.networks.deterministic import DeterministicActorCritic
 from hone.control.networks.mlp import PolicySpaces
-from hone.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.control.off_policy import OffPolicyMethod
 from hone.control.phases import TdAlgorithm
 from hone.control.rows import TransitionRows
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 
 
 class Td3Algorithm(TdAlgorithm):
@@ -39,6 +40,14 @@ class Td3Config(DeterministicRunConfig):
     algorithm: Td3Algorithm = Td3Algorithm()
     """Targets and delay."""
 
+    def method(self, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
+        """Two critics, and a policy that is updated less often."""
+        algorithm = self.algorithm
+        critic = partial(critic_objective, algorithm=algorithm)
+        return deterministic_method(
+            self, spaces, algorithm, critics=2, critic_objective=critic, policy_every=algorithm.policy_every
+        )
+
 
 def value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Tensor:
     """`[n]` by the lesser slow value of a smoothed action."""
@@ -54,19 +63,9 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, 
     return twin_critic_loss(first, second, value_target(policy, rows, algorithm=algorithm))
 
 
-def method(config: Td3Config, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
-    """Two critics, and a policy that is updated less often."""
-    algorithm = config.algorithm
-    critic = partial(critic_objective, algorithm=algorithm)
-    return deterministic_method(
-        config, spaces, algorithm, critics=2, critic_objective=critic, policy_every=algorithm.policy_every
-    )
-
-
-ENTRY = off_policy_recipe(
+ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: deterministic policy, twin critics, delayed and smoothed",
     paper="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
     config=Td3Config,
-    method=method,
     limitation="boxes of actions only; it explores no further than the noise that is added to its actions.",
 )

@@ -2,7 +2,7 @@
 
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.mlp import GaussianMlpConfig, PolicySpaces
-from hone.control.offline import OfflineRunConfig, offline_recipe
+from hone.control.offline import OfflineRunConfig
 from hone.control.phases import LearningMethod
 from hone.control.rows import StepRows, split_decision_rows, step_rows
 from hone.control.spaces import gaussian_spaces
@@ -12,10 +12,13 @@ from hone.objectives.offline import behaviour_cloning
 from hone.objectives.terms import LossTerms
 from hone.recipes.decision_logs import read_decisions
 from hone.run.config import RunSettings
+from hone.run.job import RecipeSpec
 
 
 class BcConfig(OfflineRunConfig):
     """A policy from a log of decisions."""
+
+    read_log = staticmethod(read_decisions)
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
     """Threads, logging, checkpoints and other settings of the run."""
@@ -25,6 +28,18 @@ class BcConfig(OfflineRunConfig):
     """Shape of the policy's network, and form of a Gaussian policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizer."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[ActorCritic]:
+        """The policy's network alone, on the log as it is."""
+        own = gaussian_spaces(spaces, self.network)
+        policy = ActorCritic(own, self.network, seed=self.seed, critic=False).to(self.run.device)
+        return LearningMethod(
+            policy=policy,
+            phases=[policy_phase(policy, objective, self.learner)],
+            layout=lambda decisions, credits, _: step_rows(decisions, credits, device=self.run.device),
+            credit=reward_as_advantage,
+            split=split_decision_rows,
+        )
 
 
 def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
@@ -36,24 +51,9 @@ def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
     )
 
 
-def method(config: BcConfig, spaces: PolicySpaces) -> LearningMethod[ActorCritic]:
-    """The policy's network alone, on the log as it is."""
-    own = gaussian_spaces(spaces, config.network)
-    policy = ActorCritic(own, config.network, seed=config.seed, critic=False).to(config.run.device)
-    return LearningMethod(
-        policy=policy,
-        phases=[policy_phase(policy, objective, config.learner)],
-        layout=lambda decisions, credits, _: step_rows(decisions, credits, device=config.run.device),
-        credit=reward_as_advantage,
-        split=split_decision_rows,
-    )
-
-
-ENTRY = offline_recipe(
+ENTRY = RecipeSpec(
     summary="imitation of a log",
     paper="Pomerleau, ALVINN: An Autonomous Land Vehicle in a Neural Network, 1989",
     config=BcConfig,
-    method=method,
-    read=read_decisions,
     limitation="as good as the log's own policy, and lost where the log has never been.",
 )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hone.control.networks.mlp import DiscreteActions, PolicySpaces
 from hone.control.networks.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
-from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
@@ -24,6 +24,7 @@ from hone.objectives.td import ddpg_actor_loss, double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
 from hone.recipes.decision_logs import read_decisions
+from hone.run.job import RecipeSpec
 
 
 class BcqAlgorithm(TdAlgorithm):
@@ -44,8 +45,15 @@ class BcqAlgorithm(TdAlgorithm):
 class BcqConfig(OfflineRunConfig):
     """Batch-constrained Q-learning from a log, over finite actions or a box."""
 
+    read_log = staticmethod(read_decisions)
+
     algorithm: BcqAlgorithm = BcqAlgorithm()
     """Constraint and targets."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy] | LearningMethod[BcqPolicy]:
+        """Networks and losses of the recipe for the actions of the log."""
+        discrete = isinstance(spaces.actions, DiscreteActions)
+        return discrete_method(self, spaces) if discrete else continuous_method(self, spaces)
 
 
 # ---------------------------------------------------------------------------------------------- finite actions
@@ -131,17 +139,9 @@ def continuous_method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod
     return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-def method(config: BcqConfig, spaces: PolicySpaces) -> LearningMethod[DiscreteBcqPolicy] | LearningMethod[BcqPolicy]:
-    """Networks and losses of the recipe for the actions of the log."""
-    discrete = isinstance(spaces.actions, DiscreteActions)
-    return discrete_method(config, spaces) if discrete else continuous_method(config, spaces)
-
-
-ENTRY = offline_recipe(
+ENTRY = RecipeSpec(
     summary="offline control: the best of the actions that the log would have taken",
     paper="Fujimoto et al., Off-Policy Deep Reinforcement Learning without Exploration, 2019",
     config=BcqConfig,
-    method=method,
-    read=read_decisions,
     limitation="no better than the behaviour model, which decides the actions that the constraint admits.",
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.networks.offline import BearPolicy, twin_q_values
-from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_target, bear_actor_loss, bear_multiplier_loss, gaussian, laplacian, mmd
@@ -22,6 +22,7 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.recipes.decision_logs import read_decisions
 from hone.recipes.offline.bcq import generator_objective
+from hone.run.job import RecipeSpec
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
@@ -48,8 +49,27 @@ class BearAlgorithm(TdAlgorithm):
 class BearConfig(OfflineRunConfig):
     """BEAR from a log, over a box of actions."""
 
+    read_log = staticmethod(read_decisions)
+
     algorithm: BearAlgorithm = BearAlgorithm()
     """Constraint and targets."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[BearPolicy]:
+        """Generator, twin critics, and the policy with its multiplier. Raises ConfigError for actions without a box."""
+        algorithm, learning = self.algorithm, self.learner
+        policy = BearPolicy(spaces, self.network, seed=self.seed, samples=algorithm.samples)
+        policy = policy.to(self.run.device)
+        actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
+        latent, actions = policy.latent_size, policy.action_size
+        priced = [*policy.actor.parameters(), policy.log_multiplier]
+        follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
+        phases = [
+            optimizer_phase("generator", generator_objective, policy.generator.parameters(), learning),
+            optimizer_phase("critic", critic, policy.critics.parameters(), learning),
+            optimizer_phase("actor", actor, priced, learning, after_step=follow),
+        ]
+        noise_size = latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent
+        return logged_method(self, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
 @torch.no_grad()
@@ -86,29 +106,9 @@ def actor_objective(policy: BearPolicy, rows: TransitionRows, *, algorithm: Bear
     return add_terms(bear_actor_loss(worth, distance, policy.log_multiplier), price)
 
 
-def method(config: BearConfig, spaces: PolicySpaces) -> LearningMethod[BearPolicy]:
-    """Generator, twin critics, and the policy with its multiplier. Raises ConfigError for actions without a box."""
-    algorithm, learning = config.algorithm, config.learner
-    policy = BearPolicy(spaces, config.network, seed=config.seed, samples=algorithm.samples)
-    policy = policy.to(config.run.device)
-    actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
-    latent, actions = policy.latent_size, policy.action_size
-    priced = [*policy.actor.parameters(), policy.log_multiplier]
-    follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
-    phases = [
-        optimizer_phase("generator", generator_objective, policy.generator.parameters(), learning),
-        optimizer_phase("critic", critic, policy.critics.parameters(), learning),
-        optimizer_phase("actor", actor, priced, learning, after_step=follow),
-    ]
-    noise_size = latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent
-    return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
-
-
-ENTRY = offline_recipe(
+ENTRY = RecipeSpec(
     summary="offline control of continuous actions: within the support of the log, by a distance with a price",
     paper="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
     config=BearConfig,
-    method=method,
-    read=read_decisions,
     limitation="boxes of actions only; its threshold must be found per log, and a generator is trained besides.",
 )

@@ -15,7 +15,7 @@ from hone.control.networks.actor_critic import QNetworkPolicy, SoftActorCritic, 
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.control.networks.numpy_policies import LOG_STD_RANGE
 from hone.control.networks.offline import twin_q_values
-from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.learner.config import ReplayLearnerConfig
@@ -26,6 +26,7 @@ from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
 from hone.recipes.decision_logs import read_decisions
 from hone.recipes.off_policy.sac import soft_phases
+from hone.run.job import RecipeSpec
 
 
 class CqlAlgorithm(TdAlgorithm):
@@ -42,12 +43,19 @@ class CqlAlgorithm(TdAlgorithm):
 class CqlConfig(OfflineRunConfig):
     """Conservative Q-learning from a log, over finite actions or a box."""
 
+    read_log = staticmethod(read_decisions)
+
     network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
     """The values, and the policy if there is one, have one each."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=None)
     """The optimizers."""
     algorithm: CqlAlgorithm = CqlAlgorithm()
     """Targets and conservatism."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[QNetworkPolicy] | LearningMethod[SoftActorCritic]:
+        """Networks and losses of the recipe for the actions of the log."""
+        discrete = isinstance(spaces.actions, DiscreteActions)
+        return discrete_method(self, spaces) if discrete else continuous_method(self, spaces)
 
 
 # ---------------------------------------------------------------------------------------------- finite actions
@@ -157,17 +165,9 @@ def continuous_method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod
     return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-def method(config: CqlConfig, spaces: PolicySpaces) -> LearningMethod[QNetworkPolicy] | LearningMethod[SoftActorCritic]:
-    """Networks and losses of the recipe for the actions of the log."""
-    discrete = isinstance(spaces.actions, DiscreteActions)
-    return discrete_method(config, spaces) if discrete else continuous_method(config, spaces)
-
-
-ENTRY = offline_recipe(
+ENTRY = RecipeSpec(
     summary="offline control: a policy from a log, wary of untried actions",
     paper="Kumar et al., Conservative Q-Learning for Offline Reinforcement Learning, 2020",
     config=CqlConfig,
-    method=method,
-    read=read_decisions,
     limitation="never much better than the best of the log; the weight of its caution must be found per log.",
 )

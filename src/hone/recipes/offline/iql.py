@@ -11,7 +11,7 @@ from pydantic import Field
 
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.networks.offline import IqlPolicy, twin_q_values
-from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe
+from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.objectives.offline import advantage_weighted_regression, expectile_loss
@@ -19,6 +19,7 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
 from hone.recipes.decision_logs import read_decisions
+from hone.run.job import RecipeSpec
 
 
 class IqlAlgorithm(TdAlgorithm):
@@ -35,8 +36,20 @@ class IqlAlgorithm(TdAlgorithm):
 class IqlConfig(OfflineRunConfig):
     """Implicit Q-learning from a log, over finite actions or a box."""
 
+    read_log = staticmethod(read_decisions)
+
     algorithm: IqlAlgorithm = IqlAlgorithm()
     """Expectile and extraction."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[IqlPolicy]:
+        """Values, critics and policy in one phase. Raises ConfigError for a box of actions without bounds."""
+        algorithm = self.algorithm
+        policy = IqlPolicy(spaces, self.network, seed=self.seed).to(self.run.device)
+        trained = [number for number in policy.parameters() if number.requires_grad]
+        loss = partial(objective, algorithm=algorithm)
+        follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
+        phases = [optimizer_phase("all", loss, trained, self.learner, after_step=follow)]
+        return logged_method(self, policy, phases, discount=algorithm.discount)
 
 
 def objective(policy: IqlPolicy, rows: TransitionRows, *, algorithm: IqlAlgorithm) -> LossTerms:
@@ -61,22 +74,9 @@ def objective(policy: IqlPolicy, rows: TransitionRows, *, algorithm: IqlAlgorith
     )
 
 
-def method(config: IqlConfig, spaces: PolicySpaces) -> LearningMethod[IqlPolicy]:
-    """Values, critics and policy in one phase. Raises ConfigError for a box of actions without bounds."""
-    algorithm = config.algorithm
-    policy = IqlPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
-    trained = [number for number in policy.parameters() if number.requires_grad]
-    loss = partial(objective, algorithm=algorithm)
-    follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
-    phases = [optimizer_phase("all", loss, trained, config.learner, after_step=follow)]
-    return logged_method(config, policy, phases, discount=algorithm.discount)
-
-
-ENTRY = offline_recipe(
+ENTRY = RecipeSpec(
     summary="offline control: values within the log, weighted imitation",
     paper="Kostrikov et al., Offline Reinforcement Learning with Implicit Q-Learning, 2022",
     config=IqlConfig,
-    method=method,
-    read=read_decisions,
     limitation="only combines actions of the log; the expectile treats lucky outcomes as good actions.",
 )

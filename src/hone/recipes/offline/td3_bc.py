@@ -15,7 +15,7 @@ from torch import Tensor
 from hone.control.networks.deterministic import DeterministicActorCritic
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.networks.offline import first_q_value, twin_q_values
-from hone.control.offline import OfflineRunConfig, logged_method, offline_recipe, rows_in_dtype
+from hone.control.offline import OfflineRunConfig, logged_method, rows_in_dtype
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.core.reduction import Reduction, whole_batch
@@ -25,6 +25,7 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
 from hone.recipes.decision_logs import read_decisions
+from hone.run.job import RecipeSpec
 
 
 class Td3BcAlgorithm(TdAlgorithm):
@@ -44,8 +45,31 @@ class Td3BcAlgorithm(TdAlgorithm):
 class Td3BcConfig(OfflineRunConfig):
     """TD3 + BC from a log, over a box of actions."""
 
+    read_log = staticmethod(read_decisions)
+
     algorithm: Td3BcAlgorithm = Td3BcAlgorithm()
     """Targets and regularisation."""
+
+    def method(self, spaces: PolicySpaces) -> LearningMethod[DeterministicActorCritic]:
+        """Twin critics, then the policy and the target networks less often. Raises ConfigError for actions without a
+        box."""
+        algorithm = self.algorithm
+        policy = DeterministicActorCritic(spaces, self.network, seed=self.seed).to(self.run.device)
+        critic = partial(critic_objective, algorithm=algorithm)
+        pairs = [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)]
+        phases = [
+            optimizer_phase("critic", critic, policy.critics.parameters(), self.learner),
+            optimizer_phase(
+                "actor",
+                actor_objective,
+                policy.actor.parameters(),
+                self.learner,
+                prepare=partial(scaled, alpha=algorithm.alpha),
+                update_every=algorithm.policy_every,
+                after_step=target_update(pairs, tau=algorithm.tau),
+            ),
+        ]
+        return logged_method(self, policy, phases, discount=algorithm.discount, noise_size=policy.action_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,33 +113,9 @@ def scaled(
     return ScaledRows(**vars(alike), scale=scale)
 
 
-def method(config: Td3BcConfig, spaces: PolicySpaces) -> LearningMethod[DeterministicActorCritic]:
-    """Twin critics, then the policy and the target networks less often. Raises ConfigError for actions without a
-    box."""
-    algorithm = config.algorithm
-    policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    critic = partial(critic_objective, algorithm=algorithm)
-    pairs = [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)]
-    phases = [
-        optimizer_phase("critic", critic, policy.critics.parameters(), config.learner),
-        optimizer_phase(
-            "actor",
-            actor_objective,
-            policy.actor.parameters(),
-            config.learner,
-            prepare=partial(scaled, alpha=algorithm.alpha),
-            update_every=algorithm.policy_every,
-            after_step=target_update(pairs, tau=algorithm.tau),
-        ),
-    ]
-    return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=policy.action_size)
-
-
-ENTRY = offline_recipe(
+ENTRY = RecipeSpec(
     summary="offline control of continuous actions: TD3 with behaviour cloning",
     paper="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
     config=Td3BcConfig,
-    method=method,
-    read=read_decisions,
     limitation="boxes of actions only; one weight decides between the critic and the log, wherever it stands.",
 )

@@ -19,7 +19,7 @@ from hone.objectives.policy import cispo, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.run.job import RecipeParts
+from hone.run.job import RecipeParts, RecipeSpec
 
 
 class A2cAlgorithm(on_policy.ActorCriticAlgorithm):
@@ -49,6 +49,17 @@ class A2cConfig(on_policy.OnPolicyRunConfig):
     algorithm: A2cAlgorithm = A2cAlgorithm()
     """Credit and loss."""
 
+    def method(self) -> on_policy.OnPolicyMethod:
+        """Credit and loss of the recipe, as the on-policy family takes them."""
+        algorithm = self.algorithm
+        return on_policy.OnPolicyMethod(
+            credit=partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
+            objective=partial(objective, algorithm=algorithm),
+            normalise=algorithm.normalise,
+            max_staleness=algorithm.max_staleness,
+            discount=algorithm.discount,
+        )
+
 
 def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> LossTerms:
     """-A log p (weighted by the cut ratio where steps are older than the policy) + value error - entropy."""
@@ -60,23 +71,10 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -
     return on_policy.actor_critic_loss(actor, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
-def method(config: A2cConfig) -> on_policy.OnPolicyMethod:
-    """Credit and loss of the recipe, as the on-policy family takes them."""
-    algorithm = config.algorithm
-    return on_policy.OnPolicyMethod(
-        credit=partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
-        objective=partial(objective, algorithm=algorithm),
-        normalise=algorithm.normalise,
-        max_staleness=algorithm.max_staleness,
-        discount=algorithm.discount,
-    )
-
-
-ENTRY = on_policy.on_policy_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control: one policy-gradient step on a few steps of many environments, with a critic",
     paper="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
     config=A2cConfig,
-    method=method,
     parts=RecipeParts(
         source="Live(Gymnasium)", credit=(gae,), loss=(reinforce_loss, squared_error), weights=(token_mean,)
     ),

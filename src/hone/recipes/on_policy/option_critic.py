@@ -49,6 +49,13 @@ class OptionCriticConfig(on_policy.OnPolicyRunConfig):
     algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
     """Credit and loss."""
 
+    def open(self) -> OpenedRun:
+        """Open the environments with a memory for the option. Raises ConfigError for actions that are no finite set."""
+        spaces = network_spaces(*inspect_world(self.env, seed=self.seed)[0])
+        OptionCriticPolicy(spaces, self.network, seed=0, options=1, epsilon=0.0)
+        remembering = with_option_memory(self.env, self.algorithm.options)
+        return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(build, spaces=spaces))
+
 
 def objective(policy: OptionCriticPolicy, rows: StepRows, *, algorithm: OptionCriticAlgorithm) -> LossTerms:
     """Clipped surrogate within + value error of the option + stop * (gain + deliberation cost) - entropy.
@@ -94,20 +101,10 @@ def build(config: OptionCriticConfig, world: GymWorld, *, spaces: PolicySpaces) 
     return on_policy.rollout_job(config, world, credit, learner)
 
 
-def open_run(config: OptionCriticConfig) -> OpenedRun:
-    """Open the environments with a memory for the option. Raises ConfigError for actions that are not a finite set."""
-    spaces = network_spaces(*inspect_world(config.env, seed=config.seed)[0])
-    OptionCriticPolicy(spaces, config.network, seed=0, options=1, epsilon=0.0)
-    remembering = with_option_memory(config.env, config.algorithm.options)
-    return open_gym_run(config, remembering, steps=config.rollout_steps, build=partial(build, spaces=spaces))
-
-
 ENTRY = RecipeSpec(
     summary="options learned by gradient: option values, intra-option policies, terminations",
     paper="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
     config=OptionCriticConfig,
-    open=open_run,
-    derive=on_policy.derive_on_policy,
     parts=on_policy.control_parts(build, objective, source="Live(Gymnasium with a memory)"),
     limitation="without a deliberation cost, options end at every step or one takes over; finite actions only.",
 )

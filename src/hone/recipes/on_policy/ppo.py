@@ -22,6 +22,7 @@ from hone.learner.config import LearnerConfig
 from hone.learner.gradient import TrainingRows
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 
 
 class PpoAlgorithm(on_policy.ActorCriticAlgorithm):
@@ -56,6 +57,10 @@ class PpoConfig(on_policy.OnPolicyRunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoAlgorithm = PpoAlgorithm()
     """Credit and loss."""
+
+    def method(self) -> on_policy.OnPolicyMethod:
+        """Credit and loss of the recipe, as the on-policy family takes them."""
+        return ppo_method(self, self.algorithm)
 
 
 @dataclass
@@ -120,15 +125,9 @@ def ppo_method(config: on_policy.OnPolicyRunConfig, algorithm: PpoAlgorithm) -> 
     )
 
 
-def method(config: PpoConfig) -> on_policy.OnPolicyMethod:
-    """Credit and loss of the recipe, as the on-policy family takes them."""
-    return ppo_method(config, config.algorithm)
-
-
-ENTRY = on_policy.on_policy_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control: clipped policy gradient with a critic",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=PpoConfig,
-    method=method,
     limitation="the clip bounds the gradient, not the change of the policy over several passes.",
 )

@@ -5,21 +5,23 @@ The defaults are those that solve `hone/Maze-v0`, where PPO without the bonus (`
 stays at 0.
 """
 
-from hone.control.intrinsic_reward import IntrinsicRewardRunConfig, intrinsic_reward_recipe_spec
+from hone.control.intrinsic_reward import IntrinsicRewardRunConfig
 from hone.control.networks.intrinsic_reward import HashCountConfig, HashCounts
+from hone.run.job import RecipeSpec
 
 
 class PpoCountsConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; hash counts."""
 
+    novelty_model = HashCounts
+
     novelty: HashCountConfig = HashCountConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Measure of novelty."""
 
 
-ENTRY = intrinsic_reward_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: hash counts",
     paper="Tang et al., #Exploration",
     config=PpoCountsConfig,
-    novelty=HashCounts,
     limitation="hash codes must separate relevant states: images need an encoder before the hash.",
 )

@@ -31,6 +31,39 @@ class PpoCurriculumConfig(on_policy.OnPolicyRunConfig):
     curriculum: CurriculumConfig
     """The stages before it."""
 
+    def open(self) -> OpenedRun:
+        """Open the first stage and try the others. Raises ConfigError where stages differ in what is seen and done."""
+        later = [
+            inspect_world(stage_env(self.env, self.curriculum, stage), seed=self.seed)
+            for stage in range(1, len(self.curriculum.stages) + 1)
+        ]
+
+        def require(self: PpoCurriculumConfig, space: PolicySpaces) -> None:
+            on_policy.require_supported_spaces(self.env, space, self.algorithm.normalise, self.network)
+            spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
+            other = next((stage for stage, found in enumerate(spaces) if found != spaces[-1]), None)
+            if other is not None:
+                raise ConfigError(
+                    f"curriculum.stages[{other}] = {self.curriculum.stages[other]}: observations are "
+                    f"{spaces[other].inputs.size} numbers and actions {spaces[other].actions} there, in the "
+                    f"environment as it is {spaces[-1].inputs.size} and {spaces[-1].actions}; one policy serves all "
+                    "stages, so they must agree"
+                )
+
+        first = stage_env(self.env, self.curriculum, 0)
+        opened = open_gym_run(self, first, steps=self.rollout_steps, build=build, require=require)
+        warnings = [*opened.warnings, *(warning for _, told in later for warning in told)]
+        return replace(opened, warnings=list(dict.fromkeys(warnings)))
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        curriculum = self.curriculum
+        return {
+            **super().derive(),
+            "stages": f"{len(curriculum.stages)} and the environment as it is; each passed at "
+            f"{curriculum.threshold:.0%} of {curriculum.window}",
+        }
+
 
 def method(config: PpoCurriculumConfig) -> on_policy.OnPolicyMethod:
     """PPO's credit and loss."""
@@ -64,47 +97,10 @@ def build(config: PpoCurriculumConfig, world: GymWorld) -> TrainingJob[ActorCrit
     return replace(job, pop_notices=lambda: [*job.pop_notices(), *stages[0].notes()], close=close)
 
 
-def open_run(config: PpoCurriculumConfig) -> OpenedRun:
-    """Open the first stage and try the others. Raises ConfigError where stages differ in what is seen and done."""
-    later = [
-        inspect_world(stage_env(config.env, config.curriculum, stage), seed=config.seed)
-        for stage in range(1, len(config.curriculum.stages) + 1)
-    ]
-
-    def require(config: PpoCurriculumConfig, space: PolicySpaces) -> None:
-        on_policy.require_supported_spaces(config.env, space, config.algorithm.normalise, config.network)
-        spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
-        other = next((stage for stage, found in enumerate(spaces) if found != spaces[-1]), None)
-        if other is not None:
-            raise ConfigError(
-                f"curriculum.stages[{other}] = {config.curriculum.stages[other]}: observations are "
-                f"{spaces[other].inputs.size} numbers and actions {spaces[other].actions} there, in the environment as "
-                f"it is {spaces[-1].inputs.size} and {spaces[-1].actions}; one policy serves all stages, so they must "
-                "agree"
-            )
-
-    first = stage_env(config.env, config.curriculum, 0)
-    opened = open_gym_run(config, first, steps=config.rollout_steps, build=build, require=require)
-    warnings = [*opened.warnings, *(warning for _, told in later for warning in told)]
-    return replace(opened, warnings=list(dict.fromkeys(warnings)))
-
-
-def derive(config: PpoCurriculumConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    curriculum = config.curriculum
-    return {
-        **on_policy.derive_on_policy(config),
-        "stages": f"{len(curriculum.stages)} and the environment as it is; each passed at {curriculum.threshold:.0%} "
-        f"of {curriculum.window}",
-    }
-
-
 ENTRY = RecipeSpec(
     summary="on-policy control with a curriculum: stages passed by success",
     paper="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
     config=PpoCurriculumConfig,
-    open=open_run,
-    derive=derive,
     parts=on_policy.control_parts(ppo_method, source="Staged(Live(Gymnasium))"),
     limitation="needs user-defined stages of difficulty; a run stays at a stage that it does not pass.",
 )

@@ -5,21 +5,23 @@ each. The defaults are those that solve `hone/Maze-v0`, where PPO without the bo
 stays at 0.
 """
 
-from hone.control.intrinsic_reward import IntrinsicRewardRunConfig, intrinsic_reward_recipe_spec
+from hone.control.intrinsic_reward import IntrinsicRewardRunConfig
 from hone.control.networks.intrinsic_reward import IcmConfig, IntrinsicCuriosity
+from hone.run.job import RecipeSpec
 
 
 class PpoIcmConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; intrinsic curiosity."""
 
+    novelty_model = IntrinsicCuriosity
+
     novelty: IcmConfig = IcmConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Measure of novelty."""
 
 
-ENTRY = intrinsic_reward_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: intrinsic curiosity",
     paper="Pathak et al., Curiosity-driven Exploration by Self-supervised Prediction, 2017",
     config=PpoIcmConfig,
-    novelty=IntrinsicCuriosity,
     limitation="randomness that actions influence stays novel for ever.",
 )

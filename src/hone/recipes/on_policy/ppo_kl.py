@@ -21,6 +21,7 @@ from hone.learner.config import LearnerConfig
 from hone.objectives.kl import k3
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 
 TOLERANCE, FACTOR = 1.5, 2.0
 """The paper's: within this ratio of the target the coefficient stays; outside it changes by this factor."""
@@ -50,6 +51,19 @@ class PpoKlConfig(on_policy.OnPolicyRunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoKlAlgorithm = PpoKlAlgorithm()
     """Credit and loss."""
+
+    def method(self) -> on_policy.OnPolicyMethod:
+        """Credit and loss of the recipe, as the on-policy family takes them."""
+        algorithm = self.algorithm
+        kl_coef = KlCoefController(algorithm.coefficient, algorithm.target_nats)
+        return on_policy.OnPolicyMethod(
+            credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
+            objective=partial(objective, algorithm=algorithm, kl_coef=kl_coef),
+            normalise=algorithm.normalise,
+            discount=algorithm.discount,
+            on_metrics=kl_coef.adapt,
+            extra_state={"kl_coefficient": kl_coef},
+        )
 
 
 @dataclass
@@ -89,24 +103,9 @@ def objective(
     return on_policy.actor_critic_loss(penalised, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
-def method(config: PpoKlConfig) -> on_policy.OnPolicyMethod:
-    """Credit and loss of the recipe, as the on-policy family takes them."""
-    algorithm = config.algorithm
-    kl_coef = KlCoefController(algorithm.coefficient, algorithm.target_nats)
-    return on_policy.OnPolicyMethod(
-        credit=partial(on_policy.standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
-        objective=partial(objective, algorithm=algorithm, kl_coef=kl_coef),
-        normalise=algorithm.normalise,
-        discount=algorithm.discount,
-        on_metrics=kl_coef.adapt,
-        extra_state={"kl_coefficient": kl_coef},
-    )
-
-
-ENTRY = on_policy.on_policy_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control: policy gradient with an adaptive KL penalty",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
     config=PpoKlConfig,
-    method=method,
     limitation="the coefficient reacts one iteration late; the clip usually does better (the paper's own comparison).",
 )

@@ -8,14 +8,16 @@ critic and a discount each. The defaults are those that solve `hone/Maze-v0`, wh
 from hone.control.intrinsic_reward import (
     IntrinsicRewardAlgorithm,
     IntrinsicRewardRunConfig,
-    intrinsic_reward_recipe_spec,
 )
 from hone.control.networks.intrinsic_reward import RandomNetworkDistillation, RndConfig
 from hone.learner.config import LearnerConfig
+from hone.run.job import RecipeSpec
 
 
 class PpoRndConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; random network distillation."""
+
+    novelty_model = RandomNetworkDistillation
 
     algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm(entropy_weight=0.03)
     """Credit and loss. The entropy bonus keeps trying the actions that lead out of the known states once the novelty of
@@ -27,10 +29,9 @@ class PpoRndConfig(IntrinsicRewardRunConfig):
     """Measure of novelty."""
 
 
-ENTRY = intrinsic_reward_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: random network distillation",
     paper="Burda et al., Exploration by Random Network Distillation, 2018",
     config=PpoRndConfig,
-    novelty=RandomNetworkDistillation,
     limitation="noise that never repeats stays novel for ever.",
 )

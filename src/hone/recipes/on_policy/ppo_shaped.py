@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, on_policy_recipe_spec
+from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig
 from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.credit.potential import (
@@ -23,7 +23,7 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy.ppo import PpoAlgorithm, ppo_method
-from hone.run.job import RecipeParts
+from hone.run.job import RecipeParts, RecipeSpec
 
 
 class HintsConfig(Config):
@@ -44,6 +44,11 @@ class PpoShapedConfig(OnPolicyRunConfig):
     hints: HintsConfig
     """Potential function of the state."""
 
+    def method(self) -> OnPolicyMethod:
+        """PPO's credit and loss, on shaped rewards."""
+        plain = ppo_method(self, self.algorithm)
+        return replace(plain, credit=partial(with_shaped_rewards, credit=plain.credit, shaping=shaping_wrapper(self)))
+
 
 def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
     """Return the credit wrapper that shapes the rewards."""
@@ -53,17 +58,10 @@ def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
     return partial(potential_shaped, potential=potential, discount=config.algorithm.discount)
 
 
-def method(config: PpoShapedConfig) -> OnPolicyMethod:
-    """PPO's credit and loss, on shaped rewards."""
-    plain = ppo_method(config, config.algorithm)
-    return replace(plain, credit=partial(with_shaped_rewards, credit=plain.credit, shaping=shaping_wrapper(config)))
-
-
-ENTRY = on_policy_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control with potential-based reward shaping",
     paper="Ng, Harada and Russell, Policy Invariance under Reward Transformations, 1999",
     config=PpoShapedConfig,
-    method=method,
     parts=RecipeParts(
         source="Live(Gymnasium)",
         credit=(with_shaped_rewards, potential_shaped, standardised, gae),

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.normalise import NormaliseConfig
-from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, actor_critic_loss, on_policy_recipe_spec
+from hone.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, actor_critic_loss
 from hone.control.rows import StepRows
 from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Values
@@ -24,7 +24,7 @@ from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.run.job import RecipeParts
+from hone.run.job import RecipeParts, RecipeSpec
 from hone.sources.whole_episodes import WholeEpisodes
 
 
@@ -55,6 +55,18 @@ class ReinforceControlConfig(OnPolicyRunConfig):
     algorithm: ReinforceControlAlgorithm = ReinforceControlAlgorithm()
     """Credit and loss."""
 
+    def method(self) -> OnPolicyMethod:
+        """Credit and loss of the recipe, as the on-policy family takes them."""
+        algorithm = self.algorithm
+        return OnPolicyMethod(
+            credit=partial(return_credit, algorithm=algorithm),
+            objective=partial(objective, algorithm=algorithm),
+            normalise=algorithm.normalise,
+            discount=algorithm.discount,
+            use_critic=algorithm.baseline == "value",
+            wrap_source=partial(WholeEpisodes, min_episodes=algorithm.episodes),
+        )
+
 
 def return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceControlAlgorithm) -> Credits:
     """Returns to the end of the episode, above the baseline; a time limit is no end where a critic can look beyond."""
@@ -73,24 +85,10 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceContro
     return actor_critic_loss(actor, now, rows.target, algorithm.value_weight, algorithm.entropy_weight)
 
 
-def method(config: ReinforceControlConfig) -> OnPolicyMethod:
-    """Credit and loss of the recipe, as the on-policy family takes them."""
-    algorithm = config.algorithm
-    return OnPolicyMethod(
-        credit=partial(return_credit, algorithm=algorithm),
-        objective=partial(objective, algorithm=algorithm),
-        normalise=algorithm.normalise,
-        discount=algorithm.discount,
-        use_critic=algorithm.baseline == "value",
-        wrap_source=partial(WholeEpisodes, min_episodes=algorithm.episodes),
-    )
-
-
-ENTRY = on_policy_recipe_spec(
+ENTRY = RecipeSpec(
     summary="on-policy control: Monte-Carlo policy gradient on whole episodes, with or without a baseline",
     paper="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
     config=ReinforceControlConfig,
-    method=method,
     parts=RecipeParts(
         source="WholeEpisodes(Live(Gymnasium))",
         credit=(standardised, gae),

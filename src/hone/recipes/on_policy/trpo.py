@@ -26,7 +26,7 @@ from hone.objectives.natural import trust_region_step
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
-from hone.run.job import RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
 
 
 class TrpoAlgorithm(Config):
@@ -49,6 +49,17 @@ class TrpoConfig(on_policy.OnPolicyRunConfig):
     """The critic's optimizer; the policy has no learning rate."""
     algorithm: TrpoAlgorithm = TrpoAlgorithm()
     """Credit and trust region."""
+
+    def open(self) -> OpenedRun:
+        return self.open_envs(build, on_policy.require_clipped_actions)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        region = self.algorithm.region
+        return {
+            **super().derive(),
+            "gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss",
+        }
 
 
 def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[LossTerms, Tensor]:
@@ -89,21 +100,10 @@ def build(config: TrpoConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
     return on_policy.rollout_job(config, world, credit, make_learner(config, policy))
 
 
-def derive(config: TrpoConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    region = config.algorithm.region
-    return {
-        **on_policy.derive_on_policy(config),
-        "gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss",
-    }
-
-
 ENTRY = RecipeSpec(
     summary="on-policy control: the longest natural-gradient step within a bound on the KL",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
-    open=partial(on_policy.open_rollout_run, build=build, require=on_policy.require_clipped_actions),
-    derive=derive,
     parts=on_policy.control_parts(build, trust_region_step),
     limitation="one step per batch, with some twenty gradients; the KL is estimated on the batch, not integrated.",
 )

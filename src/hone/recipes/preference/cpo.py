@@ -9,8 +9,9 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.objectives.reference_free import cpo
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 
 class CpoAlgorithm(Config):
@@ -38,10 +39,10 @@ class CpoConfig(PreferenceRunConfig):
         return AnswerLossSpec(objective=objective, needs_reference=False)
 
 
-ENTRY = preference_recipe_spec(
+ENTRY = RecipeSpec(
     summary="DPO without a reference: the likelihood of the chosen answers takes its place",
     paper="Xu et al., Contrastive Preference Optimization, 2024",
     config=CpoConfig,
-    loss=(cpo,),
+    parts=preference_parts(CpoConfig, cpo),
     limitation="sums of log-probabilities prefer the shorter answer where lengths differ much.",
 )

@@ -5,9 +5,10 @@ reference is the policy as the run starts, asked once. `algorithm.loss.kind` nam
 """
 
 from hone.objectives.preference import dpo
+from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec
 from hone.text.preference.pair_algorithm import PairAlgorithm
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 
 class DpoConfig(PreferenceRunConfig):
@@ -23,10 +24,10 @@ class DpoConfig(PreferenceRunConfig):
         return self.algorithm.reference
 
 
-ENTRY = preference_recipe_spec(
+ENTRY = RecipeSpec(
     summary="pairs of answers, one preferred: raise the margin between their log-ratios to the reference",
     paper="Rafailov et al., Direct Preference Optimization, 2023",
     config=DpoConfig,
-    loss=(dpo,),
+    parts=preference_parts(DpoConfig, dpo),
     limitation="widens the margin even where both answers become less likely; it never sees its own answers.",
 )

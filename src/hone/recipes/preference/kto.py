@@ -18,10 +18,11 @@ from hone.objectives.batchwide import kto_baseline
 from hone.objectives.implicit import reference_log_ratio
 from hone.objectives.terms import LossTerms
 from hone.objectives.unpaired import apo_zero_unpaired, bco, kto
+from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic
 from hone.text.preference.mismatched_answers import with_mismatched_answers
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 
 def log_ratio(view: AnswerView) -> Tensor:
@@ -130,10 +131,10 @@ class KtoConfig(PreferenceRunConfig):
         return with_mismatched_answers(log, context) if self.loss().needs_unlabelled else log
 
 
-ENTRY = preference_recipe_spec(
+ENTRY = RecipeSpec(
     summary="answers marked good or bad, without pairs: raise or lower each against a baseline of the step",
     paper="Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024",
     config=KtoConfig,
-    loss=(kto,),
+    parts=preference_parts(KtoConfig, kto),
     limitation="a mark says less than a comparison; its baseline is a biased estimate of the KL, as the paper says.",
 )

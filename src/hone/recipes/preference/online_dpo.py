@@ -71,7 +71,7 @@ class OnlineDpoConfig(recipe.TextRunConfig):
         return recipe.TextMethod(credit=best_and_worst, learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="DPO on the best and the worst of the policy's own answers, by any reward",
     paper="Guo et al., Direct Language Model Alignment from Online AI Feedback, 2024",
     config=OnlineDpoConfig,

@@ -9,8 +9,9 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.objectives.reference_free import orpo
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 
 class OrpoAlgorithm(Config):
@@ -35,10 +36,10 @@ class OrpoConfig(PreferenceRunConfig):
         return AnswerLossSpec(objective=objective, needs_reference=False)
 
 
-ENTRY = preference_recipe_spec(
+ENTRY = RecipeSpec(
     summary="imitation of the chosen answers and an odds ratio against the rejected ones, without a reference",
     paper="Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024",
     config=OrpoConfig,
-    loss=(orpo,),
+    parts=preference_parts(OrpoConfig, orpo),
     limitation="nothing holds it to where it started, but the likelihood of the chosen answers.",
 )

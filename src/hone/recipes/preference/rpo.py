@@ -10,9 +10,10 @@ from pydantic import Field
 
 from hone.objectives.preference import dpo
 from hone.objectives.terms import LossTerms, add_terms
+from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
 from hone.text.preference.pair_algorithm import PairAlgorithm
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 
 class RpoAlgorithm(PairAlgorithm):
@@ -47,10 +48,10 @@ class RpoConfig(PreferenceRunConfig):
         return self.algorithm.reference
 
 
-ENTRY = preference_recipe_spec(
+ENTRY = RecipeSpec(
     summary="DPO and the likelihood of the chosen answers, which keeps them likely",
     paper="Pang et al., Iterative Reasoning Preference Optimization, 2024",
     config=RpoConfig,
-    loss=(dpo, chosen_likelihood),
+    parts=preference_parts(RpoConfig, dpo, chosen_likelihood),
     limitation="imitates the chosen answers as they are, their faults included.",
 )

@@ -13,9 +13,10 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.objectives.reference_free import simpo, simpo_hinge
 from hone.objectives.terms import LossTerms, add_terms
+from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
 from hone.text.preference.pair_losses import PairTerms
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_parts
 
 
 class LogisticShape(Config):
@@ -76,10 +77,10 @@ class SimpoConfig(PreferenceRunConfig):
         return AnswerLossSpec(objective=objective, needs_reference=False)
 
 
-ENTRY = preference_recipe_spec(
+ENTRY = RecipeSpec(
     summary="pairs by their mean log-probability per token, with a margin to reach and no reference",
     paper="Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024",
     config=SimpoConfig,
-    loss=(simpo,),
+    parts=preference_parts(SimpoConfig, simpo),
     limitation="nothing holds it to where it started: small learning rates and few steps.",
 )

@@ -14,9 +14,11 @@ from hone.credit.pairs import LabelCredit, desirability
 from hone.objectives.implicit import reference_log_ratio
 from hone.objectives.reward_model import implicit_process_reward
 from hone.objectives.terms import LossTerms
+from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView
-from hone.text.scorers.implicit_reward_job import HeldOutRunConfig, held_out_recipe_spec
+from hone.text.preference.preference_job import preference_parts
+from hone.text.scorers.implicit_reward_job import HeldOutRunConfig, evaluate_saved_ratios
 
 
 class ImplicitPrmAlgorithm(Config):
@@ -53,10 +55,11 @@ class ImplicitPrmConfig(HeldOutRunConfig):
         return AnswerLossSpec(objective=objective, unit="answer")
 
 
-ENTRY = held_out_recipe_spec(
+ENTRY = RecipeSpec(
     summary="verifier of outcomes whose log-ratio to its start rewards every token (PRIME)",
     paper="Cui et al., Process Reinforcement through Implicit Rewards, 2025",
     config=ImplicitPrmConfig,
-    loss=(implicit_process_reward,),
+    parts=preference_parts(ImplicitPrmConfig, implicit_process_reward),
+    evaluate=evaluate_saved_ratios,
     limitation="its rewards of tokens are right only as far as outcomes tell; it needs its start beside it to score.",
 )

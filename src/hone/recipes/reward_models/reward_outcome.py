@@ -8,9 +8,9 @@ from typing import ClassVar
 from hone.models.language.scalar_head import ScoredTokens
 from hone.objectives.reward_model import step_regression
 from hone.objectives.weights import token_mean
+from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
-from hone.text.scorers.scorer_config import ScorerRunConfig
-from hone.text.scorers.scorer_job import scorer_recipe_spec
+from hone.text.scorers.scorer_job import ScorerRunConfig, evaluate_saved_scorer, scorer_parts
 from hone.text.scorers.scorer_loss import ScorerLoss, outcome_loss
 
 
@@ -24,11 +24,11 @@ class RewardOutcomeConfig(ScorerRunConfig):
         return outcome_loss
 
 
-ENTRY = scorer_recipe_spec(
+ENTRY = RecipeSpec(
     summary="verifier of outcomes: the chance that an answer is right (ORM)",
     paper="Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021",
     config=RewardOutcomeConfig,
-    loss=(step_regression,),
-    weights=(token_mean,),
+    parts=scorer_parts(step_regression, weights=(token_mean,)),
+    evaluate=evaluate_saved_scorer,
     limitation="it judges answers like those that it has seen: of a stronger policy's answers it knows less.",
 )

@@ -13,9 +13,9 @@ from hone.core.config import Config
 from hone.models.language.scalar_head import ScoredTokens
 from hone.objectives.reward_model import bradley_terry
 from hone.objectives.weights import sequence_sum
+from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
-from hone.text.scorers.scorer_config import ScorerRunConfig
-from hone.text.scorers.scorer_job import scorer_recipe_spec
+from hone.text.scorers.scorer_job import ScorerRunConfig, evaluate_saved_scorer, scorer_parts
 from hone.text.scorers.scorer_loss import PairwiseLoss
 
 
@@ -40,11 +40,11 @@ class RewardPairsConfig(ScorerRunConfig):
         return PairwiseLoss(margin=self.algorithm.margin, centring=self.algorithm.centring)
 
 
-ENTRY = scorer_recipe_spec(
+ENTRY = RecipeSpec(
     summary="reward model from pairs of answers, one preferred (Bradley-Terry)",
     paper="Bradley and Terry, 1952; Ouyang et al., Training language models to follow instructions, 2022",
     config=RewardPairsConfig,
-    loss=(bradley_terry,),
-    weights=(sequence_sum,),
+    parts=scorer_parts(bradley_terry, weights=(sequence_sum,)),
+    evaluate=evaluate_saved_scorer,
     limitation="only differences of its rewards mean anything, and only near the answers that it has seen.",
 )

@@ -9,9 +9,9 @@ from typing import ClassVar
 from hone.models.language.scalar_head import ScoredTokens
 from hone.objectives.reward_model import step_regression
 from hone.objectives.weights import token_mean
+from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
-from hone.text.scorers.scorer_config import ScorerRunConfig
-from hone.text.scorers.scorer_job import scorer_recipe_spec
+from hone.text.scorers.scorer_job import ScorerRunConfig, evaluate_saved_scorer, scorer_parts
 from hone.text.scorers.scorer_loss import ScorerLoss, step_loss
 
 
@@ -25,11 +25,11 @@ class RewardStepsConfig(ScorerRunConfig):
         return step_loss
 
 
-ENTRY = scorer_recipe_spec(
+ENTRY = RecipeSpec(
     summary="verifier of steps: the chance that each step is right (PRM)",
     paper="Lightman et al., Let's Verify Step by Step, 2023; Wang et al., Math-Shepherd, 2023",
     config=RewardStepsConfig,
-    loss=(step_regression,),
-    weights=(token_mean,),
+    parts=scorer_parts(step_regression, weights=(token_mean,)),
+    evaluate=evaluate_saved_scorer,
     limitation="steps end where the data say: a policy that writes its steps otherwise is not judged by them.",
 )

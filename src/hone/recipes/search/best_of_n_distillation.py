@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from hone.core.episodes import Episodes
 from hone.learner.round_source import Selection
-from hone.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
+from hone.run.job import RecipeSpec
+from hone.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_parts
 from hone.text.collecting.selections import best_answers
 
 
@@ -39,10 +40,10 @@ class BestOfNDistillationConfig(RoundRunConfig):
         return best_answers(episodes)
 
 
-ENTRY = round_recipe_spec(
+ENTRY = RecipeSpec(
     summary="imitates the best of n of its own answers to each prompt",
     paper="Dong et al., RAFT, 2023; Amini et al., Variational Best-of-N Alignment, 2024; Sessa et al., BOND, 2024",
     config=BestOfNDistillationConfig,
-    selection=best_answers,
+    parts=round_parts(best_answers),
     limitation="costs n times the answers; the maximum of a learnt reward finds its errors, the more so the larger n.",
 )

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from hone.core.episodes import Episodes
 from hone.learner.round_source import Selection
-from hone.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_recipe_spec
+from hone.run.job import RecipeSpec
+from hone.text.collecting.round_job import RoundAlgorithm, RoundRunConfig, round_parts
 from hone.text.collecting.selections import right_answers
 
 
@@ -32,10 +33,10 @@ class ExpertIterationConfig(RoundRunConfig):
         return right_answers(episodes, min_score=chosen.min_score, max_per_problem=chosen.max_per_problem)
 
 
-ENTRY = round_recipe_spec(
+ENTRY = RecipeSpec(
     summary="imitates its own right answers, round by round, each from the first policy on",
     paper="Zelikman et al., STaR, 2022; Singh et al., Beyond Human Data (ReST-EM), 2024",
     config=ExpertIterationConfig,
-    selection=right_answers,
+    parts=round_parts(right_answers),
     limitation="problems without a right sample teach nothing; a reward that luck satisfies teaches wrong reasoning.",
 )

@@ -7,27 +7,26 @@ not. Actions are chosen by the mean of both tables.
 from hone.control.tables.kernels import double_q_learning
 from hone.control.tables.learn import DoubleQLearning
 from hone.control.tables.tables import ActionTable
-from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts
+from hone.run.job import RecipeSpec
 
 
 class DoubleQLearningConfig(TabularRunConfig):
     """Double Q-learning on two tables."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule and credit of the recipe."""
 
-def method(config: DoubleQLearningConfig) -> TabularMethod[ActionTable]:
-    """Update rule and credit of the recipe."""
+        def rule(table: ActionTable) -> DoubleQLearning:
+            return DoubleQLearning(actions=table.features.actions, seed=self.seed)
 
-    def rule(table: ActionTable) -> DoubleQLearning:
-        return DoubleQLearning(actions=table.features.actions, seed=config.seed)
-
-    return TabularMethod(make_rule=rule, discount=config.algorithm.discount, table_count=2)
+        return TabularMethod(make_rule=rule, discount=self.algorithm.discount, table_count=2)
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: two estimates, which removes maximisation bias",
     paper="van Hasselt, Double Q-learning, 2010",
     config=DoubleQLearningConfig,
-    method=method,
     parts=tabular_parts(double_q_learning),
     limitation="each table learns from half of the steps; values are underestimated where Q-learning overestimates.",
 )

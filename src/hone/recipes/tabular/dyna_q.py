@@ -14,10 +14,9 @@ from hone.control.tabular import (
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,
-    derive_tabular,
     tabular_parts,
-    tabular_recipe,
 )
+from hone.run.job import RecipeSpec
 
 
 class DynaQAlgorithm(TabularAlgorithm):
@@ -39,32 +38,28 @@ class DynaQConfig(TabularRunConfig):
     algorithm: DynaQAlgorithm = DynaQAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule and credit of the recipe."""
+        algorithm = self.algorithm
 
-def method(config: DynaQConfig) -> TabularMethod[ActionTable]:
-    """Update rule and credit of the recipe."""
-    algorithm = config.algorithm
+        def rule(table: ActionTable) -> DynaQ:
+            return DynaQ(
+                actions=table.features.actions, seed=self.seed, planning=algorithm.planning,
+                rate=algorithm.planning_rate, model=TabularModel(table.features.cells, table.features.actions),
+            )  # fmt: skip
 
-    def rule(table: ActionTable) -> DynaQ:
-        return DynaQ(
-            actions=table.features.actions, seed=config.seed, planning=algorithm.planning,
-            rate=algorithm.planning_rate, model=TabularModel(table.features.cells, table.features.actions),
-        )  # fmt: skip
+        return TabularMethod(make_rule=rule, discount=algorithm.discount)
 
-    return TabularMethod(make_rule=rule, discount=algorithm.discount)
-
-
-def derive(config: DynaQConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return {**derive_tabular(config), "imagined steps": f"{config.algorithm.planning} for each environment step"}
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        return {**super().derive(), "imagined steps": f"{self.algorithm.planning} for each environment step"}
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: Q-learning on real steps and on steps simulated by a learned model",
     paper="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
     config=DynaQConfig,
-    method=method,
     parts=tabular_parts(q_learning, dyna_planning),
-    derive=derive,
     limitation="where the environment changes, the model is wrong until its pairs are visited again; most simulated "
     "steps change nothing (see prioritized_sweeping).",
 )

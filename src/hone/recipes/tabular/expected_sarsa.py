@@ -7,27 +7,26 @@ from hone.control.tables.batch import expected_sarsa_weights
 from hone.control.tables.kernels import expected_sarsa
 from hone.control.tables.learn import ExpectedSarsa
 from hone.control.tables.tables import ActionTable
-from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts
+from hone.run.job import RecipeSpec
 
 
 class ExpectedSarsaConfig(TabularRunConfig):
     """Expected SARSA on a table."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule and credit of the recipe."""
 
-def method(config: ExpectedSarsaConfig) -> TabularMethod[ActionTable]:
-    """Update rule and credit of the recipe."""
+        def rule(_: ActionTable) -> ExpectedSarsa:
+            return ExpectedSarsa(next_weights=expected_sarsa_weights)
 
-    def rule(_: ActionTable) -> ExpectedSarsa:
-        return ExpectedSarsa(next_weights=expected_sarsa_weights)
-
-    return TabularMethod(make_rule=rule, discount=config.algorithm.discount)
+        return TabularMethod(make_rule=rule, discount=self.algorithm.discount)
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: SARSA with the expectation over the next action",
     paper="van Seijen, van Hasselt, Whiteson & Wiering, A Theoretical and Empirical Analysis of Expected Sarsa, 2009",
     config=ExpectedSarsaConfig,
-    method=method,
     parts=tabular_parts(expected_sarsa),
     limitation="an update costs a pass over the actions; with very many of them a draw is cheaper.",
 )

@@ -29,7 +29,6 @@ from hone.control.tabular import (
     PredictionRunConfig,
     TabularAlgorithm,
     TabularMethod,
-    derive_prediction,
     open_finite,
     prediction_job,
 )
@@ -69,6 +68,12 @@ class GradientTdConfig(PredictionRunConfig):
     algorithm: GradientTdAlgorithm = GradientTdAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The method."""
 
+    def open(self) -> OpenedRun:
+        """The world, built once. Raises ConfigError for policies and features of another world."""
+        world = open_finite(self.finite, self)
+        target_and_behaviour_policy(self, world.mdp)
+        return opened_run(world, build)
+
 
 def build(config: GradientTdConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
     """Training job of the recipe: linear values of the target policy, learned from steps of the behaviour policy."""
@@ -99,19 +104,10 @@ def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tup
     return np.tile(config.follow, (mdp.states, 1)), np.tile(config.behave, (mdp.states, 1))
 
 
-def open_run(config: GradientTdConfig) -> OpenedRun:
-    """The world, built once. Raises ConfigError for policies and features of another world."""
-    world = open_finite(config.finite, config)
-    target_and_behaviour_policy(config, world.mdp)
-    return opened_run(world, build)
-
-
 ENTRY = RecipeSpec(
     summary="linear values off policy: methods that diverge, and methods that converge",
     paper="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
     config=GradientTdConfig,
-    open=open_run,
-    derive=derive_prediction,
     parts=RecipeParts(
         source="Live(finite world)",
         credit=(one_step_target,),

@@ -12,8 +12,9 @@ from typing import Literal
 from hone.control.tables.kernels import target_update, weighted_importance_update
 from hone.control.tables.learn import TargetRule, UpdateRule, WeightedImportanceSampling
 from hone.control.tables.tables import ActionTable
-from hone.control.tabular import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tabular import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts
 from hone.credit.returns import discounted_returns
+from hone.run.job import RecipeSpec
 
 
 class MonteCarloAlgorithm(TabularAlgorithm):
@@ -31,26 +32,24 @@ class MonteCarloConfig(TabularRunConfig):
     algorithm: MonteCarloAlgorithm = MonteCarloAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule and credit of the recipe."""
+        algorithm = self.algorithm
 
-def method(config: MonteCarloConfig) -> TabularMethod[ActionTable]:
-    """Update rule and credit of the recipe."""
-    algorithm = config.algorithm
+        def rule(_: ActionTable) -> UpdateRule:
+            return WeightedImportanceSampling() if algorithm.off_policy else TargetRule()
 
-    def rule(_: ActionTable) -> UpdateRule:
-        return WeightedImportanceSampling() if algorithm.off_policy else TargetRule()
-
-    credit = partial(discounted_returns, discount=algorithm.discount)
-    return TabularMethod(
-        make_rule=rule, discount=algorithm.discount, credit=credit, needs_values=True, whole_episodes=True,
-        first_visits=algorithm.visits == "first" and not algorithm.off_policy,
-    )  # fmt: skip
+        credit = partial(discounted_returns, discount=algorithm.discount)
+        return TabularMethod(
+            make_rule=rule, discount=algorithm.discount, credit=credit, needs_values=True, whole_episodes=True,
+            first_visits=algorithm.visits == "first" and not algorithm.off_policy,
+        )  # fmt: skip
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: means of the returns of whole episodes",
     paper="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 5",
     config=MonteCarloConfig,
-    method=method,
     parts=tabular_parts(
         target_update, weighted_importance_update, source="Whole(Live(numbered states))", credit=(discounted_returns,)
     ),

@@ -16,7 +16,7 @@ from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.control.networks.options import OptionTablePolicy
 from hone.control.options import OptionQLearner, OptionsConfig, load_options
 from hone.control.spaces import network_spaces
-from hone.control.tabular import GymTableRunConfig, derive_tabular
+from hone.control.tabular import GymTableRunConfig
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
@@ -46,6 +46,20 @@ class OptionQConfig(GymTableRunConfig):
     algorithm: OptionQAlgorithm = OptionQAlgorithm()
     """Discount factor, step size and exploration."""
 
+    def open(self) -> OpenedRun:
+        """The options, and environments with a memory for the current one.
+
+        Raises ConfigError, DataError and UserCodeError for invalid environments and options.
+        """
+        space = network_spaces(*inspect_world(self.env, seed=self.seed)[0])
+        states, actions = discrete_sizes(self, space)
+        courses = load_options(self.options, self.env, states=states, actions=actions)
+        policy = OptionTablePolicy(space, MlpConfig(), options=len(courses[0]))
+        policy.set_options(*courses)
+        policy.epsilon = self.algorithm.epsilon
+        remembering = with_option_memory(self.env, len(courses[0]))
+        return open_gym_run(self, remembering, steps=self.rollout_steps, build=partial(build, policy=policy))
+
 
 def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
     """Return the numbers of states and actions. Raises ConfigError if they are not numbered."""
@@ -65,27 +79,10 @@ def build(config: OptionQConfig, world: GymWorld, *, policy: OptionTablePolicy) 
     return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
-def open_run(config: OptionQConfig) -> OpenedRun:
-    """The options, and environments with a memory for the current one.
-
-    Raises ConfigError, DataError and UserCodeError for invalid environments and options.
-    """
-    space = network_spaces(*inspect_world(config.env, seed=config.seed)[0])
-    states, actions = discrete_sizes(config, space)
-    courses = load_options(config.options, config.env, states=states, actions=actions)
-    policy = OptionTablePolicy(space, MlpConfig(), options=len(courses[0]))
-    policy.set_options(*courses)
-    policy.epsilon = config.algorithm.epsilon
-    remembering = with_option_memory(config.env, len(courses[0]))
-    return open_gym_run(config, remembering, steps=config.rollout_steps, build=partial(build, policy=policy))
-
-
 ENTRY = RecipeSpec(
     summary="a table over given options, each followed until it terminates",
     paper="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
     config=OptionQConfig,
-    open=open_run,
-    derive=derive_tabular,
     parts=RecipeParts(
         source="Live(Gymnasium with a memory)", credit=(reward_as_advantage,), loss=(OptionQLearner.update,)
     ),

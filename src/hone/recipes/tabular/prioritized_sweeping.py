@@ -14,10 +14,9 @@ from hone.control.tabular import (
     TabularAlgorithm,
     TabularMethod,
     TabularRunConfig,
-    derive_tabular,
     tabular_parts,
-    tabular_recipe,
 )
+from hone.run.job import RecipeSpec
 
 
 class PrioritizedSweepingAlgorithm(TabularAlgorithm):
@@ -39,31 +38,27 @@ class PrioritizedSweepingConfig(TabularRunConfig):
     algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule and credit of the recipe."""
+        algorithm = self.algorithm
 
-def method(config: PrioritizedSweepingConfig) -> TabularMethod[ActionTable]:
-    """Update rule and credit of the recipe."""
-    algorithm = config.algorithm
+        def rule(table: ActionTable) -> PrioritisedSweeping:
+            model = TabularModel(table.features.cells, table.features.actions)
+            return PrioritisedSweeping(
+                actions=table.features.actions, planning=algorithm.planning, min_priority=algorithm.least, model=model
+            )
 
-    def rule(table: ActionTable) -> PrioritisedSweeping:
-        model = TabularModel(table.features.cells, table.features.actions)
-        return PrioritisedSweeping(
-            actions=table.features.actions, planning=algorithm.planning, min_priority=algorithm.least, model=model
-        )
+        return TabularMethod(make_rule=rule, discount=algorithm.discount)
 
-    return TabularMethod(make_rule=rule, discount=algorithm.discount)
-
-
-def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each environment step"}
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        return {**super().derive(), "backups": f"at most {self.algorithm.planning} for each environment step"}
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: a learned model, backed up first where values would change most",
     paper="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
     config=PrioritizedSweepingConfig,
-    method=method,
     parts=tabular_parts(prioritised_sweeping),
-    derive=derive,
     limitation="keeps every outcome of a pair in memory, and trusts early counts: explore.",
 )

@@ -8,27 +8,26 @@ copies.
 from hone.control.tables.kernels import q_learning
 from hone.control.tables.learn import QLearningRule
 from hone.control.tables.tables import ActionTable
-from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts, tabular_recipe
+from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts
+from hone.run.job import RecipeSpec
 
 
 class QLearningConfig(TabularRunConfig):
     """Q-learning on a table."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule and credit of the recipe."""
 
-def method(config: QLearningConfig) -> TabularMethod[ActionTable]:
-    """Update rule and credit of the recipe."""
+        def rule(table: ActionTable) -> QLearningRule:
+            return QLearningRule(actions=table.features.actions)
 
-    def rule(table: ActionTable) -> QLearningRule:
-        return QLearningRule(actions=table.features.actions)
-
-    return TabularMethod(make_rule=rule, discount=config.algorithm.discount)
+        return TabularMethod(make_rule=rule, discount=self.algorithm.discount)
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: off-policy learning towards the best next action",
     paper="Watkins, Learning from Delayed Rewards, 1989",
     config=QLearningConfig,
-    method=method,
     parts=tabular_parts(q_learning),
     limitation="maximisation bias: the maximum of noisy values is too large (see double_q_learning).",
 )

@@ -19,9 +19,9 @@ from hone.control.tabular import (
     TabularMethod,
     TabularRunConfig,
     tabular_parts,
-    tabular_recipe,
 )
 from hone.core.errors import ConfigError
+from hone.run.job import RecipeSpec
 
 
 class SarsaLambdaAlgorithm(TabularAlgorithm):
@@ -39,25 +39,23 @@ class SarsaLambdaConfig(TabularRunConfig):
     algorithm: SarsaLambdaAlgorithm = SarsaLambdaAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
+    def method(self) -> TabularMethod[ActionTable]:
+        """Update rule of the recipe. Raises ConfigError for dutch traces with a step size that falls."""
+        algorithm = self.algorithm
+        if algorithm.trace == "dutch" and self.table.rate.power:
+            raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set table.rate.power = 0')
 
-def method(config: SarsaLambdaConfig) -> TabularMethod[ActionTable]:
-    """Update rule of the recipe. Raises ConfigError for dutch traces with a step size that falls."""
-    algorithm = config.algorithm
-    if algorithm.trace == "dutch" and config.table.rate.power:
-        raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set table.rate.power = 0')
+        def rule(_: ActionTable) -> EligibilityTraces:
+            decay = algorithm.discount * algorithm.trace_lambda
+            return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
 
-    def rule(_: ActionTable) -> EligibilityTraces:
-        decay = algorithm.discount * algorithm.trace_lambda
-        return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
-
-    return TabularMethod(make_rule=rule, discount=algorithm.discount)
+        return TabularMethod(make_rule=rule, discount=algorithm.discount)
 
 
-ENTRY = tabular_recipe(
+ENTRY = RecipeSpec(
     summary="tables: SARSA with eligibility traces",
     paper="van Seijen, Mahmood, Pilarski, Machado & Sutton, True Online Temporal-Difference Learning, 2016",
     config=SarsaLambdaConfig,
-    method=method,
     parts=tabular_parts(eligibility_traces),
     limitation="accumulating traces and a step size that suits one visit can blow up where a pair is met again and "
     "again.",

@@ -29,7 +29,6 @@ from hone.control.tabular import (
     TableConfig,
     TabularAlgorithm,
     TabularMethod,
-    derive_prediction,
     open_finite,
     prediction_job,
 )
@@ -108,6 +107,11 @@ class TdPredictionConfig(PredictionRunConfig):
     algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
+    def open(self) -> OpenedRun:
+        """The world, built once. Raises ConfigError for numbers that do not fit together."""
+        require_consistent(self)
+        return opened_run(open_finite(self.finite, self), build)
+
 
 def build(config: TdPredictionConfig, world: FiniteWorld) -> TrainingJob[StateValues]:
     """Training job of the recipe: values of the target policy, learned from steps of the behaviour policy."""
@@ -162,18 +166,10 @@ def require_consistent(config: TdPredictionConfig) -> None:
         raise ConfigError('algorithm.method.trace = "dutch" needs one step size for all: set table.rate.power = 0')
 
 
-def open_run(config: TdPredictionConfig) -> OpenedRun:
-    """The world, built once. Raises ConfigError for numbers that do not fit together."""
-    require_consistent(config)
-    return opened_run(open_finite(config.finite, config), build)
-
-
 ENTRY = RecipeSpec(
     summary="values of states under a given policy: TD(0), n-step, TD(lambda), Monte Carlo",
     paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988",
     config=TdPredictionConfig,
-    open=open_run,
-    derive=derive_prediction,
     parts=RecipeParts(
         source="Live(finite world)",
         credit=(one_step_target, n_step, discounted_returns),

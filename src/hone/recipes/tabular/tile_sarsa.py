@@ -22,7 +22,6 @@ from hone.control.tabular import (
     GymTableRunConfig,
     TableConfig,
     TabularMethod,
-    derive_tabular,
     open_gym_table,
     table_run,
 )
@@ -70,6 +69,23 @@ class TileSarsaConfig(GymTableRunConfig):
     algorithm: TileSarsaAlgorithm = TileSarsaAlgorithm()
     """Discount factor and other numbers of the algorithm."""
 
+    def open(self) -> OpenedRun:
+        """Environments opened and checked. Raises ConfigError for spaces that tiles do not fit, and as `open_world`."""
+        algorithm = self.algorithm
+
+        def rule(_: ActionTable) -> EligibilityTraces:
+            decay = algorithm.discount * algorithm.trace_lambda
+            return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
+
+        return table_run(
+            open_gym_table(self.env, steps=self.rollout_steps, seed=self.seed, features=partial(tile_features, self)),
+            TabularMethod(make_rule=rule, discount=algorithm.discount),
+            table=TableConfig(initial=algorithm.initial, rate=self.rate),
+            exploration=self.exploration,
+            env=self.env,
+            evaluation=self.evaluation,
+        )
+
 
 def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder, int]:
     """Tiles over the observations, and the number of the first action. Raises ConfigError."""
@@ -87,32 +103,10 @@ def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder,
     return coder, int(chosen.start)
 
 
-def open_run(config: TileSarsaConfig) -> OpenedRun:
-    """Environments opened and checked. Raises ConfigError for spaces that tiles do not fit, and as `open_world`."""
-    algorithm = config.algorithm
-
-    def rule(_: ActionTable) -> EligibilityTraces:
-        decay = algorithm.discount * algorithm.trace_lambda
-        return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
-
-    return table_run(
-        open_gym_table(
-            config.env, steps=config.rollout_steps, seed=config.seed, features=partial(tile_features, config)
-        ),
-        TabularMethod(make_rule=rule, discount=algorithm.discount),
-        table=TableConfig(initial=algorithm.initial, rate=config.rate),
-        exploration=config.exploration,
-        env=config.env,
-        evaluation=config.evaluation,
-    )
-
-
 ENTRY = RecipeSpec(
     summary="tables over tiles: SARSA(lambda) on a box of observations",
     paper="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
     config=TileSarsaConfig,
-    open=open_run,
-    derive=derive_tabular,
     parts=RecipeParts(source="Live(Gymnasium)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="cells grow with the power of the dimensions: past four or five, a network is smaller.",
 )

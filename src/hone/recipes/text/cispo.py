@@ -24,7 +24,7 @@ class CispoAlgorithm(recipe.PenaltyConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class CispoConfig(recipe.GroupRunConfig):
+class CispoConfig(recipe.TextGradientRunConfig):
     """Clipped importance sampling policy optimisation."""
 
     algorithm: CispoAlgorithm = CispoAlgorithm()
@@ -43,7 +43,7 @@ class CispoConfig(recipe.GroupRunConfig):
 LOSSES = {"token": cispo, "sequence": sequence_cispo}
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="importance weights capped instead of gradients clipped",
     paper="MiniMax, MiniMax-M1, 2025",
     config=CispoConfig,

@@ -24,7 +24,7 @@ class ClipCovAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class ClipCovConfig(recipe.GroupRunConfig):
+class ClipCovConfig(recipe.TextGradientRunConfig):
     """GRPO without the tokens that make entropy fall."""
 
     algorithm: ClipCovAlgorithm = ClipCovAlgorithm()
@@ -48,7 +48,7 @@ class ClipCovConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO; a few tokens of large covariance get no gradient, which keeps entropy up",
     paper="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
     config=ClipCovConfig,

@@ -29,8 +29,9 @@ from hone.text.evaluate.judges.revise import open_reviser
 from hone.text.experience import UserFunction, function_table
 from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job
-from hone.text.live import AnsweringRunConfig, open_answering_run, open_live_text
+from hone.text.live import open_answering_run, open_live_text
 from hone.text.open_text import TextInputs, is_to_come
+from hone.text.rl import TextRunConfig
 from hone.text.tasks.world import Prompt
 
 
@@ -74,8 +75,10 @@ class CollectOptions(Config):
         return self
 
 
-class CollectConfig(AnsweringRunConfig):
+class CollectConfig(TextRunConfig):
     """Collection of answers."""
+
+    learns_as_it_answers = False
 
     collect: CollectOptions = CollectOptions()
     """Labels of steps, revised answers, and branches of demonstrations."""
@@ -93,6 +96,31 @@ class CollectConfig(AnsweringRunConfig):
                 "collect.branch at each of its states; leave it out"
             )
         return self
+
+    def open(self) -> OpenedRun:
+        """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults."""
+        checks = {"revise": lambda: _reviser_warnings(self), "reflect": lambda: _reflect_warnings(self)}
+        return open_answering_run(self, build, more_checks=checks)
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        rollout, options = self.rollout, self.collect
+        answers = rollout.prompts_per_step * rollout.samples_per_prompt
+        if options.branch:
+            told = (
+                f"{rollout.prompts_per_step} demonstrations, each with {options.branch} branches at each of its states"
+            )
+            return {"dialogues per step": told} | judge_questions(self, self.rewards, answers=self.steps * answers)
+        found = {
+            "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
+            f"= {answers}",
+            "answers": f"{self.steps * answers} of at most {rollout.max_tokens} tokens",
+        }
+        if options.revise is not None:
+            found["revisions"] = f"at most {2 * options.revise.rounds * self.steps * answers} requests, 2 a round"
+        if options.continue_from == "steps":
+            found["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
+        return found | judge_questions(self, self.rewards, answers=self.steps * answers)
 
 
 def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> TrainingJob[TokenPolicy]:
@@ -144,12 +172,6 @@ def build(config: CollectConfig, inputs: TextInputs[Sequence[Prompt]]) -> Traini
     )
 
 
-def open_collect(config: CollectConfig) -> OpenedRun:
-    """Open data, rewards and tokenizer, and ask the model that revises. Raises HoneError with all faults at once."""
-    checks = {"revise": lambda: _reviser_warnings(config), "reflect": lambda: _reflect_warnings(config)}
-    return open_answering_run(config, build, more_checks=checks)
-
-
 def _reflect_warnings(config: CollectConfig) -> Sequence[str]:
     """None; raises ConfigError where the function's file is not there."""
     if config.collect.reflect is not None:
@@ -171,30 +193,10 @@ def _local_path(revise: RevisionConfig) -> str | None:
     return revise.by.path if isinstance(revise.by, JudgeModel) else None
 
 
-def derive(config: CollectConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    rollout, options = config.rollout, config.collect
-    answers = rollout.prompts_per_step * rollout.samples_per_prompt
-    if options.branch:
-        told = f"{rollout.prompts_per_step} demonstrations, each with {options.branch} branches at each of its states"
-        return {"dialogues per step": told} | judge_questions(config, config.rewards, answers=config.steps * answers)
-    found = {
-        "answers per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {answers}",
-        "answers": f"{config.steps * answers} of at most {rollout.max_tokens} tokens",
-    }
-    if options.revise is not None:
-        found["revisions"] = f"at most {2 * options.revise.rounds * config.steps * answers} requests, 2 a round"
-    if options.continue_from == "steps":
-        found["continuations"] = f"{options.continuations} from each step, of at most {options.max_steps} steps"
-    return found | judge_questions(config, config.rewards, answers=config.steps * answers)
-
-
 ENTRY = RecipeSpec(
     summary="answers of a policy, with scores, tokens and labels of steps, as a data set for later stages",
     paper="Wang et al., Math-Shepherd, 2024 (labels of steps)",
     config=CollectConfig,
-    open=open_collect,
-    derive=derive,
     parts=RecipeParts(source="Live(text task, engine)", credit=(score_as_advantage,)),
     collects_answers=True,
     limitation="nothing is learnt, and the answers are those of one policy: collect again once it has changed.",

@@ -20,7 +20,7 @@ class CuriousGrpoAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class CuriousGrpoConfig(recipe.GroupRunConfig):
+class CuriousGrpoConfig(recipe.TextGradientRunConfig):
     """Group-relative policy optimisation with a bonus for surprises."""
 
     keeps_last_words = True
@@ -45,7 +45,7 @@ class CuriousGrpoConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner, pop_notes=model.pop_notes)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO with a bonus for dialogues that surprise a world model",
     paper="Pathak et al., Curiosity-driven Exploration by Self-supervised Prediction, 2017",
     config=CuriousGrpoConfig,

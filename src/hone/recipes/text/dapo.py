@@ -25,7 +25,7 @@ class DapoAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class DapoConfig(recipe.GroupRunConfig):
+class DapoConfig(recipe.TextGradientRunConfig):
     """Decoupled clip and dynamic sampling policy optimisation."""
 
     algorithm: DapoAlgorithm = DapoAlgorithm()
@@ -47,7 +47,7 @@ class DapoConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner, wrap_source=wrap)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping",
     paper="Yu et al., DAPO, 2025",
     config=DapoConfig,

@@ -66,7 +66,7 @@ class DecoupledPpoConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="PPO's clip against the newest policy, corrected for the behaviour policy",
     paper="Hilton et al., Batch Size-Invariance for Policy Optimization, 2021; AReaL, 2025",
     config=DecoupledPpoConfig,

@@ -109,7 +109,7 @@ def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor,
     return view.logp, view.old_logp, view.top_k_logp, view.old_top_k.logp, chosen_too
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="a trust region in probability instead of a clip of the ratio",
     paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2602.04879, 2026",
     config=DppoConfig,

@@ -16,7 +16,7 @@ class DrGrpoAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class DrGrpoConfig(recipe.GroupRunConfig):
+class DrGrpoConfig(recipe.TextGradientRunConfig):
     """GRPO done right."""
 
     algorithm: DrGrpoAlgorithm = DrGrpoAlgorithm()
@@ -29,7 +29,7 @@ class DrGrpoConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO without division by the deviation or by an answer's length",
     paper="Liu et al., Understanding R1-Zero-Like Training, 2025",
     config=DrGrpoConfig,

@@ -19,7 +19,7 @@ class DroAlgorithm(recipe.AggregationConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class DroConfig(recipe.GroupRunConfig):
+class DroConfig(recipe.TextGradientRunConfig):
     """Direct reward optimisation."""
 
     algorithm: DroAlgorithm
@@ -35,7 +35,7 @@ class DroConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="off-policy without a ratio: a squared log-ratio holds the policy back",
     paper="Richemond et al., Offline Regularised RL for LLMs Alignment, 2024",
     config=DroConfig,

@@ -22,7 +22,7 @@ class GdpoAlgorithm(recipe.ClipConfig):
     """The sum is standardised over the step's answers, or over its tokens, where long answers count more."""
 
 
-class GdpoConfig(recipe.GroupRunConfig):
+class GdpoConfig(recipe.TextGradientRunConfig):
     """Group reward-decoupled normalisation policy optimisation."""
 
     algorithm: GdpoAlgorithm = GdpoAlgorithm()
@@ -36,7 +36,7 @@ class GdpoConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO with each reward function normalised by itself",
     paper="GDPO, 2601.05242, 2026",
     config=GdpoConfig,

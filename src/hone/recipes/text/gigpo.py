@@ -25,7 +25,7 @@ class GigpoAlgorithm(recipe.ClipConfig):
     """Added to each standard deviation before it divides."""
 
 
-class GigpoConfig(recipe.GroupRunConfig):
+class GigpoConfig(recipe.TextGradientRunConfig):
     """Group-in-group policy optimisation."""
 
     algorithm: GigpoAlgorithm = GigpoAlgorithm()
@@ -44,7 +44,7 @@ class GigpoConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO over dialogues, and turns compared with turns that began in the same state",
     paper="Feng et al., Group-in-Group Policy Optimization for LLM Agent Training, 2025",
     config=GigpoConfig,

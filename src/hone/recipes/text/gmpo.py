@@ -27,7 +27,7 @@ class GmpoAlgorithm(recipe.PenaltyConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class GmpoConfig(recipe.GroupRunConfig):
+class GmpoConfig(recipe.TextGradientRunConfig):
     """Geometric-mean policy optimisation."""
 
     algorithm: GmpoAlgorithm = GmpoAlgorithm()
@@ -54,7 +54,7 @@ def _kept(view: recipe.TokenView, *, mean: Callable[..., recipe.LossTerms]) -> r
     return mean(view.logp, view.denominator_logp, view.advantage, view.sequence, keep=view.token_factor)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="the geometric mean of an answer's clipped token ratios",
     paper="GMPO, 2507.20673, 2025",
     config=GmpoConfig,

@@ -31,7 +31,7 @@ class GpgConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=partial(group_policy_gradient, norm=self.algorithm.norm), learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="the plain policy gradient of groups, scaled up for those that say nothing",
     paper="Chu et al., GPG, 2025",
     config=GpgConfig,

@@ -15,7 +15,7 @@ class GrpoAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class GrpoConfig(recipe.GroupRunConfig):
+class GrpoConfig(recipe.TextGradientRunConfig):
     """Group-relative policy optimisation."""
 
     algorithm: GrpoAlgorithm = GrpoAlgorithm()
@@ -28,7 +28,7 @@ class GrpoConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=recipe.group_advantage(chosen.advantage), learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="group-relative policy optimisation: answers are compared within their group",
     paper="Shao et al., DeepSeekMath, 2024",
     config=GrpoConfig,

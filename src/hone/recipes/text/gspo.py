@@ -25,7 +25,7 @@ class GspoAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class GspoConfig(recipe.GroupRunConfig):
+class GspoConfig(recipe.TextGradientRunConfig):
     """Group sequence policy optimisation."""
 
     algorithm: GspoAlgorithm = GspoAlgorithm()
@@ -40,7 +40,7 @@ class GspoConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="one clipped ratio per answer: the geometric mean of its tokens'",
     paper="Zheng et al., Group Sequence Policy Optimization, 2025",
     config=GspoConfig,

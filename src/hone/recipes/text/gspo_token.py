@@ -12,7 +12,7 @@ from hone.recipes.text.gspo import GspoAlgorithm
 from hone.text import recipe
 
 
-class GspoTokenConfig(recipe.GroupRunConfig):
+class GspoTokenConfig(recipe.TextGradientRunConfig):
     """Group sequence policy optimisation, token by token."""
 
     algorithm: GspoAlgorithm = GspoAlgorithm()
@@ -27,7 +27,7 @@ class GspoTokenConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GSPO with a gradient, and if wanted an advantage, of each token",
     paper="Zheng et al., Group Sequence Policy Optimization, 2025",
     config=GspoTokenConfig,

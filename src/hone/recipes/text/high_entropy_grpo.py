@@ -19,7 +19,7 @@ class HighEntropyAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class HighEntropyGrpoConfig(recipe.GroupRunConfig):
+class HighEntropyGrpoConfig(recipe.TextGradientRunConfig):
     """GRPO on the tokens of highest entropy."""
 
     algorithm: HighEntropyAlgorithm = HighEntropyAlgorithm()
@@ -44,7 +44,7 @@ class HighEntropyGrpoConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO on the fifth of the tokens with the highest entropy",
     paper="Wang et al., Beyond the 80/20 Rule, 2025",
     config=HighEntropyGrpoConfig,

@@ -22,7 +22,7 @@ class KlCovAlgorithm(recipe.AggregationConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class KlCovConfig(recipe.GroupRunConfig):
+class KlCovConfig(recipe.TextGradientRunConfig):
     """GRPO that holds back the tokens that make entropy fall."""
 
     algorithm: KlCovAlgorithm = KlCovAlgorithm()
@@ -42,7 +42,7 @@ class KlCovConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO; a few tokens of large covariance are penalised, which keeps entropy up",
     paper="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
     config=KlCovConfig,

@@ -25,7 +25,7 @@ class LuspoAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class LuspoConfig(recipe.GroupRunConfig):
+class LuspoConfig(recipe.TextGradientRunConfig):
     """Length-unbiased sequence policy optimisation."""
 
     algorithm: LuspoAlgorithm = LuspoAlgorithm()
@@ -40,7 +40,7 @@ class LuspoConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="sequence ratios, with answers counted by their length",
     paper="LUSPO, 2602.05261, 2026",
     config=LuspoConfig,

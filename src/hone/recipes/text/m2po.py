@@ -18,7 +18,7 @@ class M2poAlgorithm(recipe.PenaltyConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class M2poConfig(recipe.GroupRunConfig):
+class M2poConfig(recipe.TextGradientRunConfig):
     """Second-moment trust policy optimisation."""
 
     algorithm: M2poAlgorithm = M2poAlgorithm()
@@ -39,7 +39,7 @@ class M2poConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="a bound on the second moment of log-ratios instead of a clip, for stale answers",
     paper="Zheng et al., Prosperity before Collapse, 2025",
     config=M2poConfig,

@@ -79,7 +79,7 @@ def require_enough_answers(config: "MaxRlConfig") -> None:
         )
 
 
-class MaxRlConfig(recipe.GroupRunConfig):
+class MaxRlConfig(recipe.TextGradientRunConfig):
     """Maximum likelihood reinforcement learning."""
 
     requires = (recipe.require_groups, require_enough_answers)
@@ -98,7 +98,7 @@ class MaxRlConfig(recipe.GroupRunConfig):
 ESTIMATORS = {"group_mean": max_rl, "maclaurin": maclaurin, "subset": subset_maclaurin}
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="advantages divided by the group's mean: the likelihood of being right",
     paper="MaxRL, 2602.02710, 2026",
     config=MaxRlConfig,

@@ -46,7 +46,7 @@ class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="a teacher grades every token of the student's own answers",
     paper="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
     config=OnPolicyDistillationConfig,

@@ -28,7 +28,7 @@ class OpoConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=length_baseline, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="exactly on-policy REINFORCE with a length-weighted baseline",
     paper="Hao et al., On-Policy RL with Optimal Reward Baseline, 2025",
     config=OpoConfig,

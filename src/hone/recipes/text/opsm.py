@@ -17,7 +17,7 @@ class OpsmAlgorithm(recipe.ClipConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class OpsmConfig(recipe.GroupRunConfig):
+class OpsmConfig(recipe.TextGradientRunConfig):
     """GRPO with off-policy sequence masking."""
 
     algorithm: OpsmAlgorithm = OpsmAlgorithm()
@@ -43,7 +43,7 @@ class OpsmConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO without answers of negative advantage that are far off the policy",
     paper="DeepSeek-V3.2, 2025",
     config=OpsmConfig,

@@ -32,7 +32,7 @@ class OptimalTokenBaselineConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="REINFORCE with a baseline of least variance at each position of an answer",
     paper="optimal token baseline, as in verl, 2026",
     config=OptimalTokenBaselineConfig,

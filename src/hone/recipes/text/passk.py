@@ -51,7 +51,7 @@ class PasskConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="the advantage of all subsets of k answers, for scores of right and wrong",
     paper="Chen et al., Pass@k Training, 2025",
     config=PasskConfig,

@@ -23,7 +23,7 @@ class PasskBestAlgorithm(recipe.ClipConfig):
     """Added to the standard deviation before it divides."""
 
 
-class PasskBestConfig(recipe.GroupRunConfig):
+class PasskBestConfig(recipe.TextGradientRunConfig):
     """Training for the best of a group."""
 
     algorithm: PasskBestAlgorithm = PasskBestAlgorithm()
@@ -36,7 +36,7 @@ class PasskBestConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="only a group's best answer learns, from its margin over the second",
     paper="Tang et al., Optimizing Language Models for Inference Time Objectives, 2025",
     config=PasskBestConfig,

@@ -50,7 +50,7 @@ class PkpoConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="unbiased gradient of the expected maximum of k scores of any kind",
     paper="Walder & Karkhanis, Pass@K Policy Optimization, 2025",
     config=PkpoConfig,

@@ -73,7 +73,7 @@ class PpoTextConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory, pop_notes=learner.watch.pop_notes)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="PPO's clip with a critic: advantages token by token, and groups of one answer",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017; Yuan et al., VC-PPO, 2025; Yue et al., "
     "VAPO, 2025",

@@ -41,7 +41,7 @@ class ReinforceConfig(recipe.TextGradientRunConfig):
 BASELINES = {"batch": partial(batch_relative, scale="none"), "none": partial(discounted_returns, discount=1.0)}
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="the policy gradient, with the batch's mean as the baseline",
     paper="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
     config=ReinforceConfig,

@@ -27,6 +27,7 @@ class ReinforcePlusPlusAlgorithm(recipe.ClipConfig):
 class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):
     """REINFORCE++."""
 
+    requires = ()
     algorithm: ReinforcePlusPlusAlgorithm = ReinforcePlusPlusAlgorithm()
     """Clip widths and KL."""
 
@@ -44,7 +45,7 @@ class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="PPO's clip on returns whitened over the batch, without a critic",
     paper="Hu, REINFORCE++, 2025",
     config=ReinforcePlusPlusConfig,

@@ -19,7 +19,7 @@ class ReinforcePlusPlusBaselineAlgorithm(recipe.ClipConfig):
     """Added to the standard deviation of the whitening before it divides."""
 
 
-class ReinforcePlusPlusBaselineConfig(recipe.GroupRunConfig):
+class ReinforcePlusPlusBaselineConfig(recipe.TextGradientRunConfig):
     """REINFORCE++ with a baseline per group."""
 
     algorithm: ReinforcePlusPlusBaselineAlgorithm = ReinforcePlusPlusBaselineAlgorithm()
@@ -32,7 +32,7 @@ class ReinforcePlusPlusBaselineConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss))
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="scores centred in their group and whitened over the batch, PPO's clip",
     paper="Hu, REINFORCE++, 2025",
     config=ReinforcePlusPlusBaselineConfig,

@@ -32,7 +32,7 @@ class RemaxConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner, greedy_baseline=True, credit_state=memory)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="REINFORCE with the score of a greedy answer as the baseline",
     paper="Li et al., ReMax, 2023",
     config=RemaxConfig,

@@ -39,7 +39,7 @@ class RlooConfig(recipe.TextGradientRunConfig):
         return recipe.TextMethod(credit=credit, learner=learner, credit_state=memory)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="REINFORCE with the mean of the other answers as the baseline",
     paper="Ahmadian et al., Back to Basics, 2024",
     config=RlooConfig,

@@ -26,7 +26,7 @@ class SapoAlgorithm(recipe.PenaltyConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class SapoConfig(recipe.GroupRunConfig):
+class SapoConfig(recipe.TextGradientRunConfig):
     """Soft adaptive policy optimisation."""
 
     algorithm: SapoAlgorithm = SapoAlgorithm()
@@ -46,7 +46,7 @@ class SapoConfig(recipe.GroupRunConfig):
 LOSSES = {"token": sapo, "sequence": sequence_sapo}
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="a sigmoid gate around a ratio of 1 instead of a clip",
     paper="SAPO, 2511.20347, 2025",
     config=SapoConfig,

@@ -84,7 +84,7 @@ class SelfCorrectionConfig(recipe.TextGradientRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="two answers with a nudge between them, paid for correcting the first",
     paper="Kumar et al., Training Language Models to Self-Correct via Reinforcement Learning, 2024",
     config=SelfCorrectionConfig,

@@ -33,7 +33,7 @@ class SelfImitationAlgorithm(recipe.AggregationConfig):
     """Weight of a token in the loss, by the names that all recipes on text share."""
 
 
-class SelfImitationConfig(recipe.GroupRunConfig):
+class SelfImitationConfig(recipe.TextGradientRunConfig):
     """The policy gradient with replay of successes."""
 
     requires = (recipe.require_groups, recipe.require_on_policy)
@@ -48,7 +48,7 @@ class SelfImitationConfig(recipe.GroupRunConfig):
         return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(self, policies, loss), wrap_source=wrap)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="the policy gradient, and replay of its own rare successes",
     paper="Oh et al., Self-Imitation Learning, 2018",
     config=SelfImitationConfig,

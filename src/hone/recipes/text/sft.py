@@ -70,6 +70,30 @@ class SftConfig(LanguageRunConfig):
         """True if other tokens than those of right answers are learnt."""
         return self.learn != TokenWeights() or self.relabel is not None
 
+    def open(self) -> OpenedRun:
+        """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+
+        inputs = TextInputs(
+            config=self,
+            read=lambda held_out: _examples(self, held_out),
+            lay_out=lambda examples, tokenizer, context: _lay_out(self, examples, tokenizer, context),
+            measure=text_lengths,
+            more_checks={"relabel": lambda: _relabel_warnings(self)},
+        )
+        return opened_text_run(inputs, build)
+
+    def derive(self) -> Mapping[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        learner = self.learner
+        return {
+            "examples per step": str(self.batch),
+            "optimizer steps": f"{self.steps} x {learner.epochs * learner.minibatches} = "
+            f"{learner.optimizer_steps(self.steps)}",
+            "examples seen": f"{self.steps * self.batch} (x {learner.epochs} epochs of each step)",
+            "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+            **judge_questions(self),
+        }
+
 
 def build(config: SftConfig, inputs: TextInputs[Episodes]) -> TrainingJob[TokenPolicy]:
     """Training job of supervised fine-tuning: a log of prompts and completions, and the learner."""
@@ -96,19 +120,6 @@ def sft_learner(config: SftConfig, policy: TokenPolicy) -> GradientLearner[Token
     )
 
 
-def open_run(config: SftConfig) -> OpenedRun:
-    """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
-
-    inputs = TextInputs(
-        config=config,
-        read=lambda held_out: _examples(config, held_out),
-        lay_out=lambda examples, tokenizer, context: _lay_out(config, examples, tokenizer, context),
-        measure=text_lengths,
-        more_checks={"relabel": lambda: _relabel_warnings(config)},
-    )
-    return opened_text_run(inputs, build)
-
-
 def _lay_out(
     config: SftConfig, examples: ExampleDataset, tokenizer: Tokenizer, context: int
 ) -> tuple[Episodes, list[str]]:
@@ -132,25 +143,10 @@ def _examples(config: SftConfig, held_out: Sequence[ExampleDataset]) -> ExampleD
     return solved_examples(config.task, config.solution, apart_from=held_out)
 
 
-def derive(config: SftConfig) -> Mapping[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    learner = config.learner
-    return {
-        "examples per step": str(config.batch),
-        "optimizer steps": f"{config.steps} x {learner.epochs * learner.minibatches} = "
-        f"{learner.optimizer_steps(config.steps)}",
-        "examples seen": f"{config.steps * config.batch} (x {learner.epochs} epochs of each step)",
-        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
-        **judge_questions(config),
-    }
-
-
 ENTRY = RecipeSpec(
     summary="supervised fine-tuning: imitate the log's completions",
     paper="negative log-likelihood of completion tokens",
     config=SftConfig,
-    open=open_run,
-    derive=derive,
     parts=RecipeParts(
         source="Logged(examples)", credit=(reward_as_advantage,), loss=(token_nll,), weights=(token_mean,)
     ),

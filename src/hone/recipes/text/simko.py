@@ -74,7 +74,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="probability spread over the top candidates of right answers, for pass@k",
     paper="Peng et al., SimKO: Simple Pass@K Policy Optimization, 2025",
     config=SimkoConfig,

@@ -95,7 +95,7 @@ class TrpoTextConfig(recipe.TextRunConfig):
         return recipe.TextMethod(credit=recipe.group_advantage(self.algorithm.advantage), learner=learner)
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="the longest natural-gradient step that a bound on the KL allows, for language models",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoTextConfig,

@@ -25,7 +25,7 @@ class VespoAlgorithm(recipe.PenaltyConfig):
     """Baseline, divisor and whitening of the advantages."""
 
 
-class VespoConfig(recipe.GroupRunConfig):
+class VespoConfig(recipe.TextGradientRunConfig):
     """Variational sequence-level soft policy optimisation."""
 
     algorithm: VespoAlgorithm = VespoAlgorithm()
@@ -42,7 +42,7 @@ class VespoConfig(recipe.GroupRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="a smooth kernel of the sequence ratio instead of a clip",
     paper="VESPO, 2602.10693, 2026",
     config=VespoConfig,

@@ -36,7 +36,7 @@ class WarmGrpoConfig(warm.WarmRunConfig):
         )
 
 
-ENTRY = recipe.text_recipe_spec(
+ENTRY = recipe.RecipeSpec(
     summary="GRPO with collected answers and demonstrations mixed into every batch",
     paper="Zhang et al., Agent Learning via Early Experience, 2025; Hester et al., Learning from Demonstrations, 2018",
     config=WarmGrpoConfig,

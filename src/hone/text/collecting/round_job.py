@@ -18,16 +18,17 @@ from hone.learner.round_source import RoundSchedule, RoundSource, Selection
 from hone.learner.rounds import RoundLearner, tensors_sha256, trained_tensors
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
-from hone.run.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.collecting.collect_job import score_as_advantage
 from hone.text.imitation import token_nll
 from hone.text.judge_questions import judge_questions
 from hone.text.learners import language_job, step_layout, token_learner
-from hone.text.live import AnsweringRunConfig, open_answering_run, open_live_text
+from hone.text.live import open_answering_run, open_live_text
 from hone.text.memory import WEIGHT_BYTES
 from hone.text.open_text import TextInputs
 from hone.text.planned_memory import BatchDimensions, TextLengths
+from hone.text.rl import TextRunConfig
 from hone.text.samples import answer_metrics, reward_metrics
 from hone.text.tasks.world import Prompt
 from hone.text.token_batch import TokenBatch
@@ -46,7 +47,7 @@ class RoundAlgorithm(Config):
     """Start every round from the first policy, with a new optimizer; otherwise rounds go on from each other."""
 
 
-class RoundRunConfig(AnsweringRunConfig):
+class RoundRunConfig(TextRunConfig):
     """Config shared by the recipes that imitate a selection of their own answers, round by round."""
 
     algorithm: RoundAlgorithm
@@ -55,6 +56,10 @@ class RoundRunConfig(AnsweringRunConfig):
     """The optimizer of the imitation; a schedule spans a round."""
 
     optimizer_moments: ClassVar[int] = 2
+    learns_as_it_answers = False
+
+    def open(self) -> OpenedRun:
+        return open_answering_run(self, _build_round_job)
 
     @model_validator(mode="after")
     def _rounds_fit(self) -> "RoundRunConfig":
@@ -95,6 +100,20 @@ class RoundRunConfig(AnsweringRunConfig):
     @abstractmethod
     def select(self, episodes: Episodes) -> Selection:
         """Choose what to imitate of the answers of a round; `recipe_parts` reads the selection's name from here."""
+
+    def derive(self) -> dict[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        rollout, chosen, learner = self.rollout, self.algorithm, self.learner
+        answers = chosen.collect_steps * rollout.prompts_per_step * rollout.samples_per_prompt
+        return {
+            "rounds": f"{self.rounds} of {chosen.collect_steps} steps that gather and {chosen.learn_steps} that learn",
+            "answers of a round": f"{chosen.collect_steps} x {rollout.prompts_per_step} prompts x "
+            f"{rollout.samples_per_prompt} samples = {answers}, of at most {rollout.max_tokens} tokens",
+            "optimizer steps": f"{learner.optimizer_steps(chosen.learn_steps)} in a round, on {chosen.batch} answers "
+            "each",
+            "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+            **judge_questions(self, self.rewards, answers=self.rounds * answers),
+        }
 
 
 def imitation_learner(config: RoundRunConfig, policy: TokenPolicy) -> GradientLearner[TokenPolicy, TokenBatch]:
@@ -143,35 +162,11 @@ def _credit(episodes: Episodes, values: Values, *, learns: Callable[[], bool], r
     return replace(score_as_advantage(episodes, values), metrics=metrics)
 
 
-def _derive_rounds(config: RoundRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    rollout, chosen, learner = config.rollout, config.algorithm, config.learner
-    answers = chosen.collect_steps * rollout.prompts_per_step * rollout.samples_per_prompt
-    return {
-        "rounds": f"{config.rounds} of {chosen.collect_steps} steps that gather and {chosen.learn_steps} that learn",
-        "answers of a round": f"{chosen.collect_steps} x {rollout.prompts_per_step} prompts x "
-        f"{rollout.samples_per_prompt} samples = {answers}, of at most {rollout.max_tokens} tokens",
-        "optimizer steps": f"{learner.optimizer_steps(chosen.learn_steps)} in a round, on {chosen.batch} answers each",
-        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
-        **judge_questions(config, config.rewards, answers=config.rounds * answers),
-    }
-
-
-def round_recipe_spec(
-    *, summary: str, paper: str, config: type[RoundRunConfig], selection: Callable[..., Selection], limitation: str
-) -> RecipeSpec:
-    """Description of a recipe by rounds."""
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=partial(open_answering_run, build=_build_round_job),
-        derive=_derive_rounds,
-        parts=RecipeParts(
-            source=f"RoundSource(Live(text task, engine), {selection.__name__})",
-            credit=(reward_as_advantage,),
-            loss=(token_nll,),
-            weights=(token_mean,),
-        ),
-        limitation=limitation,
+def round_parts(selection: Callable[..., Selection]) -> RecipeParts:
+    """Parts of a recipe by rounds."""
+    return RecipeParts(
+        source=f"RoundSource(Live(text task, engine), {selection.__name__})",
+        credit=(reward_as_advantage,),
+        loss=(token_nll,),
+        weights=(token_mean,),
     )

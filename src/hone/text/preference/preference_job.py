@@ -27,7 +27,7 @@ from hone.learner.config import LearnerConfig, require_master_weights, require_w
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import sequence_sum
-from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe, Source
 from hone.run.wrapper import SourceWrapper
 from hone.sources.logged import LogSource
@@ -237,6 +237,9 @@ class PreferenceRunConfig(LanguageRunConfig):
         require_whole_minibatches(self.learner, self.batch, "batch")
         return self
 
+    def open(self) -> OpenedRun:
+        return _open_preferences(self)
+
     def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
         texts = 2 if self.answers == "preference" else 1
         return logged_batch(self.learner, self.batch, lengths, together=texts)
@@ -259,6 +262,18 @@ class PreferenceRunConfig(LanguageRunConfig):
         if self.samples.prompts:
             copies["start, while the distance from it is measured"] = WEIGHT_BYTES[self.model.weights]
         return copies
+
+    def derive(self) -> Mapping[str, str]:
+        """Figures that follow from the config, shown by `hone plan`."""
+        learner, what = self.learner, "pairs" if self.answers == "preference" else "answers"
+        return {
+            f"{what} per step": str(self.batch),
+            "optimizer steps": f"{self.steps} x {learner.epochs * learner.minibatches} = "
+            f"{learner.optimizer_steps(self.steps)}",
+            f"{what} seen": f"{self.steps * self.batch} (x {learner.epochs} epochs of each step)",
+            "reference": "asked once, before the first step" if self.loss().needs_reference else "none",
+            "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+        }
 
 
 def preference_job(config: PreferenceRunConfig, inputs: TextInputs[AnswerLog]) -> TrainingJob[TokenPolicy]:
@@ -373,37 +388,7 @@ def _check_reference(inputs: TextInputs[AnswerLog], path: str) -> list[str]:
     return []
 
 
-def _derive_preferences(config: PreferenceRunConfig) -> Mapping[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    learner, what = config.learner, "pairs" if config.answers == "preference" else "answers"
-    return {
-        f"{what} per step": str(config.batch),
-        "optimizer steps": f"{config.steps} x {learner.epochs * learner.minibatches} = "
-        f"{learner.optimizer_steps(config.steps)}",
-        f"{what} seen": f"{config.steps * config.batch} (x {learner.epochs} epochs of each step)",
-        "reference": "asked once, before the first step" if config.loss().needs_reference else "none",
-        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
-    }
-
-
-def preference_recipe_spec(
-    *,
-    summary: str,
-    paper: str,
-    config: type[PreferenceRunConfig],
-    loss: Sequence[Callable[..., object]],
-    limitation: str,
-    presets: Sequence[str] = (),
-) -> RecipeSpec:
-    """Description of a recipe that learns from a dataset of preferences; `loss` are the functions of its default."""
+def preference_parts(config: type[PreferenceRunConfig], *loss: Callable[..., object]) -> RecipeParts:
+    """Parts of a recipe that learns from a dataset of preferences; `loss` are the functions of its default."""
     what = "pairs" if config.answers == "preference" else "labelled answers"
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=_open_preferences,
-        derive=_derive_preferences,
-        parts=RecipeParts(source=f"Logged({what})", credit=(config.labels,), loss=loss, weights=(sequence_sum,)),
-        limitation=limitation,
-        presets=presets,
-    )
+    return RecipeParts(source=f"Logged({what})", credit=(config.labels,), loss=loss, weights=(sequence_sum,))

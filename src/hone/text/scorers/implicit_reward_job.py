@@ -3,7 +3,6 @@ held-out ones.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from hone.core.ragged import row_sums
 from hone.credit.returns import reward_as_advantage
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
-from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeSpec, TrainingJob
+from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, TrainingJob
 from hone.run.store.calibration import write_calibration
 from hone.text.answer_data import AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.open_policy import ModelSource, open_policy
@@ -27,10 +26,9 @@ from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer
 from hone.text.evaluate.scorer_scores import scores_of_answers
 from hone.text.loss import chosen_logp
 from hone.text.open_text import TextInputs, opened_text_run
-from hone.text.preference.preference_job import PreferenceRunConfig, preference_job, preference_recipe_spec
+from hone.text.preference.preference_job import PreferenceRunConfig, preference_job
 from hone.text.rows import TokenLayout
-from hone.text.scorers.scorer_config import ScorerEvaluationConfig
-from hone.text.scorers.scorer_job import HeldOutAnswers, laid_out, some_examples
+from hone.text.scorers.scorer_job import HeldOutAnswers, ScorerEvaluationConfig, laid_out, some_examples
 
 
 class HeldOutRunConfig(PreferenceRunConfig):
@@ -38,6 +36,9 @@ class HeldOutRunConfig(PreferenceRunConfig):
 
     held_out: ScorerEvaluationConfig | None = None
     """Held-out answers, on which it is judged during training and at the end."""
+
+    def open(self) -> OpenedRun:
+        return _open_held_out_run(self)
 
     @abstractmethod
     def scale(self) -> float:
@@ -122,7 +123,7 @@ def _open_held_out_run(config: HeldOutRunConfig) -> OpenedRun:
     return opened_text_run(inputs, build)
 
 
-def _evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) -> Metrics:
+def evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest) -> Metrics:
     """Figures of a saved network on held-out answers, for `hone eval`; its start is opened beside it.
 
     Raises ConfigError without held-out answers, DataError where the start is gone.
@@ -146,16 +147,3 @@ def _evaluate_saved_ratios(config: HeldOutRunConfig, request: EvaluationRequest)
     for line in (*examples.warnings, *notes, *found.warnings):
         request.warn(line)
     return found.metrics()
-
-
-def held_out_recipe_spec(
-    *,
-    summary: str,
-    paper: str,
-    config: type[HeldOutRunConfig],
-    loss: Sequence[Callable[..., object]],
-    limitation: str,
-) -> RecipeSpec:
-    """Description of a recipe that trains a language model as a reward model."""
-    found = preference_recipe_spec(summary=summary, paper=paper, config=config, loss=loss, limitation=limitation)
-    return replace(found, open=_open_held_out_run, evaluate=_evaluate_saved_ratios)

@@ -3,32 +3,44 @@
 A recipe of a scorer names three things: the kind of its data, the tokens that its scorer reads, and its loss.
 """
 
+import re
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
+from pydantic import Field, field_validator, model_validator
 
+from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
 from hone.credit.columns import episode_ends
 from hone.credit.returns import reward_as_advantage
-from hone.learner.config import learning_rate_schedule, policy_phase
+from hone.learner.config import (
+    LearnerConfig,
+    learning_rate_schedule,
+    policy_phase,
+    require_master_weights,
+    require_whole_minibatches,
+)
 from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.learner.low_rank_parameters import LowRankParameters, low_rank_phase
 from hone.learner.ranked_build import sharded_store, trained_policy
+from hone.models.language.scalar_head import ScoredTokens
 from hone.models.language.token_scorer import ScoreRange, TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
-from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe
 from hone.run.store.calibration import write_calibration
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
+from hone.text.evaluate.open_policy import ModelSource
 from hone.text.evaluate.open_scorer import load_scorer, open_scorer
 from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record
 from hone.text.evaluate.scorer_scores import held_out_scores, labelled_scores
@@ -36,14 +48,95 @@ from hone.text.evaluate.scorer_selection import HeldOutKind
 from hone.text.flops import scorer_compute_cost
 from hone.text.learners import step_layout
 from hone.text.matmul_rate import matmul_rate
-from hone.text.open_text import TextInputs, is_to_come, opened_text_run
-from hone.text.planned_memory import text_lengths
+from hone.text.open_text import LanguageRunConfig, TextInputs, is_to_come, opened_text_run
+from hone.text.planned_memory import BatchDimensions, TextLengths, logged_batch, text_lengths
 from hone.text.saved_optimizer import restore_optimizer
-from hone.text.scorers.scorer_config import ScorerEvaluationConfig, ScorerRunConfig
-from hone.text.scorers.scorer_loss import PAIR_WEIGHTS
+from hone.text.scorers.scorer_loss import PAIR_WEIGHTS, ScorerLoss
 from hone.text.tasks.dataset import Example, ExampleDataset, prompt_key
 from hone.text.tasks.files import MAX_FAULTS_SHOWN
 from hone.text.token_batch import TokenBatch
+
+# -------------------------------------------------------------------------------------------------------- scorer config
+
+
+LAST_NUMBER: Final = r"-?\d+(?:\.\d+)?"
+"""Pattern of a number: an answer's last one is its final answer."""
+
+
+class ScorerEvaluationConfig(Config):
+    """Held-out answers, on which a scorer is judged."""
+
+    task: AnswerTaskConfig
+    """Labelled answers that it is not trained on."""
+    every: int = Field(default=0, ge=0)
+    """Iterations between evaluations during training; 0 evaluates at the end only."""
+    answer: str = LAST_NUMBER
+    """Regular expression of the final answer that votes count, where several answers to a question are selected among:
+    its last match, or the first group of it. Empty: the last line that is not blank."""
+
+    @field_validator("answer")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        return pattern
+
+
+class ScorerRunConfig(LanguageRunConfig):
+    """A scorer to train on labelled answers."""
+
+    model: ModelSource
+    """The network to start from: a policy, which gets a new head, or a scorer."""
+    task: AnswerTaskConfig  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    """The labelled answers."""
+    evaluation: ScorerEvaluationConfig | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    """Held-out answers, on which it is judged during training and at the end."""
+    batch: int = Field(default=64, ge=1)
+    """Examples per step: questions with their compared answers, or single answers."""
+    learner: LearnerConfig
+    """The optimizer."""
+
+    data_kind: ClassVar[AnswerKind]
+    """Kind of the data."""
+    reads: ClassVar[ScoredTokens]
+    """Tokens whose numbers are meant."""
+
+    def open(self) -> OpenedRun:
+        return _open_scorer_run(self)
+
+    def derive(self) -> dict[str, str]:
+        return _derive_scorer_run(self)
+
+    def answers_evaluation(self) -> None:
+        """A scorer writes no answers."""
+
+    def has_search(self) -> bool:
+        return False
+
+    def weight_copies(self) -> dict[str, int]:
+        return {}
+
+    def batch_dimensions(self, lengths: TextLengths) -> BatchDimensions:
+        texts = 2 if self.data_kind == "preference" else 1
+        return replace(logged_batch(self.learner, self.batch, lengths, together=texts), predicts_tokens=False)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "ScorerRunConfig":
+        require_master_weights(self.learner, self.model.weights)
+        require_whole_minibatches(self.learner, self.batch, "batch")
+        if self.model.exactness == "bitwise":
+            raise ValueError('model.exactness = "bitwise" is for policies whose answers are sampled; remove it')
+        return self
+
+    @abstractmethod
+    def scorer_loss(self) -> ScorerLoss:
+        """The loss of the recipe."""
+
+
+# ----------------------------------------------------------------------------------------------------------- scorer job
+
 
 _HELD_OUT_KINDS: Final[dict[AnswerKind, HeldOutKind]] = {
     "preference": "pairs",
@@ -268,7 +361,7 @@ def _evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Epi
     )
 
 
-def _evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -> Metrics:
+def evaluate_saved_scorer(config: ScorerRunConfig, request: EvaluationRequest) -> Metrics:
     """Figures of a saved scorer on held-out answers of its run, or on another file of the same kind, for `hone eval`.
 
     Raises ConfigError where neither is given, DataError for data that do not fit.
@@ -313,23 +406,6 @@ def _derive_scorer_run(config: ScorerRunConfig) -> dict[str, str]:
     }
 
 
-def scorer_recipe_spec(
-    *,
-    summary: str,
-    paper: str,
-    config: type[ScorerRunConfig],
-    loss: Sequence[Callable[..., object]],
-    weights: Sequence[Callable[..., object]],
-    limitation: str,
-) -> RecipeSpec:
-    """The spec of a recipe that trains a scorer."""
-    return RecipeSpec(
-        summary=summary,
-        paper=paper,
-        config=config,
-        open=_open_scorer_run,
-        derive=_derive_scorer_run,
-        parts=RecipeParts(source="Logged(labelled answers)", credit=(reward_as_advantage,), loss=loss, weights=weights),
-        evaluate=_evaluate_saved_scorer,
-        limitation=limitation,
-    )
+def scorer_parts(*loss: Callable[..., object], weights: Sequence[Callable[..., object]]) -> RecipeParts:
+    """Parts of a recipe that trains a scorer."""
+    return RecipeParts(source="Logged(labelled answers)", credit=(reward_as_advantage,), loss=loss, weights=weights)
