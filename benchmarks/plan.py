@@ -46,7 +46,7 @@ from hone.planner.training_step import NumberType, StepSettings, step_memory
 from hone.process.machine_memory import resident_bytes
 from hone.recipes.recipe_step import take_recipe_step
 from hone.recipes.registry import load_recipe
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.text.tracked_step import tracked_step, why_not_tracked
 
 S: Final = PlannedDecoder(

@@ -21,7 +21,7 @@ import pytest
 
 import hone
 from hone.core.config import Config
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
@@ -65,7 +65,7 @@ WIDE_CONFIGS: dict[str, tuple[int, str]] = {
         14,
         "prompts and dialogues are one table",
     ),
-    "hone.run.config.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
+    "hone.run.job.RunSettings": (13, "ranks and their cut of a model stand beside device and threads"),
     "hone.text.rollout_config.RolloutConfig": (
         16,
         "limits of a dialogue stand beside those of an answer, and the engine's sleep",

@@ -19,8 +19,7 @@ from hone.cli.main import main
 from hone.cli.options import COMMANDS
 from hone.core.errors import DataError, InterruptedRun
 from hone.recipes.registry import RecipeSpec
-from hone.run.config import RunConfig
-from hone.run.job import OpenedRun
+from hone.run.job import OpenedRun, RunConfig
 from hone.run.memory_plan import MemoryPlan
 from hone.run.run import RunRequest
 from hone.run.store.folder import RunFolder

@@ -9,9 +9,10 @@ import gymnasium
 import pytest
 from control_runs import write_short_log
 
-from hone.control import experts, offline
+from hone.control import experts
 from hone.control.environments.world import GymWorld
 from hone.core.errors import ConfigError
+from hone.recipes import decision_logs
 from hone.recipes.imitation import dagger
 from hone.recipes.registry import load_recipe
 
@@ -49,7 +50,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     plain_expert = experts.open_expert
     monkeypatch.setattr(gymnasium, "make", count("made", gymnasium.make))
-    monkeypatch.setattr(offline, "read_log", count("logs", offline.read_log))
+    monkeypatch.setattr(decision_logs, "read_log", count("logs", decision_logs.read_log))
     monkeypatch.setattr(experts, "read_log", count("logs", experts.read_log))
     monkeypatch.setattr(dagger, "open_expert", count("experts", open_expert))
     monkeypatch.setattr(GymWorld, "close", count("closed", GymWorld.close))

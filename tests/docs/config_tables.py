@@ -16,8 +16,7 @@ from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
 from hone.recipes.registry import recipes_by_family
-from hone.run.config import RunConfig
-from hone.run.job import RecipeSpec
+from hone.run.job import RecipeSpec, RunConfig
 
 FOLDER = "reference/configuration"
 SHARED = "shared"

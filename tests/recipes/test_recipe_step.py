@@ -18,7 +18,7 @@ from hone.planner.run_settings import PLANNED_RECIPES
 from hone.planner.training_step import StepSettings, step_memory
 from hone.recipes.recipe_step import recipe_step, take_recipe_step
 from hone.recipes.registry import load_recipe
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 
 DENSE = PlannedDecoder(
     family="qwen3", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=192, vocab=128, tied=True,

@@ -16,7 +16,7 @@ from hone.parallel.launcher import LocalLauncher, RankTask, rank_tasks
 from hone.parallel.ranked_job import driver_meeting
 from hone.recipes.ranked_run import over_ranks
 from hone.run import run as runner
-from hone.run.config import RunConfig, RunSettings
+from hone.run.job import RunConfig, RunSettings
 from hone.run.resume import ranks_note
 
 MEETING = RankMeeting(rank=0, ranks=3, virtual=0, patience_s=5.0, device="cpu")

@@ -13,7 +13,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
 from hone.recipes.ranked_run import rank_placement, require_ranks_fit
 from hone.recipes.registry import load_recipe
-from hone.run.config import RunConfig, RunSettings
+from hone.run.job import RunConfig, RunSettings
 
 SIZES = {"hidden_size": 16, "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate_size": 24}
 

@@ -19,8 +19,7 @@ from hone.core.state import State, substate
 from hone.credit.returns import reward_as_advantage
 from hone.estimators.means import Estimate
 from hone.models.language.tokenizers import character_tokenizer
-from hone.run.config import RunSettings
-from hone.run.job import EvaluationResult, TrainingJob
+from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.loop import Recipe
 from hone.run.reporter import MetricsWindow, RunReporter
 from hone.run.run import evaluation_lines

@@ -13,8 +13,7 @@ from hone.config.resolve import read_document
 from hone.core.errors import ConfigError
 from hone.recipes.registry import load_recipe
 from hone.rewards.config import RewardsConfig
-from hone.run.config import RunConfig
-from hone.run.job import TrainingJob
+from hone.run.job import RunConfig, TrainingJob
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.text.tasks.task import TaskConfig
 

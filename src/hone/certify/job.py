@@ -7,8 +7,7 @@ from torch import nn
 from hone.certify.check import GradientProbe, build_certificate
 from hone.learner.rounds import RoundLearner
 from hone.learner.shared_statistics import SharedStatistics
-from hone.run.config import RunConfig
-from hone.run.job import TrainingJob
+from hone.run.job import RunConfig, TrainingJob
 from hone.run.store.certificate import GradientCertificate
 
 

@@ -37,8 +37,7 @@ from hone.models.language.token_scorer import LanguageNetwork, TokenScorer
 from hone.models.language.value_network import ValueNetwork
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run.config import RunConfig
-from hone.run.job import TrainingJob
+from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import Learner
 from hone.sources.logged import LogSource
 from hone.text.critic import ActorCriticLearner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.report.run_page import write_report
 from hone.run.store.folder import RunFolder, open_run
 from hone.run.store.search import SEARCH, write_search

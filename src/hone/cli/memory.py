@@ -6,8 +6,7 @@ from typing import TypeAlias
 from hone.cli.memory_request import MemoryRequest
 from hone.cli.plan_memory import plan_rows
 from hone.cli.terminal.screen import TerminalScreen
-from hone.run.config import RunConfig
-from hone.run.job import OpenedRun
+from hone.run.job import OpenedRun, RunConfig
 from hone.run.memory_plan import layers_plan, require_fit
 
 OpenedStage: TypeAlias = tuple[OpenedRun, RunConfig, Callable[[str], str]]

@@ -27,7 +27,7 @@ from hone.process.machine_memory import memory_limit_bytes
 from hone.run.memory_plan import MemoryPlan, device_memory_bytes, readable_bytes
 
 if TYPE_CHECKING:
-    from hone.run.config import RunConfig
+    from hone.run.job import RunConfig
     from hone.text.tracked_step import TrackedStep
 
 _MOMENTS = {

@@ -22,8 +22,7 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.spaces import world_spaces
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.run.config import RunConfig
-from hone.run.job import EvaluationResult, OpenedRun, TrainingJob, opened_run
+from hone.run.job import EvaluationResult, OpenedRun, RunConfig, TrainingJob, opened_run
 from hone.run.loop import Recipe
 
 P = TypeVar("P", bound=ControlPolicy)

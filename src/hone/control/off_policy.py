@@ -32,8 +32,7 @@ from hone.core.random import generator
 from hone.credit.returns import one_step_target
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.weights import token_mean
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, RecipeParts, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.loop import Recipe, Source
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.live import Actor, LiveSource

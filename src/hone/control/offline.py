@@ -35,8 +35,7 @@ from hone.learner.config import ReplayLearnerConfig
 from hone.learner.gradient import OptimizerPhase
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, RecipeParts, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.loop import Recipe
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.logged import LogSource

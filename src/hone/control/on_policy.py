@@ -35,8 +35,7 @@ from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, RecipeParts, TrainingJob
+from hone.run.job import OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob
 from hone.run.loop import Learner, Recipe, Source
 from hone.run.recipe_parts import recipe_parts
 from hone.sources.asynchronous import AsyncSource

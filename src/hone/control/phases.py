@@ -19,7 +19,7 @@ from hone.learner.config import OptimizerConfig, ReplayLearnerConfig, learning_r
 from hone.learner.flat_parameters import FlatParameters, contiguous_view, make_contiguous
 from hone.learner.gradient import GradientLearner, OptimizerPhase, TensorBatch, TrainingRows, split_by_rows
 from hone.objectives.terms import LossTerms
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 
 Q = TypeVar("Q", bound=nn.Module)
 R = TypeVar("R", bound=TensorBatch)

@@ -37,8 +37,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.estimators.means import Estimate
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, TrainingJob, opened_run
+from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.loop import Recipe, Source
 from hone.sources.live import LiveSource
 from hone.sources.whole_episodes import WholeEpisodes

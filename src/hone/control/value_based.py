@@ -31,8 +31,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.terms import LossTerms
-from hone.run.config import RunSettings
-from hone.run.job import RecipeParts
+from hone.run.job import RecipeParts, RunSettings
 
 # ---------------------------------------------------------------------------------------------- configs
 

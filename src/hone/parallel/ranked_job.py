@@ -15,8 +15,7 @@ from hone.parallel.group import RankGroup, RankMeeting, joined, open_meeting
 from hone.parallel.launcher import RankLauncher, RankTask, rank_tasks
 from hone.parallel.ranked_learner import RankedLearner, RankServant, RankWork
 from hone.parallel.sharded_build import ShardedBuild
-from hone.run.config import RunConfig
-from hone.run.job import TrainingJob
+from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import Learner
 
 JobBuild = Callable[[Any], TrainingJob[Any]]

@@ -22,7 +22,7 @@ from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.recipes.registry import load_recipe
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.policy_folder import policy_folder
 from hone.run.run import prepare_device
 from hone.run.saved_config import config_tree

@@ -27,7 +27,7 @@ from hone.parallel.group import GroupReduction
 from hone.process.child import TICK_S, ChildLostError, ChildProcess, LineParser, pump_children
 from hone.process.parent import connect_to_parent
 from hone.recipes.registry import load_recipe
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.run import prepare_device
 from hone.run.store.codec import read_state, write_state
 

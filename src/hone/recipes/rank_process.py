@@ -8,7 +8,7 @@ from hone.parallel.launcher import READY, RankTask
 from hone.parallel.ranked_job import failure, serve_rank
 from hone.process.parent import connect_to_parent
 from hone.recipes.registry import load_recipe
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.run import prepare_device
 
 

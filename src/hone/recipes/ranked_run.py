@@ -6,8 +6,7 @@ from typing import Any
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.parallel.config import ClusterConfig
-from hone.run.config import RunConfig
-from hone.run.job import RecipeSpec, TrainingJob
+from hone.run.job import RecipeSpec, RunConfig, TrainingJob
 
 
 def is_ranked(config: RunConfig) -> bool:

@@ -30,7 +30,7 @@ from hone.models.without_numbers import forget_operations, without_numbers
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.loop import Learner
 from hone.text.actor_critic import ActorCriticLearner
 from hone.text.collecting.round_job import RoundRunConfig, imitation_learner

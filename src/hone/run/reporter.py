@@ -21,9 +21,8 @@ from hone.run.callbacks import (
     StoppedByCallback,
     wants_stop,
 )
-from hone.run.config import RunSettings
 from hone.run.display import ProgressDisplay
-from hone.run.job import EvaluationResult, TrainingJob
+from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.preference_watch import PreferenceWatch
 from hone.run.signals import StopRequest
 from hone.run.step_timing import Stopwatch

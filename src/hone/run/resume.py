@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError
 from hone.process.source_files import code_references, fingerprint_code
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.resume import AllowedChanges
 

@@ -35,9 +35,8 @@ from hone.native.memory import keep_freed_memory
 from hone.planner.run_memory import run_memory
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
-from hone.run.config import RunConfig
 from hone.run.display import HangupSafeDisplay, ProgressDisplay
-from hone.run.job import TrainingJob
+from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import train
 from hone.run.memory_plan import MemoryPlan, planned_words
 from hone.run.report.run_page import write_report

@@ -1,9 +1,8 @@
 """Sessions of agents, wired: the address that they call, the engine that answers, and the scorer of their sessions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hone.core.clock import SystemClock
 from hone.core.credit import Metrics
@@ -18,7 +17,7 @@ from hone.text.adapters.verifiers import VerifiersDriver
 from hone.text.evaluate.dialogues import dialogue_context
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.fleet import generating_cluster
-from hone.text.live import engine_actor
+from hone.text.live import AnswersConfig, engine_actor
 from hone.text.open_text import TextInputs
 from hone.text.rollout_config import RolloutConfig
 from hone.text.serving.capture.capture_desk import CaptureDesk
@@ -30,9 +29,6 @@ from hone.text.tasks.dataset import ExampleDataset, build_examples
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS
-
-if TYPE_CHECKING:
-    from hone.text.rl import TextRunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +67,12 @@ def _captured_examples(task: TaskConfig) -> ExampleDataset:
     return build_examples([], source=task.source) if driver is None else driver.examples()
 
 
-def captured_inputs(config: "TextRunConfig", *, other_policies: Sequence[str]) -> TextInputs[Sequence[Prompt]]:
+def captured_inputs(
+    config: AnswersConfig,
+    *,
+    other_policies: Sequence[str] = (),
+    more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,
+) -> TextInputs[Sequence[Prompt]]:
     """Inputs of a run whose dialogues are held by agents: they bring the prompts."""
 
     def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
@@ -95,7 +96,7 @@ def captured_inputs(config: "TextRunConfig", *, other_policies: Sequence[str]) -
         rewards=config.rewards,
         other_policies=[*other_policies, *config.rewards.local_judges],
         more_checks={
-            **config.more_checks(),
+            **(more_checks or {}),
             "agents": check_staleness,
             "cluster": partial(check_cluster, generating_cluster(config.rollout, config.cluster)),
         },

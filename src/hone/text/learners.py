@@ -15,8 +15,7 @@ from hone.learner.ranked_build import sharded_store, trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, WeightingScheme
-from hone.run.config import RunSettings
-from hone.run.job import EvaluationResult, TrainingJob
+from hone.run.job import EvaluationResult, RunSettings, TrainingJob
 from hone.run.loop import Recipe
 from hone.text.balance import ExpertBalance
 from hone.text.evaluate.text_eval import TextEvaluation

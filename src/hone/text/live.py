@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hone.core.credit import Metrics
 from hone.engine.clients.config import ServerEngine
@@ -12,10 +12,12 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.parallel.open_fleet import check_cluster
+from hone.rewards.config import RewardsConfig
 from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, TrainingJob
 from hone.sources.live import LiveSource
+from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
 from hone.text.evaluate.dialogues import DialogueLimits, dialogue_context, open_dialogue
 from hone.text.evaluate.engine_actor import EngineActor, make_client, make_engine, make_prompts
@@ -23,7 +25,7 @@ from hone.text.evaluate.reward_models import require_context
 from hone.text.evaluate.second_answer import SecondAnswer, has_chats
 from hone.text.fleet import generating_cluster, open_text_fleet
 from hone.text.interleaving import RecordingActor, ReplayingActor, replay_slots
-from hone.text.open_text import TextInputs, opened_text_run
+from hone.text.open_text import TextDataConfig, TextInputs, opened_text_run
 from hone.text.planned_memory import TextLengths
 from hone.text.rollout_config import RolloutConfig
 from hone.text.tasks.conversation import ConversationLimits
@@ -31,12 +33,25 @@ from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt, TextWorld
 
-if TYPE_CHECKING:
-    from hone.text.rl import TextRunConfig
+
+class AnswersConfig(TextDataConfig, Protocol):
+    """What generation asks of a run's config, which is a `TextRunConfig`."""
+
+    @property
+    def task(self) -> DialogueTaskConfig: ...
+
+    @property
+    def rewards(self) -> RewardsConfig: ...
+
+    @property
+    def rollout(self) -> RolloutConfig: ...
+
+    @property
+    def cluster(self) -> ClusterConfig | None: ...
 
 
 def prompt_inputs(
-    config: "TextRunConfig",
+    config: AnswersConfig,
     *,
     other_policies: Sequence[str] = (),
     second_answer: SecondAnswer | None = None,
@@ -90,7 +105,7 @@ def prompt_inputs(
 
 
 def open_answering_run(
-    config: "TextRunConfig",
+    config: AnswersConfig,
     build: Callable[[Any, TextInputs[Sequence[Prompt]]], TrainingJob[TokenPolicy]],
     *,
     more_checks: Mapping[str, Callable[[], Sequence[str]]] | None = None,

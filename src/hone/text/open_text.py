@@ -16,8 +16,7 @@ from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import OpenedRun, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
 from hone.run.policy_folder import policy_folder
 from hone.text.evaluate.dialogues import OpenedDialogue, open_dialogue
@@ -40,6 +39,9 @@ T = TypeVar("T")
 class TextDataConfig(Protocol):
     """What the inputs of a text run ask of its config: `LanguageRunConfig` (a dataset) or `TextRunConfig` (answers)."""
 
+    optimizer_moments: ClassVar[int]
+    """Numbers that the optimizer keeps for each parameter."""
+
     @property
     def model(self) -> ModelSource: ...
 
@@ -51,11 +53,6 @@ class TextDataConfig(Protocol):
 
     @property
     def run(self) -> RunSettings: ...
-
-    @property
-    def optimizer_moments(self) -> int:
-        """Numbers that the optimizer keeps for each parameter."""
-        ...
 
     def answers_evaluation(self) -> EvaluationConfig | None:
         """The evaluation that lets a policy answer held-out prompts; None for a network that writes nothing."""
@@ -351,6 +348,7 @@ def opened_text_run(inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]],
 def _memory(inputs: TextInputs[T]) -> MemoryPlan:
     """The memory plan of a run; an empty one where an earlier stage makes the model."""
     config = inputs.config
+    assert isinstance(config, RunConfig)
     if not inputs.has_model:
         return MemoryPlan(parameters=0, parts={})
     others = [path for path in inputs.other_policies if not is_to_come(path)]

@@ -17,7 +17,7 @@ from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import GenerationSettings, RunDimensions
 from hone.planner.run_settings import cache_type, engine_layout
 from hone.planner.training_step import COMPILED_TEXT_TOKENS, KernelPath, NumberType, StepSettings
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.text.evaluate.open_policy import ModelSource, resolved_compute
 from hone.text.rollout_config import RolloutConfig
 

@@ -22,6 +22,7 @@ from hone.objectives.terms import LossTerms, add_terms, scale_terms
 from hone.run.job import RecipeSpec
 from hone.run.recipe_parts import LIVE_SOURCE
 from hone.run.wrapper import SourceWrapper
+from hone.sources.dynamic_sampling import DynamicSampling
 from hone.text.advantages import (
     AdvantageConfig,
     Ddof,
@@ -65,53 +66,3 @@ from hone.text.rl import (
     require_on_policy,
     text_parts,
 )
-
-# ----------------------------------------------------------------------------------------------------- dynamic sampling
-
-
-P = TypeVar("P")
-
-
-@dataclass
-class DynamicSampling(SourceWrapper[P]):
-    """As many groups as one `collect` of `source` yields, those that are `wanted` first (DAPO, Yu et al., 2025).
-
-    At most `most_rounds` collections; if they do not suffice, unwanted groups fill the batch up, so that its size, and
-    with it the weight of a token, stays. Wanted groups beyond the batch are thrown away: kept for the next step, they
-    would be older than its policy. Statistics of the source (`reward/mean`) stay those of everything that was asked.
-    """
-
-    is_informative: Callable[[Episodes], NDArray[np.bool_]]
-    """Episodes -> `[E]`, all of a group alike."""
-    max_rounds: int = 10
-    last_metrics: Metrics = field(default_factory=dict[str, float])
-
-    def collect(self) -> Episodes:
-        rounds = [self.source.collect()]
-        size = len(np.unique(rounds[0].group))
-        found, asked = np.unique(rounds[0].group[self.is_informative(rounds[0])]), size
-        while len(found) < size and len(rounds) < self.max_rounds:
-            more = self.source.collect()
-            rounds.append(more)
-            asked += len(np.unique(more.group))
-            found = np.concatenate((found, np.unique(more.group[self.is_informative(more)])))
-        everything = concatenate(rounds)
-        kept = found[:size]
-        if len(kept) < size:
-            others = np.setdiff1d(everything.group, kept)
-            kept = np.concatenate((kept, others[: size - len(kept)]))
-        batch = everything.take(np.flatnonzero(np.isin(everything.group, kept)))
-        self.last_metrics = {
-            "dynamic_sampling/rounds": float(len(rounds)),
-            "dynamic_sampling/informative_groups": len(found) / asked,
-            "dynamic_sampling/filled_up_groups": float(max(0, size - len(found))),
-            "dynamic_sampling/decisions_per_used": everything.decisions / max(batch.decisions, 1),
-        }
-        return batch
-
-    def metrics(self) -> Metrics:
-        told, self.last_metrics = self.last_metrics, {}
-        return {**self.source.metrics(), **told}
-
-
-# --------------------------------------------------------------------------------------------------------------- recipe

@@ -27,8 +27,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.rewards.config import RewardsConfig
-from hone.run.config import RunConfig
-from hone.run.job import OpenedRun, RecipeParts, TrainingJob, no_notices
+from hone.run.job import OpenedRun, RecipeParts, RunConfig, TrainingJob, no_notices
 from hone.run.loop import Learner, Recipe, Source
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.run.store.survivorship import Fate, SurvivorshipCounts
@@ -143,7 +142,9 @@ class TextRunConfig(RunConfig):
         if self.task.server is not None:
             server_schema(self.task.server)  # whatever else is checked asks the server
         if self.task.is_captured:
-            return opened_text_run(captured_inputs(self, other_policies=self.other_policies()), _text_job)
+            return opened_text_run(
+                captured_inputs(self, other_policies=self.other_policies(), more_checks=self.more_checks()), _text_job
+            )
         inputs = prompt_inputs(
             self,
             other_policies=self.other_policies(),
@@ -262,7 +263,7 @@ def require_groups(config: TextRunConfig) -> None:
         raise ValueError("rollout.samples_per_prompt must be at least 2: answers are judged by each other")
 
 
-def require_on_policy(config: TextRunConfig) -> None:
+def require_on_policy(config: "TextGradientRunConfig") -> None:
     """A loss without a ratio is the policy gradient of the policy that answered, and of no later one."""
     if steps := config.rollout.asynchrony.steps:
         raise ValueError(

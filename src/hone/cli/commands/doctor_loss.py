@@ -13,7 +13,7 @@ from hone.config.resolve import read_document
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, HoneError
 from hone.recipes.certify import certify, config_of_run, with_stage_models
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.report.run_page import write_report
 from hone.run.store.certificate import CERTIFICATE, GradientCertificate, write_certificate
 from hone.run.store.folder import open_run

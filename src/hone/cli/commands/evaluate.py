@@ -21,8 +21,7 @@ from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
 from hone.recipes.registry import is_recipe, load_recipe
-from hone.run.config import RunConfig
-from hone.run.job import EvaluationRequest
+from hone.run.job import EvaluationRequest, RunConfig
 from hone.run.report.run_page import write_report
 from hone.run.saved_config import config_tree
 from hone.run.store.robustness import ROBUSTNESS, write_robustness

@@ -14,7 +14,7 @@ from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.toml import read_toml
 
 if TYPE_CHECKING:
-    from hone.run.config import RunConfig
+    from hone.run.job import RunConfig
 
 
 def run(call: CommandCall) -> int:

@@ -25,7 +25,7 @@ from hone.evaluate.sweep.proposals import TrialProposer, make_proposer
 from hone.evaluate.sweep.search import SweepPlan, rung_steps
 from hone.evaluate.sweep.space import SweptKey, TrialSettings, grid, grid_size, one_at_a_time, swept_keys
 from hone.evaluate.sweep.trial_runs import TrialRun
-from hone.run.config import RunConfig
+from hone.run.job import RunConfig
 from hone.run.resume import step_schedules
 
 MAX_TRIALS = 1000

@@ -48,8 +48,7 @@ from hone.core.out_of_memory import memory_errors
 from hone.recipes.ranked_run import over_ranks, rank_placement, require_ranks_fit
 from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_name
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
-from hone.run.config import RunConfig
-from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeSpec, RunConfig, TrainingJob
 from hone.run.resume import NO_CONSENT, ResumeConsent
 from hone.run.store.certificate import GradientCertificate
 from hone.run.store.folder import RunFolder, check_name

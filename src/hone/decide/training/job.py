@@ -28,8 +28,7 @@ from hone.decide.joins.parquet import read_view, view_hash
 from hone.decide.joins.view import view_episodes
 from hone.decide.simulators.bandit_arms import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, TrainingJob, opened_run
+from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.loop import Recipe
 from hone.sources.live import LiveSource
 

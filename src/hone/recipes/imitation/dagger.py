@@ -32,8 +32,7 @@ from hone.core.config import Config
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.recipes.offline.bc import objective
-from hone.run.config import RunSettings
-from hone.run.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
+from hone.run.job import OpenedRun, RecipeSpec, RunSettings, TrainingJob, opened_run
 
 
 class DaggerAlgorithm(Config):

@@ -36,8 +36,16 @@ from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.run.config import RunConfig, RunSettings
-from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.run.job import (
+    EvaluationResult,
+    OpenedRun,
+    RecipeParts,
+    RecipeSpec,
+    RunConfig,
+    RunSettings,
+    TrainingJob,
+    opened_run,
+)
 from hone.run.loop import Recipe
 from hone.sources.live import LiveSource
 

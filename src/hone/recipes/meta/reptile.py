@@ -35,13 +35,13 @@ from hone.learner.gradient import GradientLearner
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run.config import RunSettings
 from hone.run.job import (
     EvaluationRequest,
     EvaluationResult,
     OpenedRun,
     RecipeParts,
     RecipeSpec,
+    RunSettings,
     TrainingJob,
 )
 

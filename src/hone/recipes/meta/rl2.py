@@ -20,8 +20,7 @@ from hone.control.spaces import world_spaces
 from hone.learner.config import LearnerConfig, policy_phase
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
-from hone.run.config import RunSettings
-from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeSpec, RunSettings, TrainingJob
 
 
 class Rl2Algorithm(on_policy.ClippedAlgorithm):

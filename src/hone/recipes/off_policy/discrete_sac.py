@@ -29,8 +29,7 @@ from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
 from hone.recipes.off_policy.sac import soft_phases
-from hone.run.config import RunSettings
-from hone.run.job import RecipeSpec
+from hone.run.job import RecipeSpec, RunSettings
 
 
 class DiscreteSacAlgorithm(TdAlgorithm):

@@ -12,8 +12,7 @@ from hone.control.off_policy import IterationReplayConfig
 from hone.control.value_based import ValueAlgorithm, ValueMethod, ValueRunConfig
 from hone.learner.config import ReplayLearnerConfig
 from hone.recipes.off_policy.dqn import objective
-from hone.run.config import RunSettings
-from hone.run.job import RecipeSpec
+from hone.run.job import RecipeSpec, RunSettings
 
 
 class NoisyAlgorithm(ValueAlgorithm):

@@ -33,8 +33,7 @@ from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.objectives.dynamics import gaussian_nll
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run.config import RunSettings
-from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, RunSettings, TrainingJob
 from hone.run.wrapper import WithState
 
 

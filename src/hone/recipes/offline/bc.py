@@ -11,8 +11,7 @@ from hone.learner.config import ReplayLearnerConfig, policy_phase
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.terms import LossTerms
 from hone.recipes.decision_logs import read_decisions
-from hone.run.config import RunSettings
-from hone.run.job import RecipeSpec
+from hone.run.job import RecipeSpec, RunSettings
 
 
 class BcConfig(OfflineRunConfig):

@@ -235,8 +235,9 @@ def _check_shares(log: AnswerLog, source: str, kind: AnswerKind) -> None:
 
 
 def _task_of(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
-    assert isinstance(inputs.config, ScorerRunConfig)
-    return inputs.config.task
+    task = inputs.config.task
+    assert isinstance(task, AnswerTaskConfig)
+    return task
 
 
 def _held_out_task(inputs: TextInputs[AnswerLog]) -> AnswerTaskConfig:
