@@ -19,8 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
-from hone.control.environments.boundary import EnvBoundary
-from hone.control.environments.make import GymVectorEnv, reset_all
+from hone.control.environments.make import EnvBoundary, GymVectorEnv, reset_all
 from hone.core.errors import DataError
 from hone.core.random import generator
 from hone.core.state import State, array, substate

@@ -24,7 +24,16 @@ from hone.control.environments.make import (
     runs_isolated,
     truncation_limit,
 )
-from hone.control.environments.rollout import Array, Flags, Floats, RolloutBuffer, empty_rollout_buffer
+from hone.control.environments.rollout import (
+    Array,
+    Flags,
+    Floats,
+    RolloutBuffer,
+    StepChecker,
+    StepFaultError,
+    empty_rollout_buffer,
+    env_actions,
+)
 from hone.control.environments.snapshot import (
     EncodedAttributes,
     attribute_texts,
@@ -34,7 +43,6 @@ from hone.control.environments.snapshot import (
     why_inexact_resume,
 )
 from hone.control.environments.space_advice import space_warnings
-from hone.control.environments.step_checks import StepChecker, StepFaultError, env_actions
 from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, require_transport, reset_seeded
 from hone.control.environments.worker_process import BlockTransport
 from hone.core.credit import Metrics

@@ -19,7 +19,7 @@ from hone.control.environments.make import (
     evaluation_limit,
     runs_isolated,
 )
-from hone.control.environments.step_checks import env_actions, not_finite
+from hone.control.environments.rollout import env_actions, not_finite
 from hone.control.networks.numpy_policies import HasNumpyPolicy
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.control.finite.linear import solve_linear
 from hone.control.finite.model import (
     FiniteMdp,
     Flags,
@@ -19,6 +18,7 @@ from hone.control.finite.model import (
     make_mdp,
     policy_probabilities,
 )
+from hone.control.finite.solve import solve_linear
 from hone.core.errors import DataError
 
 NEGLIGIBLE = 1e-15

@@ -12,8 +12,13 @@ from typing import Any, get_args
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, QNetworkPolicy, SoftActorCritic
-from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.actor_critic import (
+    ActorCritic,
+    ControlPolicy,
+    DeterministicActorCritic,
+    QNetworkPolicy,
+    SoftActorCritic,
+)
 from hone.control.networks.discriminator import AdversarialActorCritic
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.mlp import (

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.control.replay.records import require_same_columns
+from hone.control.replay.ring import require_same_columns
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes, column_table, concatenate
 from hone.core.errors import DataError
