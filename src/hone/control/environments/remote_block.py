@@ -25,7 +25,7 @@ from hone.control.environments.worker_process import START_S, BlockProcess, gath
 from hone.core.clock import Clock
 from hone.process.child import ChildLostError
 
-STEP_ARRAYS = ("seen", "reward", "terminated", "truncated")
+_STEP_ARRAYS = ("seen", "reward", "terminated", "truncated")
 _FINAL = "final"
 
 
@@ -111,7 +111,7 @@ class BlockHost:
 def _step_arrays(step: SharedStep) -> dict[str, Array]:
     """What a step left in the memory; last observations only where an episode ended."""
     ended = step.terminated.any() or step.truncated.any()
-    return {name: step.array(name) for name in (*STEP_ARRAYS, *((_FINAL,) if ended else ()))}
+    return {name: step.array(name) for name in (*_STEP_ARRAYS, *((_FINAL,) if ended else ()))}
 
 
 class RemoteProcess:
@@ -163,7 +163,7 @@ class RemoteProcess:
         if reply.lost:
             return ChildLostError(reply.lost, timeout=reply.timeout)
         (message,) = MessageParser().feed(reply.data)
-        if self._step is not None and STEP_ARRAYS[-1] in message.arrays:
+        if self._step is not None and _STEP_ARRAYS[-1] in message.arrays:
             for name, values in message.arrays.items():
                 self._step.array(name)[:] = values
         return message

@@ -90,7 +90,7 @@ def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space) -> Rollo
 # ---------------------------------------------------------------------------------------------------------- step checks
 
 
-HISTORY_STEPS = 8
+_HISTORY_STEPS = 8
 """Actions that an error message shows."""
 
 
@@ -192,7 +192,7 @@ class StepChecker:
         *,
         fault: str = "is not finite",
     ) -> StepFaultError:
-        history = steps.chosen[max(0, time - HISTORY_STEPS) : time + 1, env].tolist()
+        history = steps.chosen[max(0, time - _HISTORY_STEPS) : time + 1, env].tolist()
         return StepFaultError(
             f"{self._place(name, time, env)} {fault}: {_shown(value)}; run seed {self.seed}, its last actions {history}"
         )
@@ -200,4 +200,4 @@ class StepChecker:
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - a number or an array
     numbers = np.asarray(value).ravel()
-    return f"{numbers[:HISTORY_STEPS].tolist()}{' ...' if numbers.size > HISTORY_STEPS else ''}"
+    return f"{numbers[:_HISTORY_STEPS].tolist()}{' ...' if numbers.size > _HISTORY_STEPS else ''}"

@@ -28,14 +28,14 @@ Json: TypeAlias = Any
 EncodedAttributes: TypeAlias = dict[str, dict[str, Any]]
 """Path of an object -> its attributes."""
 
-BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
+_BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
     "PCG64": np.random.PCG64,
     "PCG64DXSM": np.random.PCG64DXSM,
     "Philox": np.random.Philox,
     "SFC64": np.random.SFC64,
     "MT19937": np.random.MT19937,
 }
-FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", "mujoco", "Box2D")
+_FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", "mujoco", "Box2D")
 """Objects of these libraries are not read attribute by attribute."""
 
 
@@ -165,7 +165,7 @@ def _is_plain_object(value: object) -> bool:
     ignored = (FunctionType, MethodType, ModuleType, type, gymnasium.Space, EnvSpec, random.Random)
     if isinstance(value, ignored) or callable(value) or isinstance(value, np.random.Generator):
         return False
-    return "__dict__" in dir(value) and not f"{type(value).__module__}.".startswith(FOREIGN_MODULES)
+    return "__dict__" in dir(value) and not f"{type(value).__module__}.".startswith(_FOREIGN_MODULES)
 
 
 def _text(value: object) -> str | None:
@@ -236,8 +236,8 @@ def _generator(state: dict[str, Any], now: object) -> np.random.Generator:
     name = state["bit_generator"]
     if isinstance(now, np.random.Generator) and now.bit_generator.state["bit_generator"] == name:
         made = now
-    elif name in BIT_GENERATORS:
-        made = np.random.Generator(BIT_GENERATORS[name]())
+    elif name in _BIT_GENERATORS:
+        made = np.random.Generator(_BIT_GENERATORS[name]())
     else:
         raise DataError(f"the saved environment state has a random generator of unknown kind {name!r}")
     made.bit_generator.state = state

@@ -9,9 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-LARGEST_PRODUCT = 1000
+_LARGEST_PRODUCT = 1000
 """Number of combined actions up to which they are numbered."""
-GUIDE = "docs/howto/environments.md shows how to wrap a class"
+_GUIDE = "docs/howto/environments.md shows how to wrap a class"
 
 
 def observation_fault(space: spaces.Space[Any]) -> str | None:
@@ -25,7 +25,7 @@ def observation_fault(space: spaces.Space[Any]) -> str | None:
             "it has no fixed size; make a row of numbers of it with "
             "gymnasium.wrappers.TransformObservation(env, function, Box(...))"
         )
-    return f"observation space {_one_line(space)} is not supported; {remedy} ({GUIDE})"
+    return f"observation space {_one_line(space)} is not supported; {remedy} ({_GUIDE})"
 
 
 def action_fault(space: spaces.Space[Any]) -> str | None:
@@ -33,7 +33,7 @@ def action_fault(space: spaces.Space[Any]) -> str | None:
     if isinstance(space, spaces.Box | spaces.Discrete):
         return None
     refused = f"action space {_one_line(space)} is not supported; hone acts on Discrete and Box"
-    return f"{refused}: {_action_remedy(space)} ({GUIDE})"
+    return f"{refused}: {_action_remedy(space)} ({_GUIDE})"
 
 
 def _one_line(space: spaces.Space[Any]) -> str:
@@ -45,7 +45,7 @@ def _action_remedy(space: spaces.Space[Any]) -> str:
     """A wrapper that gives the environment a supported action space, as an expression of `env`, `np` and Gymnasium."""
     transform, wrap = "gymnasium.wrappers.TransformAction", "wrap the environment in "
     match space:
-        case spaces.MultiDiscrete() if np.prod(space.nvec, dtype=np.float64) <= LARGEST_PRODUCT:
+        case spaces.MultiDiscrete() if np.prod(space.nvec, dtype=np.float64) <= _LARGEST_PRODUCT:
             shape, first, kind = space.nvec.ravel().tolist(), space.start.tolist(), space.dtype
             taken = f"np.reshape(np.unravel_index(n, {shape}), {list(space.shape)}) + np.array({first}, np.{kind})"
             return f"{wrap}{transform}(env, lambda n: {taken}, gymnasium.spaces.Discrete({int(np.prod(shape))}))"

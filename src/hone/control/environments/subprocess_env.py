@@ -116,7 +116,7 @@ def _with_unit(count: int, word: str) -> str:
 
 
 @dataclass
-class EnvBlock:
+class _EnvBlock:
     """The environments `first ... first + count - 1`, and their process."""
 
     number: int
@@ -167,15 +167,15 @@ class EnvBlock:
 
 
 def _split_into_blocks(
-    first: EnvBlock, *, num_envs: int, processes: int, make: Callable[[], BlockProcess]
-) -> list[EnvBlock]:
+    first: _EnvBlock, *, num_envs: int, processes: int, make: Callable[[], BlockProcess]
+) -> list[_EnvBlock]:
     """Blocks of contiguous environments, the earlier ones larger by one where the division leaves a rest. `first` keeps
     its share; nothing is started."""
     counts = [len(part) for part in np.array_split(np.arange(num_envs), processes)]
     first.count = counts[0]
     blocks = [first]
     for number, count in enumerate(counts[1:], start=1):
-        blocks.append(EnvBlock(number, sum(counts[:number]), count, make()))
+        blocks.append(_EnvBlock(number, sum(counts[:number]), count, make()))
     return blocks
 
 
@@ -183,8 +183,8 @@ def _split_into_blocks(
 
 
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
-RequestFn: TypeAlias = Callable[[EnvBlock], bytes]
-StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
+_RequestFn: TypeAlias = Callable[[_EnvBlock], bytes]
+_StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
 LOST_KEY = "hone.control.environments/lost"
 """Name in `info` that no environment of a user's writes."""
 _PATIENCE_S = 2.0
@@ -213,7 +213,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
         self._clock = clock or SystemClock()
         self._transport = transport or ChildBlocks()
-        self._blocks = [EnvBlock(0, 0, num_envs, self._new_process())]
+        self._blocks = [_EnvBlock(0, 0, num_envs, self._new_process())]
         self._base = 0
         self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._pending_notices: list[str] = []
@@ -280,7 +280,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def _start_failure(self, lost: ChildLostError) -> ResourceError:
         return ResourceError(f"{self.config.id}: the environment cannot be used: {lost}")
 
-    def _start_blocks(self, blocks: Sequence[EnvBlock]) -> None:
+    def _start_blocks(self, blocks: Sequence[_EnvBlock]) -> None:
         """Start the processes that do not run, all at once. Raises ChildLostError, ResourceError, what loading
         raises."""
         fresh = [block for block in blocks if not block.process.alive]
@@ -298,7 +298,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def _new_process(self) -> BlockProcess:
         return self._transport.make(self._clock)
 
-    def _make_request(self, block: EnvBlock) -> bytes:
+    def _make_request(self, block: _EnvBlock) -> bytes:
         return encode({"do": "make", "count": block.count, "squashed": self.squashed})
 
     def _read_form(self, head: Mapping[str, Json]) -> None:
@@ -336,7 +336,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
                 self._take_reset(block, _checked_reply(reply))
         return self._gather_arrays("seen"), {LOST_KEY: lost} if lost.any() else {}
 
-    def step(self, actions: Array) -> StepResult:
+    def step(self, actions: Array) -> _StepResult:
         """Raises UserCodeError where an environment does, and ResourceError past the budget."""
         order = self._step_request(actions)
         for block in self._blocks:
@@ -374,7 +374,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """End the processes; those that do not exit are killed."""
         self._ending()
 
-    def _restart_block(self, block: EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
+    def _restart_block(self, block: _EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
         """A new process for the environments of a lost one. Raises ResourceError past the budget."""
         lost[block.rows] = ScoreStatus.TIMEOUT if how.timeout else ScoreStatus.ERROR
         while True:
@@ -396,7 +396,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             else:
                 return
 
-    def _take_reset(self, block: EnvBlock, reply: WorkerMessage) -> None:
+    def _take_reset(self, block: _EnvBlock, reply: WorkerMessage) -> None:
         seen = reply.arrays["seen"]
         if block.shared_step is None:
             action = list(self.single_action_space.shape or ())
@@ -417,7 +417,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """Copy `[B, ...]` of an array in shared memory."""
         return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
 
-    def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ChildLostError]:
+    def _ask(self, blocks: Sequence[_EnvBlock], order: _RequestFn) -> list[WorkerMessage | ChildLostError]:
         for block in blocks:
             block.process.send(order(block))
         processes = [block.process for block in blocks]
@@ -473,7 +473,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self.budget.restore(substate(state, "budget"))
 
 
-def _end(blocks: Sequence[EnvBlock], clock: Clock) -> None:
+def _end(blocks: Sequence[_EnvBlock], clock: Clock) -> None:
     for block in blocks:
         block.process.request_exit()
     limit = clock.monotonic_s() + _PATIENCE_S
@@ -505,7 +505,7 @@ def lost_status(info: Mapping[str, Any]) -> NDArray[np.uint8] | None:
     return info.get(LOST_KEY)
 
 
-def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:
+def _reset_request(block: _EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:
     return encode({"do": "reset"} if arrays else {"do": "reset", "seeds": block.seeds}, arrays)
 
 

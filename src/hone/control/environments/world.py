@@ -57,7 +57,7 @@ from hone.core.state import State, array, integer, substate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePieces:
+class _EpisodePieces:
     """Pieces of episodes as they stand after a rollout, one a row."""
 
     score: NDArray[np.float64]
@@ -83,7 +83,7 @@ class _RunningEpisodes:
         self.number = np.arange(self.begun, self.begun + self.count)
         self.begun += self.count
 
-    def add_pieces(self, reward: NDArray[np.float64], steps: Ints, env: Ints, done: Flags) -> EpisodePieces:
+    def add_pieces(self, reward: NDArray[np.float64], steps: Ints, env: Ints, done: Flags) -> _EpisodePieces:
         """Go on by pieces `[E]` in the order of their environments `env` and of time, given the sums of their rewards,
         their steps, and whether their episode ended with them. The first of each environment may go on from an earlier
         rollout."""
@@ -102,7 +102,7 @@ class _RunningEpisodes:
         over = env[final & done]
         self.number[over] = self.begun + np.arange(len(over))
         self.begun += len(over)
-        return EpisodePieces(score=score, length=length, group=group)
+        return _EpisodePieces(score=score, length=length, group=group)
 
     def state(self) -> State:
         """State under the names of the checkpoints."""
@@ -131,7 +131,7 @@ class _RunningEpisodes:
 GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
-UNENDED_WARNING_STEPS = 20_000
+_UNENDED_WARNING_STEPS = 20_000
 """Steps without an end before the warning; longer than the episodes of any environment of Gymnasium's."""
 
 
@@ -210,7 +210,7 @@ class GymWorld:
         """Warn once when no episode ends any more: only ended episodes have scores."""
         ended = episodes.terminated | episodes.truncated
         self.steps_without_end = 0 if ended.any() else self.steps_without_end + self.steps
-        if self.steps_without_end >= UNENDED_WARNING_STEPS and not self.warned:
+        if self.steps_without_end >= _UNENDED_WARNING_STEPS and not self.warned:
             self.warned = True
             self.pending_notices.append(
                 f"no episode ended in the last {self.steps_without_end} steps of each environment, so there is no "

@@ -25,7 +25,7 @@ from hone.core.random import generator
 Array = NDArray[np.generic]
 Floats = NDArray[np.float64]
 
-DERIVED_ATTRIBUTES = {
+_DERIVED_ATTRIBUTES = {
     "CartPoleEnv": {
         "total_mass": lambda known: known["masspole"] + known["masscart"],
         "polemass_length": lambda known: known["masspole"] * known["length"],
@@ -55,7 +55,7 @@ class PerturbationConfig(Config):
     @model_validator(mode="after")
     def _changes_something(self) -> "PerturbationConfig":
         if not self.changes:
-            raise ValueError("nothing is changed: give one of " + ", ".join(sorted(PERTURBATION_KEYS)))
+            raise ValueError("nothing is changed: give one of " + ", ".join(sorted(_PERTURBATION_KEYS)))
         return self
 
     @property
@@ -71,7 +71,7 @@ class PerturbationConfig(Config):
         return self.name or ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.changes.items())  # fmt: skip  # noqa: E501
 
 
-PERTURBATION_KEYS = tuple(key for key in PerturbationConfig.model_fields if key != "name")
+_PERTURBATION_KEYS = tuple(key for key in PerturbationConfig.model_fields if key != "name")
 
 
 class PerturbationFile(Config):
@@ -193,7 +193,7 @@ def _split_physics(
     try:
         inside = env.unwrapped
         accepted = [
-            name for name in inspect.signature(type(inside).__init__).parameters if name not in NON_PHYSICS_ARGUMENTS
+            name for name in inspect.signature(type(inside).__init__).parameters if name not in _NON_PHYSICS_ARGUMENTS
         ]
         numbers = _numeric_attributes(inside)
     finally:
@@ -211,7 +211,7 @@ def _split_physics(
     return arguments, {name: value for name, value in physics.items() if name not in accepted}
 
 
-NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
+_NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
 
 
 def _numeric_attributes(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
@@ -231,7 +231,7 @@ def _make_with_attributes(single: Any, attributes: Mapping[str, JsonValue]) -> G
     env: GymEnv = single()
     held = vars(env.unwrapped)
     held.update(attributes)
-    for name, derive in DERIVED_ATTRIBUTES.get(type(env.unwrapped).__name__, {}).items():
+    for name, derive in _DERIVED_ATTRIBUTES.get(type(env.unwrapped).__name__, {}).items():
         if name not in attributes:
             held[name] = derive(_numeric_attributes(env.unwrapped))
     return env

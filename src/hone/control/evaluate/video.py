@@ -25,12 +25,12 @@ from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key
 from hone.run.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
 
-RENDER_MODE = "rgb_array"
+_RENDER_MODE = "rgb_array"
 """Gymnasium's render mode for arrays."""
-MAX_WIDTH = 240
+_MAX_WIDTH = 240
 """Largest width in pixels."""
 MAX_FRAMES = 60
-FRAMES_PER_S = 12.0
+_FRAMES_PER_S = 12.0
 MAX_BYTES = 1_500_000
 """Largest size of the file, which is embedded in the report; frames are dropped until it fits."""
 
@@ -53,7 +53,7 @@ class FrameRecorder:
         frame = self.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
             raise UserCodeError(f"render() returned {type(frame).__name__}, expected an array [height, width, 3]")
-        self.frames.append(downscale(frame.astype(np.uint8), width=MAX_WIDTH))
+        self.frames.append(downscale(frame.astype(np.uint8), width=_MAX_WIDTH))
         if len(self.frames) >= 2 * MAX_FRAMES:
             self.frames, self.stride = self.frames[::2], 2 * self.stride
 
@@ -71,7 +71,7 @@ def record_episode(
         if not _can_render(config):
             return _without_frames(step, f"{config.id} cannot render (rgb_array is not among its render modes)")
         env = env_factory(
-            config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": RENDER_MODE}})
+            config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": _RENDER_MODE}})
         ).make_one()
     except UserCodeError as fault:
         return _without_frames(step, f"it cannot be created with a renderer ({fault.messages[0].splitlines()[0]})")
@@ -95,7 +95,7 @@ def _can_render(config: GymConfig) -> bool:
     """True if the environment declares the render mode. Raises UserCodeError if it cannot be created."""
     env = env_factory(config).make_one()
     try:
-        return RENDER_MODE in env.metadata.get("render_modes", [])
+        return _RENDER_MODE in env.metadata.get("render_modes", [])
     finally:
         env.close()
 
@@ -141,7 +141,7 @@ def _encoded(frames: list[Frames]) -> bytes | None:
     most = MAX_FRAMES
     while most > 1:
         kept = subsample_frames(frames, most)
-        png = animated_png(_stacked(kept), frame_s=min(0.5, MAX_FRAMES / FRAMES_PER_S / len(kept)))
+        png = animated_png(_stacked(kept), frame_s=min(0.5, MAX_FRAMES / _FRAMES_PER_S / len(kept)))
         if len(png) <= MAX_BYTES:
             return png
         most //= 2

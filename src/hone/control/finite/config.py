@@ -90,14 +90,14 @@ class BairdWorld(Config):
     """Names this alternative."""
 
 
-NamedWorld: TypeAlias = GymTableWorld | GridWorld | ChainWorld | GarnetWorld | BairdWorld
-TableWorld: TypeAlias = Annotated[NamedWorld, Field(discriminator="kind")]
+_NamedWorld: TypeAlias = GymTableWorld | GridWorld | ChainWorld | GarnetWorld | BairdWorld
+_TableWorld: TypeAlias = Annotated[_NamedWorld, Field(discriminator="kind")]
 
 
 class FiniteConfig(Config):
     """Finite environment, stepped in many copies. Its table is known, so a policy is evaluated exactly."""
 
-    world: TableWorld
+    world: _TableWorld
     """The environment."""
     copies: int = Field(default=1, ge=1, le=65536)
     """Number of copies that are stepped together."""
@@ -115,7 +115,7 @@ def build_finite_mdp(config: FiniteConfig, *, discount: float) -> FiniteMdp:
     return mdp if config.limit is None else with_step_limit(mdp, config.limit)
 
 
-def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
+def _named(world: _NamedWorld, *, discount: float) -> FiniteMdp:
     match world:
         case GymTableWorld():
             return mdp_from_gymnasium(world.id, discount=discount, options=world.kwargs)

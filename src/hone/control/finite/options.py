@@ -38,7 +38,7 @@ class MarkovOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptionModel:
+class _OptionModel:
     """Expected reward and termination of an option."""
 
     reward: Floats
@@ -54,7 +54,7 @@ def primitive_option(mdp: FiniteMdp, action: int) -> MarkovOption:
     return MarkovOption(policy=policy, termination=np.ones(mdp.states), initiation_set=mdp.available[:, action])
 
 
-def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
+def option_model(mdp: FiniteMdp, option: MarkovOption) -> _OptionModel:
     """Compute R = r + discount * P (1 - stops) R, and the stopping states likewise, by linear solves.
 
     Raises DataError if it may never stop with discount 1.
@@ -73,7 +73,7 @@ def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
     after = np.zeros((mdp.states, mdp.states))
     for state in stopping:
         after[:, state] = solve_linear(inside, arrives[:, state], nowhere)
-    return OptionModel(reward=reward, next_state=after)
+    return _OptionModel(reward=reward, next_state=after)
 
 
 def mdp_over_options(mdp: FiniteMdp, options: Sequence[MarkovOption]) -> FiniteMdp:

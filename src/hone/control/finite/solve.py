@@ -16,9 +16,9 @@ from hone.core.ragged import Ints
 # --------------------------------------------------------------------------------------------------------------- linear
 
 
-DENSE_STATES = 1500
+_DENSE_STATES = 1500
 """Largest number of states for a dense matrix (18 MB), which is as fast as a sparse one."""
-NEEDS_SCIPY = "this needs scipy, which is not installed: pip install 'hone-rl[control]'"
+_NEEDS_SCIPY = "this needs scipy, which is not installed: pip install 'hone-rl[control]'"
 
 
 def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) -> Floats:
@@ -33,7 +33,7 @@ def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) 
     rows, columns, weight = number[source[inside]], number[target[inside]], weight[inside]
     count = int(np.count_nonzero(~known))
     answer = np.zeros(len(known))
-    if count <= DENSE_STATES:
+    if count <= _DENSE_STATES:
         flat = np.bincount(rows * count + columns, weights=weight, minlength=count * count).astype(np.float64)
         answer[~known] = np.linalg.solve(np.eye(count) - flat.reshape(count, count), right[~known])
     elif count:
@@ -46,7 +46,7 @@ def _sparse(rows: Ints, columns: Ints, weight: Floats, right: Floats) -> Floats:
         from scipy import sparse  # noqa: PLC0415 - optional, and slow to import
         from scipy.sparse import linalg  # noqa: PLC0415
     except ImportError as missing:
-        raise ResourceError(f"{len(right)} states: {NEEDS_SCIPY}") from missing
+        raise ResourceError(f"{len(right)} states: {_NEEDS_SCIPY}") from missing
     matrix = sparse.coo_matrix((weight, (rows, columns)), shape=(len(right), len(right)))
     return np.asarray(linalg.spsolve((sparse.eye(len(right)) - matrix).tocsc(), right), dtype=np.float64)
 
@@ -54,7 +54,7 @@ def _sparse(rows: Ints, columns: Ints, weight: Floats, right: Floats) -> Floats:
 # ---------------------------------------------------------------------------------------------------------------- solve
 
 
-IMPROVEMENT_TOLERANCE = 1e-10
+_IMPROVEMENT_TOLERANCE = 1e-10
 """Smallest improvement that changes an action, relative to the largest value."""
 
 
@@ -143,9 +143,9 @@ def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
         value = evaluate_policy(mdp, policy)
         q = mdp.backup(value)
         held = np.where(mdp.terminal, 0.0, q[rows, policy])
-        better = mdp.greedy_values(q) > held + IMPROVEMENT_TOLERANCE * max(1.0, float(np.abs(value).max()))
+        better = mdp.greedy_values(q) > held + _IMPROVEMENT_TOLERANCE * max(1.0, float(np.abs(value).max()))
         if not better.any():
-            best = np.isclose(q, mdp.greedy_values(q)[:, None], rtol=1e-12, atol=IMPROVEMENT_TOLERANCE).argmax(axis=1)
+            best = np.isclose(q, mdp.greedy_values(q)[:, None], rtol=1e-12, atol=_IMPROVEMENT_TOLERANCE).argmax(axis=1)
             if mdp.discount == 1:
                 best = policy  # among ties, the first action may never terminate
             return MdpSolution(

@@ -125,7 +125,7 @@ OPTIONAL: dict[str, type[np.generic]] = {
 }  # fmt: skip
 """Columns that a file need not have, besides `truncated` and `final`, and their types."""
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
-EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
+_EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
 """Columns that are written under their own names where they are there; the metadata holds their shapes."""
 
 
@@ -149,7 +149,7 @@ def write_log(path: Path, log: DecisionLog) -> None:
     episodes = replace(log.episodes, chosen=_actions_taken(log.episodes.chosen, log.action_space))
     if episodes.final is None or not episodes.scored.all():
         raise DataError(f"{path}: a log needs scored episodes with final observations")
-    extra = {name: values for name, values in episodes.columns().items() if name in EXTRA}
+    extra = {name: values for name, values in episodes.columns().items() if name in _EXTRA}
     if not path.suffix:
         if extra:
             raise DataError(f"{path}: a Minari data set has no place for {', '.join(extra)}: write parquet")
@@ -174,7 +174,7 @@ def write_log(path: Path, log: DecisionLog) -> None:
             ),
             "score": episodes.score[owner],
             **{
-                name: _list_column(values[owner] if EXTRA[name].unit == "episode" else values)
+                name: _list_column(values[owner] if _EXTRA[name].unit == "episode" else values)
                 for name, values in extra.items()
             },
         }
@@ -361,8 +361,8 @@ def _extra_columns(columns: _LogColumns, shapes: dict[str, list[int]], ends: Int
     """Optional columns that the file holds: by decision, or the rows `ends` where they are by episode."""
     read: dict[str, Array] = {}
     for name, shape in shapes.items():
-        values = columns.values(name, EXTRA[name].dtype, shape)
-        read[name] = values[ends] if EXTRA[name].unit == "episode" else values
+        values = columns.values(name, _EXTRA[name].dtype, shape)
+        read[name] = values[ends] if _EXTRA[name].unit == "episode" else values
     return read
 
 

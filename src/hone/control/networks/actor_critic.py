@@ -34,7 +34,7 @@ from hone.learner.shared_statistics import SharedStatistics
 
 
 class ControlPolicy(SharedStatistics):
-    """A small policy network. A subclass names its `kind`, and is listed in `checkpoint.KINDS`."""
+    """A small policy network. A subclass names its `kind`, and is listed in `checkpoint.py`."""
 
     kind: ClassVar[str]
     """Its name on disk."""

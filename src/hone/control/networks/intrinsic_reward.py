@@ -19,7 +19,7 @@ from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGa
 from hone.core.config import Config
 from hone.core.random import generator
 
-CLIP_DEVIATIONS = 5.0
+_CLIP_DEVIATIONS = 5.0
 """Bound of normalised observations (Burda et al., 2018)."""
 
 
@@ -93,10 +93,10 @@ class TorchMoments(nn.Module):
     def normalise(self, rows: Tensor) -> Tensor:
         """`[n, size]` minus the mean, divided by the standard deviation, clipped."""
         mean, deviation = self.get_buffer("mean"), self.std()
-        return ((rows - mean) / (deviation + 1e-8)).clamp(-CLIP_DEVIATIONS, CLIP_DEVIATIONS).to(rows.dtype)
+        return ((rows - mean) / (deviation + 1e-8)).clamp(-_CLIP_DEVIATIONS, _CLIP_DEVIATIONS).to(rows.dtype)
 
 
-class IntrinsicReward(nn.Module, ABC):
+class _IntrinsicReward(nn.Module, ABC):
     """A bonus for each step that falls with repeated visits."""
 
     def __init__(self, spaces: PolicySpaces) -> None:
@@ -127,7 +127,7 @@ class IntrinsicReward(nn.Module, ABC):
         return flat if self.seen_so_far is None else self.seen_so_far.normalise(flat)
 
 
-class RandomNetworkDistillation(IntrinsicReward):
+class RandomNetworkDistillation(_IntrinsicReward):
     """mean over features of (predictor(s') - random(s'))^2 (RND: Burda et al., 2018, 1810.12894)."""
 
     def __init__(self, spaces: PolicySpaces, config: RndConfig, *, seed: int) -> None:
@@ -151,7 +151,7 @@ class RandomNetworkDistillation(IntrinsicReward):
         return (self.predictor(x) - wanted).square().mean(dim=1)
 
 
-class IntrinsicCuriosity(IntrinsicReward):
+class IntrinsicCuriosity(_IntrinsicReward):
     """1/2 |forward(phi(s), a) - phi(s')|^2 (ICM: Pathak et al., 2017, 1705.05363).
 
     phi is trained to predict a from phi(s) and phi(s'), so that it ignores changes that the agent cannot influence. The
@@ -193,7 +193,7 @@ class IntrinsicCuriosity(IntrinsicReward):
         return to_unit(chosen.reshape(len(chosen), -1).to(like.dtype), actions)
 
 
-class HashCounts(IntrinsicReward):
+class HashCounts(_IntrinsicReward):
     """1 / sqrt(n(code(s'))), code by the signs of random projections (SimHash: Tang et al., 2017, 1611.04717)."""
 
     def __init__(self, spaces: PolicySpaces, config: HashCountConfig, *, seed: int) -> None:
@@ -225,7 +225,7 @@ class HashCounts(IntrinsicReward):
         return ((x @ self.get_buffer("projection").to(x.dtype) > 0) * self.get_buffer("place")).sum(dim=1)
 
 
-def _make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> IntrinsicReward:
+def _make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> _IntrinsicReward:
     """Intrinsic reward of a config."""
     match config:
         case RndConfig():

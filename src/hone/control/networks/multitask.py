@@ -89,9 +89,9 @@ class MultitaskActorCritic(ControlPolicy):
         parts = [self.for_task(task).numpy_policy() for task in range(self.tasks)]
         return _NumpyMultitaskPolicy(task_policies=parts, observation_size=self.observation_size)
 
-    def for_task(self, task: int) -> "SingleTaskPolicy":
+    def for_task(self, task: int) -> "_SingleTaskPolicy":
         """The policy in one task; its observations do not include the task."""
-        return SingleTaskPolicy(self, task)
+        return _SingleTaskPolicy(self, task)
 
     def extras(self) -> Mapping[str, Any]:
         return {"tasks": self.tasks, "told": self.trunk_sees_task}
@@ -109,7 +109,7 @@ class MultitaskActorCritic(ControlPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class SingleTaskPolicy:
+class _SingleTaskPolicy:
     """A multitask policy in one task."""
 
     policy: MultitaskActorCritic

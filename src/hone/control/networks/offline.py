@@ -39,11 +39,11 @@ from hone.core.random import generator
 # -------------------------------------------------------------------------------------------------------- numpy offline
 
 
-NumpyNetwork = Callable[[Floats], Floats]
+_NumpyNetwork = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyTanhGaussianPolicy(BoxNetworkPolicy):
+class _NumpyTanhGaussianPolicy(BoxNetworkPolicy):
     """A normal distribution around tanh of the outputs, clipped to the box."""
 
     log_std: Floats
@@ -67,7 +67,7 @@ class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
     data.
     """
 
-    behaviour: NumpyNetwork
+    behaviour: _NumpyNetwork
     threshold: float
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -83,7 +83,7 @@ class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
         return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
 
 
-class ActionProposer(Protocol):
+class _ActionProposer(Protocol):
     """Candidate actions."""
 
     def __call__(self, x: Floats, noise: Floats) -> Floats:
@@ -92,11 +92,11 @@ class ActionProposer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class VaeProposer:
+class _VaeProposer:
     """Decoded from latent codes, then perturbed by at most `reach`."""
 
-    decoder: NumpyNetwork
-    perturbation: NumpyNetwork
+    decoder: _NumpyNetwork
+    perturbation: _NumpyNetwork
     max_perturbation: float
     latent_limit: float
     """Bound of the codes."""
@@ -109,10 +109,10 @@ class VaeProposer:
 
 
 @dataclass(frozen=True, slots=True)
-class SquashedGaussianProposer:
+class _SquashedGaussianProposer:
     """Samples of a squashed Gaussian."""
 
-    network: NumpyNetwork
+    network: _NumpyNetwork
     log_std: tuple[float, float]
     """Bounds of its log standard deviation."""
 
@@ -122,11 +122,11 @@ class SquashedGaussianProposer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyBestOfSamplesPolicy:
+class _NumpyBestOfSamplesPolicy:
     """Samples `samples` candidate actions, and takes the critic's best. Its density is not known: NaN."""
 
-    proposer: ActionProposer
-    critic: NumpyNetwork
+    proposer: _ActionProposer
+    critic: _NumpyNetwork
     inputs: ObservationInputs
     actions: BoxActions
     samples: int
@@ -154,11 +154,11 @@ class NumpyBestOfSamplesPolicy:
 # -------------------------------------------------------------------------------------------------------------- offline
 
 
-LATENT_LIMIT = 0.5
+_LATENT_LIMIT = 0.5
 """Bound of latent codes when actions are generated (BCQ, Fujimoto et al., 2019)."""
-LATENT_LOG_STD_RANGE = (-4.0, 15.0)
+_LATENT_LOG_STD_RANGE = (-4.0, 15.0)
 """Bounds of the encoder's log standard deviation, as in BCQ's code."""
-LOG_STD_CLIP = (-5.0, 2.0)
+_LOG_STD_CLIP = (-5.0, 2.0)
 """Bounds of a Gaussian policy's log standard deviation (IQL, Kostrikov et al., 2022)."""
 
 
@@ -229,15 +229,15 @@ class IqlPolicy(ControlPolicy):
         outputs = self.actor(seen)
         if self.log_std is None:
             return categorical(outputs, chosen)[0]
-        return gaussian(torch.tanh(outputs), self.log_std.clamp(*LOG_STD_CLIP), chosen)[0]
+        return gaussian(torch.tanh(outputs), self.log_std.clamp(*_LOG_STD_CLIP), chosen)[0]
 
     def numpy_policy(self) -> NumpyPolicy:
         actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
         if isinstance(actions, DiscreteActions):
             return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
         assert self.log_std is not None
-        log_std = self.log_std.detach().clamp(*LOG_STD_CLIP).cpu().numpy()
-        return NumpyTanhGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        log_std = self.log_std.detach().clamp(*_LOG_STD_CLIP).cpu().numpy()
+        return _NumpyTanhGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
 
 
 class DiscreteBcqPolicy(ControlPolicy):
@@ -286,7 +286,7 @@ class _ActionVae(nn.Module):
     def encode(self, seen: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation `[n, latent]` of an action's code."""
         mean, log_std = self.encoder(torch.cat((seen, unit), dim=1)).chunk(2, dim=1)
-        return mean, log_std.clamp(*LATENT_LOG_STD_RANGE)
+        return mean, log_std.clamp(*_LATENT_LOG_STD_RANGE)
 
     def decode_pre_tanh(self, seen: Tensor, code: Tensor) -> Tensor:
         """The action of a code `[n, a]`, before tanh."""
@@ -326,7 +326,7 @@ class BcqPolicy(ControlPolicy):
     @torch.no_grad()
     def generate_actions(self, seen: Tensor, noise: Tensor) -> Tensor:
         """Samples of the behaviour model `[n, a]`, without gradient."""
-        return torch.tanh(self.generator.decode_pre_tanh(seen, noise.clamp(-LATENT_LIMIT, LATENT_LIMIT)))
+        return torch.tanh(self.generator.decode_pre_tanh(seen, noise.clamp(-_LATENT_LIMIT, _LATENT_LIMIT)))
 
     def perturb_actions(self, seen: Tensor, unit: Tensor, *, use_target: bool = False) -> Tensor:
         """`unit` perturbed by at most `max_perturbation` `[n, a]`, to increase the critics' values."""
@@ -336,7 +336,7 @@ class BcqPolicy(ControlPolicy):
     def numpy_policy(self) -> NumpyPolicy:
         decoder, perturbation = self.generator.decoder.to_numpy(), self.perturbation.to_numpy()
         return _best_of_samples_policy(
-            self, VaeProposer(decoder, perturbation, self.max_perturbation, LATENT_LIMIT), self.latent_size
+            self, _VaeProposer(decoder, perturbation, self.max_perturbation, _LATENT_LIMIT), self.latent_size
         )
 
     def extras(self) -> Mapping[str, Any]:
@@ -377,12 +377,12 @@ class BearPolicy(ControlPolicy):
     def sample_behaviour_pre_tanh(self, seen: Tensor, noise: Tensor) -> Tensor:
         """Samples of the behaviour model before tanh `[n, m, a]`, from `noise` `[n, m, latent]`, without gradient."""
         count = noise.shape[1]
-        codes = noise.clamp(-LATENT_LIMIT, LATENT_LIMIT).flatten(0, 1)
+        codes = noise.clamp(-_LATENT_LIMIT, _LATENT_LIMIT).flatten(0, 1)
         return self.generator.decode_pre_tanh(seen.repeat_interleave(count, dim=0), codes).view(len(seen), count, -1)
 
     def numpy_policy(self) -> NumpyPolicy:
         return _best_of_samples_policy(
-            self, SquashedGaussianProposer(self.actor.to_numpy(), LOG_STD_RANGE), self.action_size
+            self, _SquashedGaussianProposer(self.actor.to_numpy(), LOG_STD_RANGE), self.action_size
         )
 
     def extras(self) -> Mapping[str, Any]:
@@ -394,11 +394,11 @@ class BearPolicy(ControlPolicy):
 
 
 def _best_of_samples_policy(
-    policy: BcqPolicy | BearPolicy, proposer: ActionProposer, noise_size: int
-) -> NumpyBestOfSamplesPolicy:
+    policy: BcqPolicy | BearPolicy, proposer: _ActionProposer, noise_size: int
+) -> _NumpyBestOfSamplesPolicy:
     """Policy that samples several actions and takes the first critic's best."""
     critic = as_mlps(policy.critics)[0].to_numpy()
-    return NumpyBestOfSamplesPolicy(
+    return _NumpyBestOfSamplesPolicy(
         proposer=proposer,
         critic=critic,
         inputs=policy.spaces.inputs,

@@ -67,7 +67,7 @@ def epsilon_greedy(values: NDArray[np.floating], allowed: NDArray[np.bool_], noi
 
 
 @dataclass(slots=True, kw_only=True)
-class NumpyCallAndReturnPolicy:
+class _NumpyCallAndReturnPolicy:
     """Call and return: a chosen option acts until it stops."""
 
     values: NDArray[np.float64]
@@ -112,7 +112,7 @@ class NumpyCallAndReturnPolicy:
 
 
 @dataclass(slots=True, kw_only=True)
-class NumpyOptionCriticPolicy:
+class _NumpyOptionCriticPolicy:
     """Learned options: epsilon-greedy over options, a softmax within, and a termination probability at each step."""
 
     values: Callable[[Floats], Floats]
@@ -187,7 +187,7 @@ class OptionTablePolicy(ControlPolicy):
         return self.get_buffer(name).numpy()
 
     def numpy_policy(self) -> NumpyPolicy:
-        return NumpyCallAndReturnPolicy(
+        return _NumpyCallAndReturnPolicy(
             values=self.table("values"),
             policies=self.table("policies"),
             termination=self.table("stops"),
@@ -206,7 +206,7 @@ class OptionTablePolicy(ControlPolicy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptionCriticOutput:
+class _OptionCriticOutput:
     """Outputs of the option-critic for given decisions."""
 
     logp: Tensor
@@ -255,7 +255,7 @@ class OptionCriticPolicy(ControlPolicy):
         message = chosen.long() // self.action_count
         return message % self.options, chosen.long() % self.action_count
 
-    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> OptionCriticOutput:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> _OptionCriticOutput:
         """Outputs of the current networks for given decisions."""
         x, memory = self.split_observation(seen)
         option, action = self.split_choice(chosen)
@@ -267,7 +267,7 @@ class OptionCriticPolicy(ControlPolicy):
         stop = torch.sigmoid(self.ends(x).gather(1, place).squeeze(1))
         now = values.detach()
         gain = now.gather(1, place).squeeze(1) - self.epsilon_greedy_value(now)
-        return OptionCriticOutput(
+        return _OptionCriticOutput(
             logp=logp,
             entropy=entropy(),
             q_value=values.gather(1, option[:, None]).squeeze(1),
@@ -292,7 +292,7 @@ class OptionCriticPolicy(ControlPolicy):
         return (1.0 - stop) * values.gather(1, place).squeeze(1) + stop * self.epsilon_greedy_value(values)
 
     def numpy_policy(self) -> NumpyPolicy:
-        return NumpyOptionCriticPolicy(
+        return _NumpyOptionCriticPolicy(
             values=self.values.to_numpy(),
             action_logits=self.within.to_numpy(),
             termination_logits=self.ends.to_numpy(),

@@ -53,7 +53,7 @@ class NumpyNoisyMlp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyQNetwork:
+class _NumpyQNetwork:
     """Expected returns of actions from the outputs of a network."""
 
     network: NumpyMlp | NumpyNoisyMlp
@@ -87,7 +87,7 @@ class NumpyNoisyPolicy:
     while (Fortunato et al., 2018). `best` uses the mean weights.
     """
 
-    values: NumpyQNetwork
+    values: _NumpyQNetwork
     inputs: ObservationInputs
     actions: DiscreteActions
     noise_size: int
@@ -111,7 +111,7 @@ class NumpyNoisyPolicy:
 class BoltzmannLogits:
     """Values over a temperature: the logits of a Boltzmann policy."""
 
-    values: NumpyQNetwork
+    values: _NumpyQNetwork
     temperature: float
 
     def __call__(self, x: Floats) -> Floats:
@@ -145,13 +145,13 @@ class LayerNormMlp(Mlp):
     def activate(self, x: Tensor) -> Tensor:
         return super().activate(layer_normed(x))
 
-    def to_numpy(self) -> "NumpyLayerNormMlp":
+    def to_numpy(self) -> "_NumpyLayerNormMlp":
         plain = super().to_numpy()
-        return NumpyLayerNormMlp(layers=plain.layers, relu=plain.relu)
+        return _NumpyLayerNormMlp(layers=plain.layers, relu=plain.relu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyLayerNormMlp(NumpyMlp):
+class _NumpyLayerNormMlp(NumpyMlp):
     """A `LayerNormMlp` in numpy."""
 
     def activate(self, x: Floats) -> Floats:
@@ -192,7 +192,7 @@ class QuantileReturn:
 
 
 ReturnModel: TypeAlias = ScalarReturn | CategoricalReturn | QuantileReturn
-RETURN_MODELS: dict[str, type[ReturnModel]] = {
+_RETURN_MODELS: dict[str, type[ReturnModel]] = {
     "mean": ScalarReturn,
     "atoms": CategoricalReturn,
     "quantiles": QuantileReturn,
@@ -338,7 +338,7 @@ class DqnPolicy(ControlPolicy):
         value, advantage = streams[:, :1], streams[:, 1:]
         return value + (advantage - advantage.mean(dim=1, keepdim=True))
 
-    def numpy_q_network(self) -> NumpyQNetwork:
+    def numpy_q_network(self) -> _NumpyQNetwork:
         """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
         return self._numpy_q_network(self.values)
 
@@ -366,24 +366,24 @@ class DqnPolicy(ControlPolicy):
             network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices, epsilon=epsilon
         )
 
-    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> NumpyQNetwork:
+    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> _NumpyQNetwork:
         atoms = (
             self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
         )
-        return NumpyQNetwork(
+        return _NumpyQNetwork(
             network=body.to_numpy(), size=self.architecture.outcome.size, dueling=self.architecture.dueling, atoms=atoms
         )
 
     def extras(self) -> Mapping[str, Any]:
         shape = self.architecture
-        (kind,) = (name for name, made in RETURN_MODELS.items() if isinstance(shape.outcome, made))
+        (kind,) = (name for name, made in _RETURN_MODELS.items() if isinstance(shape.outcome, made))
         outcome = {"kind": kind, **asdict(shape.outcome)}
         return {**asdict(shape), "outcome": outcome}
 
     @classmethod
     def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         outcome = dict(extras["outcome"])
-        made = RETURN_MODELS[outcome.pop("kind")]
+        made = _RETURN_MODELS[outcome.pop("kind")]
         shape = QArchitecture(
             outcome=made(**outcome),
             dueling=bool(extras["dueling"]),

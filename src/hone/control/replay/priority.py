@@ -207,7 +207,7 @@ class SumTree:
 # ------------------------------------------------------------------------------------------------------------- priority
 
 
-class RowBuffer(Protocol):
+class _RowBuffer(Protocol):
     """A memory whose rows can be named."""
 
     capacity: int
@@ -234,7 +234,7 @@ class RowBuffer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrioritySample:
+class _PrioritySample:
     """Last sample of a prioritised buffer."""
 
     rows: Ints
@@ -245,7 +245,7 @@ class PrioritySample:
     """Rows ever written when it was drawn."""
 
 
-EMPTY_SAMPLE = PrioritySample(rows=np.zeros(0, np.int64), importance_weight=np.zeros(0, np.float32), added=0)
+_EMPTY_SAMPLE = _PrioritySample(rows=np.zeros(0, np.int64), importance_weight=np.zeros(0, np.float32), added=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ class PrioritizedSampler:
 
     def __init__(
         self,
-        memory: RowBuffer,
+        memory: _RowBuffer,
         priorities: PriorityParams = PriorityParams(),
         *,
         using: SumTreeKernels | None = None,
@@ -281,7 +281,7 @@ class PrioritizedSampler:
         self.draws = 0
         self.largest = 1.0
         """Largest mass ever given; what newcomers get."""
-        self.last_sample = EMPTY_SAMPLE
+        self.last_sample = _EMPTY_SAMPLE
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -307,7 +307,7 @@ class PrioritizedSampler:
             raise DataError(f"{np.count_nonzero(~whole)} of {count} drawn rows lack their history: enlarge the memory")
         weight = self._weights(self.tree.row_masses(rows))
         self.draws += 1
-        self.last_sample = PrioritySample(
+        self.last_sample = _PrioritySample(
             rows=rows, importance_weight=weight.astype(np.float32), added=self.buffer.added
         )
         return self.buffer.take(rows)
@@ -356,7 +356,7 @@ class PrioritizedSampler:
         self.tree.set_masses(np.arange(len(masses)), masses)
         self.largest = float(array(state, "largest").astype(np.float64)[0])
         self.draws = integer(state, "draws")
-        self.last_sample = EMPTY_SAMPLE
+        self.last_sample = _EMPTY_SAMPLE
 
     def _weights(self, masses: Floats) -> Floats:
         chance = masses * (len(self.buffer) / self.tree.total)

@@ -24,7 +24,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeIndex:
+class _EpisodeIndex:
     """Episodes in the store, oldest first."""
 
     start: Ints
@@ -37,9 +37,9 @@ class EpisodeIndex:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, which: Ints | slice) -> "EpisodeIndex":
+    def take(self, which: Ints | slice) -> "_EpisodeIndex":
         """Entries `which`, in that order."""
-        return EpisodeIndex(
+        return _EpisodeIndex(
             start=self.start[which],
             length=self.length[which],
             columns={name: values[which] for name, values in self.columns.items()},
@@ -63,7 +63,7 @@ class EpisodeStore:
         self.added = 0
         """Episodes ever remembered."""
         self._columns: dict[str, Array] = {}
-        self._index: EpisodeIndex | None = None
+        self._index: _EpisodeIndex | None = None
         self._waiting: dict[int, list[tuple[Episodes, int]]] = {}
         """Pieces of episodes that have not ended: where they stand in what was added."""
         self._next = 0
@@ -73,7 +73,7 @@ class EpisodeStore:
         return 0 if self._index is None else int(self._index.length.sum())
 
     @property
-    def index(self) -> EpisodeIndex:
+    def index(self) -> _EpisodeIndex:
         """Raises DataError while nothing was remembered."""
         if self._index is None:
             raise DataError("the episode store is empty: no episode has ended yet")
@@ -151,7 +151,7 @@ class EpisodeStore:
         final[ends] = here.columns["final"][ends]
         return self._pieces(offsets_of(lengths), ranges(begin, lengths), here, ends, final)
 
-    def _pieces(self, offsets: Ints, rows: Ints | slice, here: EpisodeIndex, ends: Flags, final: Array) -> Episodes:
+    def _pieces(self, offsets: Ints, rows: Ints | slice, here: _EpisodeIndex, ends: Flags, final: Array) -> Episodes:
         """Decisions `rows` of the episodes `here`; those that do not reach their episode's end (`ends`) are pieces."""
         flags = {name: here.columns[name].astype(np.bool_) & ends for name in ("terminated", "truncated")}
         decisions = {name: column[rows] for name, column in self._columns.items()}
@@ -224,13 +224,13 @@ def _columns_of(episodes: Episodes, unit: str) -> dict[str, Array]:
     return {name: values for name, values in episodes.columns().items() if column_table()[name].unit == unit}
 
 
-def _index_of(episodes: Episodes, starts: Ints) -> EpisodeIndex:
-    return EpisodeIndex(start=starts, length=episodes.lengths, columns=_columns_of(episodes, "episode"))
+def _index_of(episodes: Episodes, starts: Ints) -> _EpisodeIndex:
+    return _EpisodeIndex(start=starts, length=episodes.lengths, columns=_columns_of(episodes, "episode"))
 
 
-def _append(one: EpisodeIndex, other: EpisodeIndex) -> EpisodeIndex:
+def _append(one: _EpisodeIndex, other: _EpisodeIndex) -> _EpisodeIndex:
     require_same_columns(other.columns, one.columns)
-    return EpisodeIndex(
+    return _EpisodeIndex(
         start=np.concatenate([one.start, other.start]),
         length=np.concatenate([one.length, other.length]),
         columns={name: np.concatenate([values, other.columns[name]]) for name, values in one.columns.items()},

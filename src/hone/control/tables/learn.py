@@ -185,7 +185,7 @@ def _with_bonus(table: ActionTable, steps: TabularSteps) -> TabularSteps:
 
 
 T = TypeVar("T", bound=Table)
-NextActionWeights: TypeAlias = Callable[[Table, TabularBatch], Floats]
+_NextActionWeights: TypeAlias = Callable[[Table, TabularBatch], Floats]
 """Weights `[N, J]` of the next actions."""
 
 
@@ -266,7 +266,7 @@ def _predict_table_values(table: Table, episodes: Episodes) -> Values:
 
 
 @dataclass(kw_only=True)
-class KernelRule:
+class _KernelRule:
     """Base of the update rules that run one of the compiled loops; it counts backups."""
 
     backups: int = 0
@@ -280,7 +280,7 @@ class KernelRule:
 
 
 @dataclass(kw_only=True)
-class TargetRule(KernelRule):
+class TargetRule(_KernelRule):
     """x += rate * (target - x): Monte Carlo, n-step returns, lambda-returns."""
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
@@ -292,7 +292,7 @@ class TargetRule(KernelRule):
 
 
 @dataclass(kw_only=True)
-class WeightedImportanceSampling(KernelRule):
+class WeightedImportanceSampling(_KernelRule):
     """Off-policy Monte Carlo with weighted importance sampling.
 
     Action values are learned of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); state
@@ -331,10 +331,10 @@ class WeightedImportanceSampling(KernelRule):
 
 
 @dataclass(kw_only=True)
-class ExpectedSarsa(KernelRule):
+class ExpectedSarsa(_KernelRule):
     """TD(0), SARSA and expected SARSA, which differ in the weights of the next actions."""
 
-    next_weights: NextActionWeights = expected_sarsa_weights
+    next_weights: _NextActionWeights = expected_sarsa_weights
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         self.backups += len(batch.action)
@@ -342,7 +342,7 @@ class ExpectedSarsa(KernelRule):
 
 
 @dataclass(kw_only=True)
-class QLearningRule(KernelRule):
+class QLearningRule(_KernelRule):
     """Q-learning (Watkins, 1989)."""
 
     actions: int
@@ -353,7 +353,7 @@ class QLearningRule(KernelRule):
 
 
 @dataclass(kw_only=True)
-class DoubleQLearning(KernelRule):
+class DoubleQLearning(_KernelRule):
     """Double Q-learning (van Hasselt, 2010); the table has two tables."""
 
     actions: int
@@ -383,14 +383,14 @@ def _slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
 
 
 @dataclass(kw_only=True)
-class EligibilityTraces(KernelRule):
+class EligibilityTraces(_KernelRule):
     """TD(lambda) and SARSA(lambda), online; an episode's traces are kept from one piece of it to the next."""
 
     decay: float
     """discount * lambda."""
     trace: int
     """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
-    next_weights: NextActionWeights = sarsa_weights
+    next_weights: _NextActionWeights = sarsa_weights
     open_traces: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
     """Traces `[K]` of unfinished episodes, and the previous estimate of their next value."""
 
@@ -433,7 +433,7 @@ class EligibilityTraces(KernelRule):
 
 
 @dataclass(kw_only=True)
-class DynaQ(KernelRule):
+class DynaQ(_KernelRule):
     """Dyna-Q (Sutton, 1990): Q-learning on each step, and on `planning` simulated steps after it."""
 
     actions: int
@@ -463,7 +463,7 @@ class DynaQ(KernelRule):
 
 
 @dataclass(kw_only=True)
-class PrioritisedSweeping(KernelRule):
+class PrioritisedSweeping(_KernelRule):
     """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learned model, highest priority first."""
 
     actions: int

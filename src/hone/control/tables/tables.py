@@ -23,7 +23,7 @@ from hone.core.strict_json import strict_json
 # ---------------------------------------------------------------------------------------------------------------- tiles
 
 
-MOST_CELLS = 50_000_000
+_MOST_CELLS = 50_000_000
 """Most numbers of a table; 400 MB."""
 
 
@@ -79,15 +79,15 @@ class TileCoder:
 
 
 def make_tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int, bins: int, actions: int) -> TileCoder:
-    """Tile coder of a box. Raises ConfigError for a box without bounds, and for more than `MOST_CELLS` cells."""
+    """Tile coder of a box. Raises ConfigError for a box without bounds, and for more than `_MOST_CELLS` cells."""
     bounds = np.array([low, high], dtype=np.float64)
     if not np.isfinite(bounds).all() or not (bounds[0] < bounds[1]).all() or (np.abs(bounds) > 1e6).any():
         raise ConfigError(f"tiles need a bounded box, got {list(low)} .. {list(high)}; give tiles.low and tiles.high")
     cells = tilings * (bins + 1) ** len(low) * actions
-    if cells > MOST_CELLS:
+    if cells > _MOST_CELLS:
         raise ConfigError(
             f"{tilings} tilings x {bins + 1}^{len(low)} tiles x {actions} actions are {cells:,} numbers, more than "
-            f"{MOST_CELLS:,}; use fewer bins"
+            f"{_MOST_CELLS:,}; use fewer bins"
         )
     return TileCoder(low=tuple(low), high=tuple(high), tilings=tilings, bins=bins, actions=actions)
 
@@ -97,7 +97,7 @@ def make_tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int
 
 FORMAT = 1
 Array: TypeAlias = NDArray[np.generic]
-EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
+_EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +171,9 @@ class ActionTable:
         """`[n, A]` probabilities of the exploration policy."""
         return action_probabilities(self.explore, self.values(cell), self.counts(cell), turn)
 
-    def numpy_policy(self, turn: int = 0) -> "TablePolicyActor":
+    def numpy_policy(self, turn: int = 0) -> "_TablePolicyActor":
         """Policy that acts by this table in iteration `turn`; updates of the table change it at once."""
-        return TablePolicyActor(table=self, iteration=turn)
+        return _TablePolicyActor(table=self, iteration=turn)
 
     def arrays(self) -> dict[str, Array]:
         """Arrays of the folder."""
@@ -194,7 +194,7 @@ class ActionTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TablePolicyActor:
+class _TablePolicyActor:
     """Acts by a table, with one random number per decision."""
 
     table: ActionTable
@@ -331,6 +331,6 @@ def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
     kind = metrics.pop("kind")
     features = StateFeatures(**metrics) if kind == "states" else TileCoder.from_description(metrics)
     return ActionTable(
-        features, explore=EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
+        features, explore=_EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
         first_action=description["first_action"],
     )  # fmt: skip
