@@ -1,7 +1,7 @@
-"""An environment that stores the current option (a course of action that lasts several steps) of its agent.
+"""Wrappers that change actions: a memory for the current option of the agent, and a rule that replaces actions.
 
-Belongs here: that memory. Kept by the environment, it ends with the episode, is saved with it, and makes a policy over
-options a function of the observation, like any other.
+An option is a course of action that lasts several steps. Its memory, kept by the environment, ends with the episode, is
+saved with it, and makes a policy over options a function of the observation, like any other.
 """
 
 from collections.abc import Callable
@@ -120,8 +120,8 @@ class ActionReplacementWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
         executed = self.replace(self.context, chosen)
         seen, reward, terminated, truncated, info = self.env.step(np.int64(executed + self.first))
         self.context = context_of(seen, info)
-        told = {**info, "executed": executed + self.first, "intervened": float(executed != chosen)}
-        return seen, reward, terminated, truncated, told
+        info = {**info, "executed": executed + self.first, "intervened": float(executed != chosen)}
+        return seen, reward, terminated, truncated, info
 
 
 def context_of(seen: Any, info: dict[str, Any]) -> Floats:  # noqa: ANN401 - an observation of any kind

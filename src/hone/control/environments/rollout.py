@@ -4,7 +4,6 @@ Belongs here: the rows of a rollout while it is collected, and the last observat
 computed in `world.py`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,11 +156,11 @@ class StepChecker:
             fault = f"is larger than {MAX_ABS_REWARD:g}, so that its square is no number; scale it"
             raise self._fault("reward", steps.reward[time, env], steps, time, env, fault=fault)
 
-    def usable_ends(self, steps: RolloutBuffer, t: int, which: Ints, last: Array, note: Callable[[str], None]) -> Array:
+    def usable_ends(self, steps: RolloutBuffer, t: int, which: Ints, last: Array, notes: list[str]) -> Array:
         """Last observations `[*, *observation]` of the episodes of environments `which` that ended in step `t`.
 
         No value is asked of an end that is terminal: one that is not finite is replaced by the observation before it,
-        with a note. Raises StepFaultError where the episode was truncated, as its value is needed.
+        and `notes` say so. Raises StepFaultError where the episode was truncated, as its value is needed.
         """
         wrong = not_finite(last).reshape(len(which), -1).any(axis=1)
         if not wrong.any():
@@ -171,7 +170,7 @@ class StepChecker:
             row = int(np.flatnonzero(wrong & ~terminal)[0])
             raise self._fault("last observation", last[row], steps, t, int(which[row]))
         row = int(np.flatnonzero(wrong)[0])
-        note(
+        notes.append(
             f"{self._place('last observation', t, int(which[row]))} is not finite: {_shown(last[row])}; the episode "
             "terminated, so that no value of it is needed, and the observation before it stands in its place"
         )

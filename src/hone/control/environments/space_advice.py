@@ -1,6 +1,7 @@
-"""Spaces that hone does not support, or reads in a way that a user may not expect, and what to do about them.
+"""Spaces of observations and actions: advice about those that hone does not support, and goals in dicts.
 
-Belongs here: the advice in words and in Gymnasium's wrappers. The checks are `check.py`.
+Belongs here: the advice in words and in Gymnasium's wrappers, and goal-conditioned observations, a dict with the
+achieved and the desired goal, as Gymnasium-Robotics has them. The checks are `check.py`.
 """
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -76,7 +77,9 @@ def _holds_boxes(space: spaces.Space[Any]) -> bool:
 
 def space_warnings(name: str, observation: spaces.Space[Any]) -> list[str]:
     """Warnings about a supported observation space: an image is flattened, as there is no convolutional network."""
-    if not isinstance(observation, spaces.Box) or not _is_image(observation):
+    if not isinstance(observation, spaces.Box) or len(observation.shape) < 2:
+        return []
+    if len(observation.shape) == 2 and observation.dtype != np.uint8:  # two dimensions are an image only of bytes
         return []
     size = int(np.prod(observation.shape))
     return [
@@ -85,11 +88,6 @@ def space_warnings(name: str, observation: spaces.Space[Any]) -> list[str]:
         "smaller (gymnasium.wrappers.GrayscaleObservation, ResizeObservation), scale them to 0 .. 1 "
         "(RescaleObservation), or return features instead"
     ]
-
-
-def _is_image(space: spaces.Box) -> bool:
-    """Three dimensions and more, or two of bytes."""
-    return len(space.shape) >= 3 or (len(space.shape) == 2 and space.dtype == np.uint8)
 
 
 # ---------------------------------------------------------------------------------------------------------------- goals

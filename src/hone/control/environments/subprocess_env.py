@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -166,19 +166,6 @@ class _EnvBlock:
         )
 
 
-def _split_into_blocks(
-    first: _EnvBlock, *, num_envs: int, processes: int, make: Callable[[], BlockProcess]
-) -> list[_EnvBlock]:
-    """Blocks of contiguous environments, the earlier ones larger by one where the division leaves a rest. `first` keeps
-    its share; nothing is started."""
-    counts = [len(part) for part in np.array_split(np.arange(num_envs), processes)]
-    first.count = counts[0]
-    blocks = [first]
-    for number, count in enumerate(counts[1:], start=1):
-        blocks.append(_EnvBlock(number, sum(counts[:number]), count, make()))
-    return blocks
-
-
 # ------------------------------------------------------------------------------------------------------- subprocess env
 
 
@@ -242,9 +229,10 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             first = self._blocks[0]
             self._start_blocks([first])
             processes = 1 if first.native else min(self.config.workers, self.num_envs)
-            self._blocks[:] = _split_into_blocks(
-                first, num_envs=self.num_envs, processes=processes, make=self._new_process
-            )
+            counts = [len(part) for part in np.array_split(np.arange(self.num_envs), processes)]
+            first.count = counts[0]
+            for number, count in enumerate(counts[1:], start=1):
+                self._blocks.append(_EnvBlock(number, sum(counts[:number]), count, self._new_process()))
             self._start_blocks(self._blocks[1:])
             made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
         except ChildLostError as lost:
@@ -491,15 +479,6 @@ def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatev
     return reset_all(envs, seed)
 
 
-def require_transport(config: GymConfig, transport: BlockTransport | None) -> None:
-    """Raise ConfigError where environments of a Ray cluster are asked for, and the caller has none."""
-    if config.isolation == "ray" and transport is None:
-        raise ConfigError(
-            'env.isolation = "ray" is for recipes that open one vector environment, such as ppo, dqn and sac; set it '
-            'to "process" here'
-        )
-
-
 def lost_status(info: Mapping[str, Any]) -> NDArray[np.uint8] | None:
     """`ScoreStatus` `[B]` of environments that were lost just now; None where none was."""
     return info.get(LOST_KEY)
@@ -514,9 +493,5 @@ def _checked_reply(reply: WorkerMessage | ChildLostError) -> WorkerMessage:
     if isinstance(reply, ChildLostError):
         raise reply
     if "fault" in reply.head:
-        _raise_fault(reply.head)
+        raise _FAULTS.get(reply.head["fault"], UserCodeError)(*reply.head["messages"])
     return reply
-
-
-def _raise_fault(head: Mapping[str, Json]) -> NoReturn:
-    raise _FAULTS.get(head["fault"], UserCodeError)(*head["messages"])

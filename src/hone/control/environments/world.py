@@ -22,7 +22,7 @@ from hone.control.environments.make import (
     describe_exception,
     env_factory,
     runs_isolated,
-    truncation_limit,
+    time_limit,
 )
 from hone.control.environments.rollout import (
     Array,
@@ -37,13 +37,12 @@ from hone.control.environments.rollout import (
 from hone.control.environments.snapshot import (
     EncodedAttributes,
     attribute_texts,
-    restart_seed,
     restore,
     snapshot,
     why_inexact_resume,
 )
 from hone.control.environments.space_advice import space_warnings
-from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, require_transport, reset_seeded
+from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 from hone.control.environments.worker_process import BlockTransport
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, ScoreStatus
@@ -277,8 +276,15 @@ class GymWorld:
             self.ended = itself
         if itself.any():
             which = np.flatnonzero(itself)
-            last = self._final_observations(now, info, which)
-            usable = checker.usable_ends(steps, t, which, last, self._note_unusable_end)
+            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+                last = np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
+            else:
+                last = now[which].copy()
+            unusable: list[str] = []
+            usable = checker.usable_ends(steps, t, which, last, unusable)
+            if unusable and not self.unusable_end_told:
+                self.unusable_end_told = True
+                self.pending_notices.append(unusable[0])
             if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
                 steps.end_episodes(t, which, usable)
             elif usable is not last:
@@ -290,17 +296,6 @@ class GymWorld:
                 if (lost := lost_status(info)) is not None:
                     steps.end_lost_episodes(t, np.where(done, ScoreStatus.SCORED, lost).astype(np.uint8), before)
         return now
-
-    def _note_unusable_end(self, text: str) -> None:
-        """Tell of the first last observation that is not finite."""
-        if not self.unusable_end_told:
-            self.unusable_end_told = True
-            self.pending_notices.append(text)
-
-    def _final_observations(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            return np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
-        return now[which].copy()
 
     def _episodes(self, steps: RolloutBuffer, version: int) -> Episodes:
         env, time = np.nonzero(~steps.reset_rows.T)  # steps grouped by environment, in the order of time
@@ -356,7 +351,12 @@ class GymWorld:
         return notices
 
     def state(self) -> State:
-        envs = {} if self.inexact_reason else self._snapshot()
+        if self.inexact_reason:
+            envs: State = {}
+        elif isinstance(self.envs, ProcessVectorEnv):
+            envs = self.envs.state()
+        else:
+            envs = snapshot(self.envs, self.constant_attributes)
         return {
             "rollouts": self.rollouts,
             **self.running.state(),
@@ -368,13 +368,6 @@ class GymWorld:
             "history": self.envs.history() if isinstance(self.envs, ProcessVectorEnv) else {},
         }
 
-    def _snapshot(self) -> State:
-        return (
-            self.envs.state()
-            if isinstance(self.envs, ProcessVectorEnv)
-            else snapshot(self.envs, self.constant_attributes)
-        )
-
     def restore(self, state: State) -> None:
         """Restore a state into environments just opened with the same config and seed (see `resume_exactness`)."""
         self.rollouts = integer(state, "rollouts")
@@ -384,22 +377,18 @@ class GymWorld:
         exact = self.inexact_reason is None and state["inexact"] is None
         self.running.restore(state, exact=exact)
         if exact:
-            _restore_envs(self.envs, substate(state, "envs"))
+            if isinstance(self.envs, ProcessVectorEnv):
+                self.envs.restore(substate(state, "envs"))
+            else:
+                restore(self.envs, substate(state, "envs"))
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
         else:
-            self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
+            fresh_seed = int(generator(self.seed, "restart", self.rollouts).integers(0, 2**62))
+            self.seen = np.array(reset_seeded(self.envs, fresh_seed))
 
     def close(self) -> None:
         self.envs.close()
-
-
-def _restore_envs(envs: GymVectorEnv, state: State) -> None:
-    """Restore a snapshot into environments made and reset in the same way."""
-    if isinstance(envs, ProcessVectorEnv):
-        envs.restore(state)
-    else:
-        restore(envs, state)
 
 
 def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[GymSpaces, list[str]]:
@@ -430,7 +419,11 @@ def open_world(
     `transport` is where isolated ones run. Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
     """
     if runs_isolated(config):
-        require_transport(config, transport)
+        if config.isolation == "ray" and transport is None:
+            raise ConfigError(
+                'env.isolation = "ray" is for recipes that open one vector environment, such as ppo, dqn and sac; set '
+                'it to "process" here'
+            )
         envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed, transport=transport)
         return _open_processes(envs, config, steps=steps, seed=seed)
     making = env_factory(config)
@@ -460,7 +453,8 @@ def _open_processes(envs: ProcessVectorEnv, config: GymConfig, *, steps: int, se
 def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
     if inexact is not None:
         notes = [*notes, f"{config.id}: a resume will be approximate and start new episodes: {inexact}"]
-    world.inexact_reason, world.warnings, world.step_limit = inexact, notes, truncation_limit(config)
+    world.inexact_reason, world.warnings = inexact, notes
+    world.step_limit = config.step_limit if time_limit(config) is None else None
     return world
 
 
