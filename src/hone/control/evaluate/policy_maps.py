@@ -113,15 +113,15 @@ def _policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tup
     states = np.arange(mdp.states)
     try:
         shares = action_probabilities(policy, states, mdp.actions)
-        found = state_values(policy, states)
+        known_values = state_values(policy, states)
     except (IndexError, ValueError, RuntimeError) as fault:
         raise DataError(
             f"{name}: the policy does not fit the {mdp.states} states of its environment: {fault}"
         ) from None
     if shares.shape != (mdp.states, mdp.actions):
         raise DataError(f"{name}: the policy is {list(shares.shape)}, its environment {[mdp.states, mdp.actions]}")
-    if found is not None:
-        return shares, *found
+    if known_values is not None:
+        return shares, *known_values
     discount = mdp.discount if mdp.discount < 1 else _DEFAULT_DISCOUNT
     exact = evaluate_policy(mdp.with_discount(discount), shares)
     return shares, exact, f"the exact value of the policy (discount {discount:g})"
@@ -183,20 +183,17 @@ def grid_layout(folder: Path, config: Mapping[str, Json]) -> GridLayout | None:
     finite, env = config.get("finite"), config.get("env")
     try:
         if isinstance(finite, dict):
-            return _of_finite(FiniteConfig.model_validate(finite), discount)
+            match (world := FiniteConfig.model_validate(finite)).world:
+                case GymTableWorld(id=name, kwargs=kwargs):
+                    return _of_gym(GymConfig(id=name, kwargs=kwargs), discount)
+                case GridWorld(rows=rows, rewards=pays):
+                    mdp = build_finite_mdp(world, discount=discount)
+                    return _rectangular_layout(rows, mdp, idle=frozenset({"#", *pays}))
+                case _:
+                    return None
         return _of_gym(GymConfig.model_validate(env), discount) if isinstance(env, dict) else None
     except ValidationError as error:
         raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
-
-
-def _of_finite(config: FiniteConfig, discount: float) -> GridLayout | None:
-    match config.world:
-        case GymTableWorld(id=name, kwargs=kwargs):
-            return _of_gym(GymConfig(id=name, kwargs=kwargs), discount)
-        case GridWorld(rows=rows, rewards=pays):
-            return _rectangular_layout(rows, build_finite_mdp(config, discount=discount), idle=frozenset({"#", *pays}))
-        case _:
-            return None
 
 
 def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
@@ -210,7 +207,8 @@ def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
                 rows = [bytes(row).decode() for row in inside.desc]
                 return _rectangular_layout(rows, _table(config, discount), actions=LAKE, idle=frozenset("HG"))
             case CliffWalkingEnv():
-                return _cliff(_table(config, discount))
+                rows = ["." * 12] * 3 + ["S" + "C" * 10 + "G"]
+                return _rectangular_layout(rows, _table(config, discount), idle=frozenset("CG"), actions=CLIFF)
             case TaxiEnv():
                 return _taxi(_table(config, discount))
             case GridEnv():
@@ -239,11 +237,6 @@ def _rectangular_layout(
     return GridLayout(
         rows=height, columns=width, actions=actions, marks=marks, inactive_marks=idle, slices=slices, mdp=mdp
     )
-
-
-def _cliff(mdp: FiniteMdp) -> GridLayout:
-    rows = ["." * 12] * 3 + ["S" + "C" * 10 + "G"]
-    return _rectangular_layout(rows, mdp, idle=frozenset("CG"), actions=CLIFF)
 
 
 def _taxi(mdp: FiniteMdp) -> GridLayout:

@@ -1,4 +1,5 @@
-"""Evaluation of a control policy: returns of its mode in newly opened environments."""
+"""Evaluation of a control policy: returns of its mode in newly opened environments, in one task or in several, and
+exact values of tables in a finite MDP."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from hone.control.finite.solve import backward_induction, evaluate_policy, finit
 from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.multitask import MultitaskActorCritic
 from hone.control.networks.numpy_policies import HasNumpyPolicy
-from hone.control.tables.tables import KINDS, ActionTable, StateFeatures, StateValues, Table, load_table, policy_kind
+from hone.control.tables.tables import KINDS, StateFeatures, StateValues, Table, load_table, policy_kind
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.random import key
@@ -30,18 +31,14 @@ HORIZON = 500
 
 
 def exact_metrics(table: Table, mdp: FiniteMdp) -> Metrics:
-    """Compute `eval/score` and related metrics. Raises ConfigError for a table of another MDP."""
+    """Exact metrics of a table in the MDP that it was learned in. Raises ConfigError for a table of another MDP.
+
+    Of action values: the expected undiscounted return of the greedy policy within the time limit (`HORIZON` without
+    one), the optimum of time-dependent policies `eval/best`, and `eval/of_best`, 1 - (best - score) / |best|. Of state
+    values: errors against the values from a linear solve.
+    """
     if isinstance(table, StateValues):
         return _value_metrics(table, mdp)
-    return _policy_metrics(table, mdp)
-
-
-def _policy_metrics(table: ActionTable, mdp: FiniteMdp) -> Metrics:
-    """Expected undiscounted return of the greedy policy within the time limit (`HORIZON` without one), and the optimum
-    of time-dependent policies, `eval/best`.
-
-    `eval/of_best` is 1 - (best - score) / |best|.
-    """
     features = table.features
     if not isinstance(features, StateFeatures) or (features.count, features.actions) != (mdp.states, mdp.actions):
         raise ConfigError(f"the table has {features}, the environment {mdp.states} states x {mdp.actions} actions")
@@ -76,7 +73,7 @@ def evaluate_returns(
     policy: HasNumpyPolicy, config: GymConfig, *, episodes: int, seed: int, warn: Callable[[str], None] = ignore_warning
 ) -> NDArray[np.float64]:
     """Returns `[n]` of the policy's mode in `episodes` new environments; n excludes episodes with a lost environment.
-    `tell` receives warnings about them, and about episodes that did not end.
+    `warn` receives warnings about them, and about episodes that did not end.
 
     Raises UserCodeError for an error of an environment, ResourceError if no episode is left.
     """
@@ -131,10 +128,8 @@ def evaluate_control(
     seed: int,
     warn: Callable[[str], None] = ignore_warning,
 ) -> Metrics:
-    """Evaluate a saved policy in the environment of its run's `config`, or exactly in its finite MDP; `tell` as in
-    `evaluate_returns`.
-
-    Raises ConfigError, DataError.
+    """Evaluate a saved policy in the environment of its run's `config`, or exactly in its finite MDP; `warn` as in
+    `evaluate_returns`. Raises ConfigError, DataError.
     """
     if isinstance(config.get("finite"), dict) and policy_kind(folder) in KINDS:
         return exact_metrics(load_table(folder), _finite_mdp(folder, config))

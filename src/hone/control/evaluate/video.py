@@ -68,7 +68,10 @@ def record_episode(
     if runs_isolated(config):
         return _without_frames(step, "the environment runs in a separate process, which cannot render")
     try:
-        if not _can_render(config):
+        probe = env_factory(config).make_one()
+        modes = probe.metadata.get("render_modes", [])
+        probe.close()
+        if _RENDER_MODE not in modes:
             return _without_frames(step, f"{config.id} cannot render (rgb_array is not among its render modes)")
         env = env_factory(
             config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": _RENDER_MODE}})
@@ -89,15 +92,6 @@ def record_episode(
         env.close()
     note = "" if ended else "the recording stops there, before the episode ended"
     return EpisodeRecording(step=step, score=score, steps=steps, note=note), _encoded(film.frames)
-
-
-def _can_render(config: GymConfig) -> bool:
-    """True if the environment declares the render mode. Raises UserCodeError if it cannot be created."""
-    env = env_factory(config).make_one()
-    try:
-        return _RENDER_MODE in env.metadata.get("render_modes", [])
-    finally:
-        env.close()
 
 
 def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
@@ -127,21 +121,16 @@ def _play_episode(
     return score, limit, False
 
 
-def _stacked(frames: list[Frames]) -> Frames:
-    """Frames `[F, height, width, 3]` of the largest height and width; smaller ones are filled up with black."""
-    height, width = (max(frame.shape[side] for frame in frames) for side in (0, 1))
-    stacked = np.zeros((len(frames), height, width, 3), np.uint8)
-    for into, frame in zip(stacked, frames, strict=True):
-        into[: frame.shape[0], : frame.shape[1]] = frame
-    return stacked
-
-
 def _encoded(frames: list[Frames]) -> bytes | None:
-    """Encode the animation within the size limit."""
+    """Encode the animation within the size limit; frames smaller than the largest are filled up with black."""
+    height, width = (max(frame.shape[side] for frame in frames) for side in (0, 1))
     most = MAX_FRAMES
     while most > 1:
         kept = subsample_frames(frames, most)
-        png = animated_png(_stacked(kept), frame_s=min(0.5, MAX_FRAMES / _FRAMES_PER_S / len(kept)))
+        stacked = np.zeros((len(kept), height, width, 3), np.uint8)
+        for into, frame in zip(stacked, kept, strict=True):
+            into[: frame.shape[0], : frame.shape[1]] = frame
+        png = animated_png(stacked, frame_s=min(0.5, MAX_FRAMES / _FRAMES_PER_S / len(kept)))
         if len(png) <= MAX_BYTES:
             return png
         most //= 2

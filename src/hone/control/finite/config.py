@@ -3,6 +3,7 @@
 Belongs here: from a config to a `FiniteMdp`. `build.py` builds the tables.
 """
 
+from dataclasses import replace
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
@@ -136,12 +137,7 @@ def _named(world: _NamedWorld, *, discount: float) -> FiniteMdp:
 
 def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
     """Copy of the process that truncates episodes after `limit` steps."""
-    return FiniteMdp(
-        states=mdp.states, actions=mdp.actions, offsets=mdp.offsets, next_state=mdp.next_state,
-        probability=mdp.probability,
-        reward=mdp.reward, terminates=mdp.terminates, start_distribution=mdp.start_distribution,
-        discount=mdp.discount, step_limit=limit,
-    )  # fmt: skip
+    return replace(mdp, step_limit=limit)
 
 
 def _baird_mdp(*, discount: float) -> FiniteMdp:

@@ -24,7 +24,6 @@ _NEEDS_SCIPY = "this needs scipy, which is not installed: pip install 'hone-rl[c
 def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) -> Floats:
     """Solve x = right + W x, W[i, j] the summed weight of the edges i -> j, with x = 0 in `known` states -> `[S]`.
 
-
     Raises ResourceError for more than 1500 states without scipy.
     """
     source, target, weight = edges
@@ -37,18 +36,14 @@ def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) 
         flat = np.bincount(rows * count + columns, weights=weight, minlength=count * count).astype(np.float64)
         answer[~known] = np.linalg.solve(np.eye(count) - flat.reshape(count, count), right[~known])
     elif count:
-        answer[~known] = _sparse(rows, columns, weight, right[~known])
+        try:
+            from scipy import sparse  # noqa: PLC0415 - optional, and slow to import
+            from scipy.sparse import linalg  # noqa: PLC0415
+        except ImportError as missing:
+            raise ResourceError(f"{count} states: {_NEEDS_SCIPY}") from missing
+        matrix = sparse.coo_matrix((weight, (rows, columns)), shape=(count, count))
+        answer[~known] = linalg.spsolve((sparse.eye(count) - matrix).tocsc(), right[~known])
     return answer
-
-
-def _sparse(rows: Ints, columns: Ints, weight: Floats, right: Floats) -> Floats:
-    try:
-        from scipy import sparse  # noqa: PLC0415 - optional, and slow to import
-        from scipy.sparse import linalg  # noqa: PLC0415
-    except ImportError as missing:
-        raise ResourceError(f"{len(right)} states: {_NEEDS_SCIPY}") from missing
-    matrix = sparse.coo_matrix((weight, (rows, columns)), shape=(len(right), len(right)))
-    return np.asarray(linalg.spsolve((sparse.eye(len(right)) - matrix).tocsc(), right), dtype=np.float64)
 
 
 # ---------------------------------------------------------------------------------------------------------------- solve
@@ -111,7 +106,6 @@ def occupancy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
 
 def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations: int = 1_000_000) -> MdpSolution:
     """Apply the Bellman operator until the error of every state is below `tolerance`.
-
 
     ||v_k - v*|| <= discount / (1 - discount) * ||v_k - v_{k-1}|| (Puterman, 1994, theorem 6.3.1). Raises DataError for
     discount 1, where there is no bound, and if `max_iterations` were not enough.

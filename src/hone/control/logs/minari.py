@@ -126,7 +126,7 @@ def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 -
     missing = [name for name in _DATASET_NAMES if name not in group]
     if missing:
         raise DataError(f"{place} has no {', '.join(missing)}")
-    nested = [name for name in ("observations", "actions") if not _is_array(group[name])]
+    nested = [name for name in ("observations", "actions") if not isinstance(group[name], _h5py().Dataset)]
     if nested:
         raise DataError(
             f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are supported"
@@ -143,10 +143,6 @@ def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 -
     known = f"infos/{_LOGP_NAME}" in group
     columns["logp"] = np.asarray(group[f"infos/{_LOGP_NAME}"])[:steps] if known else np.full(steps, np.nan)
     return columns
-
-
-def _is_array(held: Any) -> bool:  # noqa: ANN401 - an h5py group or data set
-    return isinstance(held, _h5py().Dataset)
 
 
 def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.mlp import (
+    BoxActions,
+    DiscreteActions,
+    Floats,
+    Mlp,
+    MlpConfig,
+    ObservationInputs,
+    PolicySpaces,
+)
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
@@ -95,7 +103,7 @@ class ActorCritic(ControlPolicy):
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> "PolicyOutput":
         """Log-probability and entropy of `chosen` under the current policy, and the value."""
         x = self.spaces.inputs.tensor(seen)
-        logp, entropy = self._logp_and_entropy(self.actor(x), chosen)
+        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen)
         return PolicyOutput(
             logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1)
         )
@@ -106,12 +114,7 @@ class ActorCritic(ControlPolicy):
         return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
-        if isinstance(actions, DiscreteActions):
-            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
-        assert self.log_std is not None
-        log_std = self.log_std.detach().cpu().numpy()
-        return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        return numpy_actor(self.spaces.inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critic": self.critic is not None}
@@ -119,13 +122,6 @@ class ActorCritic(ControlPolicy):
     @classmethod
     def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, seed=0, critic=bool(extras["critic"]))
-
-    def _logp_and_entropy(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        actions = self.spaces.actions
-        if isinstance(actions, DiscreteActions):
-            return categorical(outputs, chosen - actions.start if actions.start else chosen)
-        assert self.log_std is not None
-        return box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +214,30 @@ class QNetworkPolicy(ControlPolicy):
 
     def numpy_policy(self) -> NumpyGreedyPolicy:
         return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
+
+
+def numpy_actor(
+    inputs: ObservationInputs,
+    actions: DiscreteActions | BoxActions,
+    network: Callable[[Floats], Floats],
+    log_std: Tensor | None,
+) -> NumpyCategoricalPolicy | NumpyGaussianPolicy:
+    """Numpy policy with `network` for logits of choices, or for the mean of a Gaussian over a box."""
+    if isinstance(actions, DiscreteActions):
+        return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
+    assert log_std is not None
+    return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std.detach().cpu().numpy())
+
+
+def logp_and_entropy(
+    actions: DiscreteActions | BoxActions, outputs: Tensor, log_std: Tensor | None, chosen: Tensor
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log-probability (density) of the environment's actions `chosen` `[n, *action]` and, on demand, entropy, under the
+    policy with these network outputs: `[n]` nats each."""
+    if isinstance(actions, DiscreteActions):
+        return categorical(outputs, chosen - actions.start if actions.start else chosen)
+    assert log_std is not None
+    return box_gaussian(outputs, log_std, chosen.reshape(outputs.shape), actions)
 
 
 def as_mlps(modules: nn.ModuleList) -> list[Mlp]:

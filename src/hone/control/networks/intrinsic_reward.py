@@ -12,10 +12,10 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, box_gaussian, categorical
+from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, logp_and_entropy, numpy_actor
 from hone.control.networks.box_gaussian import to_unit
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
-from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
+from hone.control.networks.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import NumpyPolicy
 from hone.core.config import Config
 from hone.core.random import generator
 
@@ -225,17 +225,6 @@ class HashCounts(_IntrinsicReward):
         return ((x @ self.get_buffer("projection").to(x.dtype) > 0) * self.get_buffer("place")).sum(dim=1)
 
 
-def _make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> _IntrinsicReward:
-    """Intrinsic reward of a config."""
-    match config:
-        case RndConfig():
-            return RandomNetworkDistillation(spaces, config, seed=seed)
-        case IcmConfig():
-            return IntrinsicCuriosity(spaces, config, seed=seed)
-        case HashCountConfig():
-            return HashCounts(spaces, config, seed=seed)
-
-
 class CuriousActorCritic(ControlPolicy):
     """An actor, a critic of extrinsic rewards, a critic of intrinsic rewards, and the intrinsic reward.
 
@@ -256,19 +245,20 @@ class CuriousActorCritic(ControlPolicy):
         self.novelty_critic = Mlp(size, 1, network, seed=seed, stream="novelty_critic")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
         self.novelty_config = novelty
-        self.novelty = _make_intrinsic_reward(novelty, spaces, seed=seed)
+        match novelty:
+            case RndConfig():
+                self.novelty = RandomNetworkDistillation(spaces, novelty, seed=seed)
+            case IcmConfig():
+                self.novelty = IntrinsicCuriosity(spaces, novelty, seed=seed)
+            case HashCountConfig():
+                self.novelty = HashCounts(spaces, novelty, seed=seed)
         self.returns = TorchMoments(1)
         self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         """Log-probability and entropy of `chosen` under the current policy; `value` is the extrinsic one."""
-        x, actions = self.spaces.inputs.tensor(seen), self.spaces.actions
-        outputs = self.actor(x)
-        if isinstance(actions, DiscreteActions):
-            logp, entropy = categorical(outputs, chosen - actions.start if actions.start else chosen)
-        else:
-            assert self.log_std is not None
-            logp, entropy = box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
+        x = self.spaces.inputs.tensor(seen)
+        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen)
         return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
 
     def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,14 +273,7 @@ class CuriousActorCritic(ControlPolicy):
         return result if self.log_std is None else [*result, self.log_std]
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
-        if isinstance(actions, DiscreteActions):
-            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
-        assert isinstance(actions, BoxActions)
-        assert self.log_std is not None
-        return NumpyGaussianPolicy(
-            network=network, inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy()
-        )
+        return numpy_actor(self.spaces.inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
 
     def extras(self) -> Mapping[str, Any]:
         return {"novelty": self.novelty_config.model_dump(), "lanes": len(self.get_buffer("running"))}

@@ -1,6 +1,6 @@
 """Model-predictive control: candidate plans are simulated in a learned model and refined; the first action is taken.
 
-Planners over an ensemble (`ensemble_dynamics.py`), and the policy that is saved with one. The model is trained by
+An ensemble of dynamics models, planners over it, and the policy that is saved with one. The model is trained by
 `recipes/off_policy/pets.py`. All candidates, particles and environments go through the networks in one batch per step.
 """
 
@@ -38,7 +38,12 @@ class DynamicsEnsemble(nn.Module):
         self.relu = network.activation == "relu"
         sizes = [observation_size + actions, *network.hidden, 2 * (observation_size + 1)]
         self.weights = nn.ParameterList(
-            torch.stack([torch.from_numpy(_weight(a, b, seed, f"{k}/{layer}")) for k in range(members)])
+            torch.stack(
+                [
+                    torch.from_numpy(orthogonal(b, a, seed=seed, stream=f"ensemble/{k}/{layer}").T.copy())
+                    for k in range(members)
+                ]
+            )
             for layer, (a, b) in enumerate(pairwise(sizes))
         )
         self.biases = nn.ParameterList(torch.zeros(members, 1, size) for size in sizes[1:])
@@ -152,10 +157,6 @@ def soft_clamp(raw: Tensor, bounds: Tensor) -> Tensor:
     least, greatest = bounds[0], bounds[1]
     raw = greatest - F.softplus(greatest - raw)
     return least + F.softplus(raw - least)
-
-
-def _weight(inputs: int, outputs: int, seed: int, stream: str) -> Floats:
-    return orthogonal(outputs, inputs, seed=seed, stream=f"ensemble/{stream}").T.copy()
 
 
 # ----------------------------------------------------------------------------------------------------- reward functions

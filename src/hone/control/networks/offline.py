@@ -1,6 +1,6 @@
 """Networks of offline recipes: twin critics with a value, generators of logged actions, behaviour models.
 
-Policies in torch; their numpy form is `numpy_offline.py`, their losses are in `objectives`. They take observations
+Policies in torch and their numpy forms for acting; their losses are in `objectives`. Torch policies take observations
 encoded by `ObservationInputs`, `[n, size]`, and boxes of actions scaled to [-1, 1], so that the data are encoded once,
 not once per network and update.
 """
@@ -169,11 +169,6 @@ def _twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.
     return nn.ModuleList(Mlp(*shape, network, seed=seed, stream=f"critic{number}") for number in (1, 2))
 
 
-def _target_twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
-    """Target networks of `_twin_critics`."""
-    return _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
-
-
 def twin_q_values(
     critics: nn.ModuleList, seen: Tensor, chosen: Tensor, *, frozen: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -220,7 +215,7 @@ class IqlPolicy(ControlPolicy):
         )
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critics = _twin_critics(spaces, network, seed=seed)
-        self.targets = _target_twin_critics(spaces, network, seed=seed)
+        self.targets = _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
         self.value = Mlp(size, 1, network, seed=seed, stream="value")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(outputs))
 
@@ -316,7 +311,7 @@ class BcqPolicy(ControlPolicy):
         self.perturbation = Mlp(*shape, network, stream="perturbation", **wiring)
         self.slow = Mlp(*shape, network, stream="perturbation", **wiring).requires_grad_(requires_grad=False)
         self.critics = _twin_critics(spaces, network, seed=seed)
-        self.targets = _target_twin_critics(spaces, network, seed=seed)
+        self.targets = _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
 
     @property
     def latent_size(self) -> int:
@@ -360,7 +355,7 @@ class BearPolicy(ControlPolicy):
         self.generator = _ActionVae(size, self.action_size, network, seed=seed)
         self.actor = Mlp(size, 2 * self.action_size, network, seed=seed, stream="actor", gain=0.01)
         self.critics = _twin_critics(spaces, network, seed=seed)
-        self.targets = _target_twin_critics(spaces, network, seed=seed)
+        self.targets = _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
         self.log_multiplier = nn.Parameter(torch.zeros(1))
 
     @property

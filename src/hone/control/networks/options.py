@@ -1,6 +1,7 @@
 """Policies over options: a table over given options, and the option-critic's networks.
 
-The torch side; acting is in `numpy_options.py`.
+Acting in numpy encodes and decodes the observations and actions of `environments/option_wrapper.py`. An evaluation uses
+the environment without the wrapper, so `best` keeps its option.
 """
 
 from collections.abc import Callable, Mapping
@@ -179,8 +180,8 @@ class OptionTablePolicy(ControlPolicy):
 
     def set_options(self, policies: NDArray[np.int64], stops: NDArray[np.float64], begins: NDArray[np.bool_]) -> None:
         """Set the options' actions, stopping probabilities and initiation sets, `[options, S]` each."""
-        for name, given in (("policies", policies), ("stops", stops), ("begins", begins)):
-            self.get_buffer(name).copy_(torch.from_numpy(given))
+        for name, values in (("policies", policies), ("stops", stops), ("begins", begins)):
+            self.get_buffer(name).copy_(torch.from_numpy(values))
 
     def table(self, name: str) -> NDArray[Any]:
         """`values` `[S, options]`, or `policies`, `stops`, `begins` `[options, S]`; shares the policy's memory."""

@@ -1,6 +1,6 @@
 """Action-value networks for control: plain, dueling, distributional, with noisy weights, and discrete SAC.
 
-The torch networks with their target networks. Their numpy form is `numpy_q.py`; targets and losses are in `objectives`.
+Networks in torch with their target networks, and their numpy forms; targets and losses are in `objectives`.
 The four extensions are independent, and Rainbow is all of them.
 """
 

@@ -62,20 +62,20 @@ class RecordArray:
     """Storage of `capacity` rows, with a column for each of `like` (its type, and its shape after the first axis)."""
 
     def __init__(self, capacity: int, like: Mapping[str, Array]) -> None:
-        places: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
+        offsets: dict[str, int] = {}
         width = 0
         for name in sorted(like, key=lambda name: -like[name].dtype.itemsize):  # the widest first: all are aligned
-            column = like[name]
-            places[name] = (column.shape[1:], column.dtype, width)
-            width += prod(column.shape[1:]) * column.dtype.itemsize
+            offsets[name] = width
+            width += prod(like[name].shape[1:]) * like[name].dtype.itemsize
         width = max(8, -(-width // 8) * 8)
         self._rows = np.zeros((capacity, width), dtype=np.uint8)
-        self._places = {
-            name: _ColumnLayout(
-                shape=shape, dtype=kind, byte_offset=first, strides=(width, *_strides(shape, kind.itemsize))
+        self._places: dict[str, _ColumnLayout] = {}
+        for name, column in like.items():
+            shape, kind = column.shape[1:], column.dtype
+            inner = (kind.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            self._places[name] = _ColumnLayout(
+                shape=shape, dtype=kind, byte_offset=offsets[name], strides=(width, *inner)
             )
-            for name, (shape, kind, first) in ((name, places[name]) for name in like)
-        }
         self.columns: dict[str, Array] = {name: place.view(self._rows) for name, place in self._places.items()}
         """`[capacity, ...]` views, to be read and written."""
 
@@ -83,10 +83,6 @@ class RecordArray:
         """Every column at these rows `[n, ...]`, copied."""
         drawn = self._rows.take(rows, axis=0)
         return {name: place.view(drawn).copy() for name, place in self._places.items()}
-
-
-def _strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    return tuple(size * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 # ----------------------------------------------------------------------------------------------------------------- ring

@@ -46,10 +46,6 @@ class _EpisodeIndex:
         )
 
 
-def _no_spill(first: int, episodes: Episodes) -> None:
-    """Episodes that give way are forgotten."""
-
-
 class EpisodeStore:
     """Up to `capacity` decisions of ended episodes; the oldest episodes give way, as a whole.
 
@@ -57,7 +53,7 @@ class EpisodeStore:
     parquet).
     """
 
-    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] = _no_spill) -> None:
+    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] | None = None) -> None:
         self.capacity = capacity
         self.spill = spill
         self.added = 0
@@ -216,7 +212,8 @@ class EpisodeStore:
         touched = np.flatnonzero((index.start < high) & (index.start + index.length > low))
         gone = int(touched.max()) + 1 if len(touched) else 0
         if gone:
-            self.spill(self.added - len(index), concatenate([self.view(number) for number in range(gone)]))
+            if self.spill is not None:
+                self.spill(self.added - len(index), concatenate([self.view(number) for number in range(gone)]))
             self._index = index.take(slice(gone, None)) if gone < len(index) else None
 
 

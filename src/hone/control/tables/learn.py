@@ -91,8 +91,9 @@ def tabular_batch(
         discount=np.zeros(len(cell)) if credits.discount is None else credits.discount.astype(np.float64),
         step_size=step_sizes(table.visits, cell, rate, known),
     )
-    if isinstance(table, ActionTable):
-        steps = _with_bonus(table, steps)
+    bonus = count_bonus(table.explore, table.visits[steps.cell].min(axis=1)) if isinstance(table, ActionTable) else None
+    if bonus is not None:
+        steps = steps._replace(reward=steps.reward + bonus)
     return TabularBatch(
         steps=steps,
         action=taken,
@@ -174,11 +175,6 @@ def _cells(table: Table, seen: np.ndarray) -> Ints:
     if isinstance(table, ActionTable):
         return table.features.cell(seen)
     return seen.astype(np.int64)[:, None]
-
-
-def _with_bonus(table: ActionTable, steps: TabularSteps) -> TabularSteps:
-    bonus = count_bonus(table.explore, table.visits[steps.cell].min(axis=1))
-    return steps if bonus is None else steps._replace(reward=steps.reward + bonus)
 
 
 # ---------------------------------------------------------------------------------------------------------------- learn
@@ -373,15 +369,6 @@ class DoubleQLearning(_KernelRule):
         self.updates, self.backups = integer(state, "updates"), integer(state, "backups")
 
 
-def _slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
-    """Some of the steps, in order; views."""
-    return TabularSteps(
-        cell=steps.cell[rows], next_cell=steps.next_cell[rows], reward=steps.reward[rows],
-        discount=steps.discount[rows],
-        step_size=steps.step_size[rows],
-    )  # fmt: skip
-
-
 @dataclass(kw_only=True)
 class EligibilityTraces(_KernelRule):
     """TD(lambda) and SARSA(lambda), online; an episode's traces are kept from one piece of it to the next."""
@@ -401,7 +388,7 @@ class EligibilityTraces(_KernelRule):
             rows = slice(int(batch.offsets[piece]), int(batch.offsets[piece + 1]))
             group = int(batch.group[piece])
             trace, before = self.open_traces.get(group) or (np.zeros(len(table.x)), np.nan)
-            part = _slice_steps(batch.steps, rows)
+            part = TabularSteps(*(column[rows] for column in batch.steps))
             fading = TraceDecay(decay=self.decay, kind=self.trace, previous_value=before)
             error, before = self.loops.eligibility_traces(table.x, trace, part, weight[rows], fading)
             total += error

@@ -327,9 +327,9 @@ def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
         return StateValues(arrays["followed"].astype(np.float64), features=features)
     if description["kind"] != ActionTable.kind:
         raise ValueError(f"a policy of kind {description['kind']!r} is not a table")
-    metrics = dict(description["features"])
-    kind = metrics.pop("kind")
-    features = StateFeatures(**metrics) if kind == "states" else TileCoder.from_description(metrics)
+    arguments = dict(description["features"])
+    kind = arguments.pop("kind")
+    features = StateFeatures(**arguments) if kind == "states" else TileCoder.from_description(arguments)
     return ActionTable(
         features, explore=_EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
         first_action=description["first_action"],
