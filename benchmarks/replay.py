@@ -20,15 +20,13 @@ import numpy as np
 from peers import require_peer
 from tables import HERE, Row, rewrite, tell
 
-from hone.control.replay import priority as loops
-from hone.control.replay.priority import PrioritizedSampler, PriorityParams, SumTree, SumTreeKernels, kernels
+from hone.control.replay.priority import PrioritizedSampler, PriorityParams, SumTree
 from hone.control.replay.ring import RingBuffer
 from hone.control.replay.steps import StepBuffer
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 
 CAPACITY, BATCH, ADDED = 1_000_000, 256, 64
-NUMPY = SumTreeKernels(set_leaves=loops.set_leaves, find_leaves=loops.find_leaves, compiled=False)
 RIVALS = {"tianshou": "Tianshou 2.0.1", "cpprb": "cpprb 11.0.0"}
 
 
@@ -124,10 +122,8 @@ def rows_of(
     return rows or [plain]
 
 
-def tree_rows(
-    using: SumTreeKernels, name: str, rivals: Sequence[Peer] = (), *, bar: float | None, quick: bool
-) -> list[Row]:
-    tree, draws = SumTree(CAPACITY, kernels=using), np.random.default_rng(0)
+def tree_rows(rivals: Sequence[Peer], *, quick: bool) -> list[Row]:
+    tree, draws = SumTree(CAPACITY), np.random.default_rng(0)
     tree.set_masses(np.arange(CAPACITY), draws.random(CAPACITY))
     masses = draws.random((100, BATCH))
 
@@ -135,8 +131,7 @@ def tree_rows(
         rows, _ = tree.sample_rows(BATCH, draws)
         tree.set_masses(rows, masses[k % 100])
 
-    title = f"Sum tree, {name}: draw and update {BATCH} of 1e6"
-    return rows_of(title, cycle, rivals, against="tree", bar=bar, quick=quick)
+    return rows_of(f"Sum tree: draw and update {BATCH} of 1e6", cycle, rivals, against="tree", quick=quick)
 
 
 def memory_rows(rivals: Sequence[Peer], *, quick: bool) -> list[Row]:
@@ -168,15 +163,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions, decides nothing")
     parser.add_argument("--dry", action="store_true", help="leave RESULTS.md as it is")
     arguments = parser.parse_args()
-    quick, installed = arguments.quick, kernels()
+    quick = arguments.quick
     with ExitStack() as until:
         rivals = [peer for folder in RIVALS for peer in started(folder, until)]
-        if installed.compiled:
-            rows = tree_rows(NUMPY, "numpy", bar=None, quick=quick)
-            rows += tree_rows(installed, "numba", rivals, bar=60, quick=quick)
-        else:
-            rows = tree_rows(NUMPY, "numpy", rivals, bar=60, quick=quick)
-        rows += memory_rows(rivals, quick=quick)
+        rows = tree_rows(rivals, quick=quick) + memory_rows(rivals, quick=quick)
     if not arguments.dry:
         rewrite("Replay", "benchmarks/replay.py", rows, threads=1, quick=quick)
     tell(rows)

@@ -7,8 +7,8 @@ import pytest
 
 from hone.control.acting import DropFailedEpisodes
 from hone.control.environments.world import GymConfig, GymWorld, open_world
+from hone.control.replay.mixed import ReplaySource
 from hone.control.replay.ring import RingBuffer
-from hone.control.replay.source import ReplaySource
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.state import State

@@ -13,8 +13,15 @@ from gymnasium import spaces
 
 from hone.control.acting import NetworkActor
 from hone.control.environments.world import GymConfig, open_world
-from hone.control.expert_process import ExpertProcess, check_expert
-from hone.control.experts import DaggerActor, DemonstrationsConfig, expert_labels, with_demonstrations
+from hone.control.expert_process import ExpertProcess
+from hone.control.experts import (
+    DaggerActor,
+    DemonstrationsConfig,
+    ExpertProgram,
+    expert_labels,
+    open_expert,
+    with_demonstrations,
+)
 from hone.control.logs.parquet import DecisionLog, write_log
 from hone.control.networks.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
 from hone.core.errors import ConfigError, UserCodeError
@@ -143,11 +150,11 @@ def test_an_expert_that_fails_is_told_of(experts: str, name: str, said: str) -> 
 
 
 def test_experts_are_looked_for_at_the_door(experts: str) -> None:
-    check_expert(f"{experts}:drift")
+    open_expert(ExpertProgram(kind="program", use=f"{experts}:drift"))
     with pytest.raises(ConfigError, match=r"did you mean experts.py"):
-        check_expert(f"{experts.replace('experts.py', 'expert.py')}:drift")
+        open_expert(ExpertProgram(kind="program", use=f"{experts.replace('experts.py', 'expert.py')}:drift"))
     with pytest.raises(ConfigError, match=r"write path/to/file.py:name"):
-        check_expert("drift")
+        open_expert(ExpertProgram(kind="program", use="drift"))
 
 
 class Says:

@@ -9,8 +9,7 @@ from hone.control.finite.build import chain_mdp, garnet_mdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
 from hone.control.suite.grid_worlds import FourRoomsEnv
-from hone.control.tables.batch import RateConfig
-from hone.control.tables.learn import QLearningRule
+from hone.control.tables.learn import QLearningRule, RateConfig
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.credit.returns import reward_as_advantage
 from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, train_recipe, with_rewards

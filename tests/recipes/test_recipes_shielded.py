@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hone.control.environments.action_replacement import ActionReplacementWrapper
+from hone.control.environments.option_wrapper import ActionReplacementWrapper
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.decide.shield.certificate import certificate_text, certify

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from manual_clock import ManualClock
 from scripted_episodes import episodes_of
 
+from hone.control.replay.mixed import ReplaySource
 from hone.control.replay.ring import RingBuffer
-from hone.control.replay.source import ReplaySource
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.state import State, integer

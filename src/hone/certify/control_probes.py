@@ -12,7 +12,7 @@ from torch import Tensor
 from hone.certify.check import GradientProbe, gradient_probes, synthetic_credits
 from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import ObservationInputs
-from hone.control.replay.source import ReplaySource
+from hone.control.replay.mixed import ReplaySource
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.random import generator

@@ -83,7 +83,13 @@ class EpsilonMixture:
         theirs, _ = self.numpy_policy.decide(
             seen, own[:, 0] if isinstance(self.numpy_policy, NumpyCategoricalPolicy) else own
         )
-        anything = _uniform_actions(noise[:, 1 : 1 + size], actions)
+        uniform = noise[:, 1 : 1 + size]
+        if isinstance(actions, DiscreteActions):
+            uniform_index = np.minimum((uniform[:, 0] * actions.count).astype(np.int64), actions.count - 1)
+            anything: Array = actions.start + uniform_index
+        else:
+            low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
+            anything = low + uniform * (high - low)
         tossed = (noise[:, 0] < self.epsilon).reshape(-1, *([1] * (theirs.ndim - 1)))
         chosen = np.where(tossed, anything.reshape(theirs.shape), theirs).astype(theirs.dtype)
         if self.epsilon == 1:
@@ -92,14 +98,6 @@ class EpsilonMixture:
         with np.errstate(divide="ignore"):
             mixed = np.logaddexp(np.log(self.epsilon) - log_action_volume(actions), np.log1p(-self.epsilon) + density)
         return chosen, mixed.astype(np.float32)
-
-
-def _uniform_actions(uniform: Floats, actions: DiscreteActions | BoxActions) -> Array:
-    """Uniform numbers `[n, a]` -> actions, uniformly."""
-    if isinstance(actions, DiscreteActions):
-        return actions.start + np.minimum((uniform[:, 0] * actions.count).astype(np.int64), actions.count - 1)
-    low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
-    return low + uniform * (high - low)
 
 
 def log_action_volume(actions: DiscreteActions | BoxActions) -> float:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from hone.control.networks.deterministic import DeterministicActorCritic, NumpyDeterministicPolicy
+from hone.control.networks.actor_critic import DeterministicActorCritic, NumpyDeterministicPolicy
 from hone.control.networks.mlp import MlpConfig, PolicySpaces
 from hone.control.networks.numpy_policies import scale_to_box
 from hone.control.off_policy import OffPolicyMethod, ReplayConfig, ReplayRunConfig, rows_with_noise

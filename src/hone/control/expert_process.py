@@ -17,14 +17,9 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import HoneError, UserCodeError
 from hone.process.child import ChildLostError, RestartingChild
 from hone.process.parent import connect_to_parent
-from hone.process.user_files import check_reference, load_reference
+from hone.process.user_files import load_reference
 
 Array = NDArray[np.generic]
-
-
-def check_expert(use: str) -> None:
-    """Raises ConfigError unless `use` is `path/to/file.py:name` of an existing file."""
-    check_reference(use, kind="expert", modules=False)
 
 
 class ExpertProcess:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from hone.control.acting import NetworkActor
 from hone.control.evaluate.returns import load_control_policy
-from hone.control.expert_process import ExpertProcess, check_expert
+from hone.control.expert_process import ExpertProcess
 from hone.control.logs.parquet import read_log
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
@@ -29,6 +29,7 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.state import State, substate
+from hone.process.user_files import check_reference
 from hone.run.job import close_nothing
 from hone.run.policy_folder import policy_folder
 from hone.run.wrapper import SourceWrapper
@@ -72,7 +73,7 @@ def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[ExpertActor, Call
     if isinstance(config, ExpertPolicy):
         policy: HasNumpyPolicy = load_control_policy(policy_folder(Path(config.policy)))
         return policy.numpy_policy(), close_nothing
-    check_expert(config.use)
+    check_reference(config.use, kind="expert", modules=False)
     process = ExpertProcess(config.use, deadline_s=config.deadline_s)
     return process, process.close
 
@@ -132,11 +133,11 @@ class ExpertLabelledSource(SourceWrapper[ActorCritic]):
 
     def collect(self) -> Episodes:
         episodes = self.source.collect()
-        told = expert_labels(self.expert, episodes.observations, self.actions)
-        self.labelled_states += len(told)
-        same = np.isclose(told, episodes.chosen).reshape(len(told), -1).all(axis=1)
+        labels = expert_labels(self.expert, episodes.observations, self.actions)
+        self.labelled_states += len(labels)
+        same = np.isclose(labels, episodes.chosen).reshape(len(labels), -1).all(axis=1)
         self.agreements += float(same.sum())
-        return replace(episodes, chosen=told)
+        return replace(episodes, chosen=labels)
 
     def metrics(self) -> Metrics:
         """States that the expert labelled since the last call, and the share in which it would have acted the same."""

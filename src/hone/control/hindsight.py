@@ -13,8 +13,8 @@ from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hone.control.environments.goals import GoalEnv, goal_columns, has_goals
 from hone.control.environments.make import runs_isolated
+from hone.control.environments.space_advice import GoalEnv, goal_columns, has_goals
 from hone.control.environments.world import GymWorld
 from hone.control.job import ControlEvaluationConfig
 from hone.control.off_policy import IterationReplayConfig, MethodWrapper, OffPolicyMethod, ReplayRunConfig

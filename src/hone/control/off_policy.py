@@ -20,8 +20,7 @@ from hone.control.networks.actor_critic import ControlPolicy
 from hone.control.networks.mlp import DiscreteActions, PolicySpaces
 from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.phases import LearningMethod, method_learner
-from hone.control.replay.mixed import ReplayBuffer
-from hone.control.replay.source import ReplaySource
+from hone.control.replay.mixed import ReplayBuffer, ReplaySource
 from hone.control.rows import TransitionRows, transition_rows
 from hone.control.spaces import world_spaces
 from hone.core.config import Config

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from hone.control.environments.make import GymConfig, env_factory, runs_isolated
 from hone.control.finite.options import MarkovOption
 from hone.control.networks.mlp import DiscreteActions
-from hone.control.networks.numpy_options import decode_option_action, split_option_memory
-from hone.control.networks.options import OptionTablePolicy
+from hone.control.networks.options import OptionTablePolicy, decode_option_action, split_option_memory
 from hone.control.suite.grid_worlds import HasOptions
 from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values

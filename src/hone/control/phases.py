@@ -116,18 +116,14 @@ def polyak_updater(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> Callable[[fl
     Parameters are looked up at the first update, when each phase holds its own, and moved as one where those of the
     online network are contiguous.
     """
-    found: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+    parameters: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
 
     def update(tau: float) -> None:
-        if not found:
-            found.extend(_parameters_of_pair(target, online) for target, online in pairs)
-        for target, online in found:
-            polyak_update(target, online, tau=tau)
+        for target, online in pairs if not parameters else ():
+            theirs, ours = list(target.parameters()), list(online.parameters())
+            as_one = contiguous_view(ours)
+            parameters.append((theirs, ours) if as_one is None else ([make_contiguous(theirs)], [as_one]))
+        for theirs, ours in parameters:
+            polyak_update(theirs, ours, tau=tau)
 
     return update
-
-
-def _parameters_of_pair(target: nn.Module, online: nn.Module) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    theirs, ours = list(target.parameters()), list(online.parameters())
-    as_one = contiguous_view(ours)
-    return (theirs, ours) if as_one is None else ([make_contiguous(theirs)], [as_one])

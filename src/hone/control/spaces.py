@@ -13,12 +13,26 @@ from hone.core.errors import ConfigError
 
 
 def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:
-    """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not served."""
-    return PolicySpaces(inputs=_network_inputs(observation), actions=_network_actions(action))
+    """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not supported."""
+    match observation:
+        case spaces.Discrete():
+            inputs = ObservationInputs(size=int(observation.n), one_hot=True, start=int(observation.start))
+        case spaces.Box():
+            inputs = ObservationInputs(size=int(np.prod(observation.shape)))
+        case _:
+            raise ConfigError(f"observation space {observation} is not supported: only Box and Discrete are")
+    match action:
+        case spaces.Discrete():
+            return PolicySpaces(inputs=inputs, actions=DiscreteActions(count=int(action.n), start=int(action.start)))
+        case spaces.Box():
+            low, high = tuple(action.low.ravel().tolist()), tuple(action.high.ravel().tolist())
+            return PolicySpaces(inputs=inputs, actions=BoxActions(low=low, high=high, shape=tuple(action.shape)))
+        case _:
+            raise ConfigError(f"action space {action} is not supported: only Box and Discrete are")
 
 
 def world_spaces(world: GymWorld) -> PolicySpaces:
-    """Spaces of open environments as networks take them. Raises ConfigError for kinds that are not served."""
+    """`network_spaces` of open environments."""
     return network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
 
 
@@ -39,20 +53,3 @@ def log_spaces(log: DecisionLog) -> PolicySpaces:
     """Spaces of a log, with observations standardised by it."""
     space = network_spaces(log.observation_space, log.action_space)
     return replace(space, inputs=space.inputs.standardised_by(log.episodes.observations))
-
-
-def _network_inputs(space: spaces.Space[Any]) -> ObservationInputs:
-    if isinstance(space, spaces.Discrete):
-        return ObservationInputs(size=int(space.n), one_hot=True, start=int(space.start))
-    if isinstance(space, spaces.Box):
-        return ObservationInputs(size=int(np.prod(space.shape)))
-    raise ConfigError(f"observation space {space} is not supported: only Box and Discrete are")
-
-
-def _network_actions(space: spaces.Space[Any]) -> DiscreteActions | BoxActions:
-    if isinstance(space, spaces.Discrete):
-        return DiscreteActions(count=int(space.n), start=int(space.start))
-    if isinstance(space, spaces.Box):
-        low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
-        return BoxActions(low=tuple(low), high=tuple(high), shape=tuple(space.shape))
-    raise ConfigError(f"action space {space} is not supported: only Box and Discrete are")

@@ -18,19 +18,24 @@ from pydantic import Field, model_validator
 from hone.control.acting import NetworkActor
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymSpaces, GymWorld, open_world
-from hone.control.evaluate.dynamic_programming import exact_metrics
-from hone.control.evaluate.returns import evaluate_returns
+from hone.control.evaluate.returns import evaluate_returns, exact_metrics
 from hone.control.finite.config import FiniteConfig, build_finite_mdp, require_all_actions
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.world import FiniteWorld
 from hone.control.job import ControlEvaluationConfig, evaluation_result
 from hone.control.off_policy import ScheduledExplorer
-from hone.control.tables.batch import RateConfig
 from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy, Exploration
 from hone.control.tables.kernels import ACCUMULATING, DUTCH, REPLACING
-from hone.control.tables.learn import TabularLearner, UpdateRule
-from hone.control.tables.tables import ActionTable, StateFeatures, StateValues, Table, load_table_arrays, save_table
-from hone.control.tables.tiles import TileCoder
+from hone.control.tables.learn import RateConfig, TabularLearner, UpdateRule
+from hone.control.tables.tables import (
+    ActionTable,
+    StateFeatures,
+    StateValues,
+    Table,
+    TileCoder,
+    load_table_arrays,
+    save_table,
+)
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes

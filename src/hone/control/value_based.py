@@ -13,8 +13,7 @@ from pydantic import Field
 
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
-from hone.control.networks.numpy_q import BoltzmannLogits
-from hone.control.networks.q_networks import PLAIN_ARCHITECTURE, DqnPolicy, QArchitecture
+from hone.control.networks.q_networks import PLAIN_ARCHITECTURE, BoltzmannLogits, DqnPolicy, QArchitecture
 from hone.control.normalise import NormaliseConfig, with_normalisation
 from hone.control.off_policy import (
     IterationReplayConfig,

@@ -30,15 +30,7 @@ def old_value_rows(policy: ActorCritic, episodes: Episodes, credits: Credits) ->
     rows = step_rows(episodes, credits, device=str(next(policy.parameters()).device))
     with torch.no_grad():
         value = policy.value(rows.seen)
-    return OldValueRows(
-        weight=rows.weight,
-        seen=rows.seen,
-        chosen=rows.chosen,
-        logp=rows.logp,
-        advantage=rows.advantage,
-        target=rows.target,
-        old_value=value,
-    )
+    return OldValueRows(**vars(rows), old_value=value)
 
 
 class SquaredValueLoss(Config):

@@ -91,14 +91,14 @@ class PrioritizedBuffer:
         share = current_share()
         if share is None:
             return weights
-        told = [one for one in share.reduction.gather(weights if is_sampled else weights[:0]) if len(one)]
-        return told[0].astype(np.float32) if told else weights
+        shares = [one for one in share.reduction.gather(weights if is_sampled else weights[:0]) if len(one)]
+        return shares[0].astype(np.float32) if shares else weights
 
     def on_micro_batch(self, rows: ValueRows, terms: LossTerms) -> None:
         """Keep the errors of these rows until the end of the step: the absolute TD error, the KL divergence of a
         distribution, else the loss."""
-        told = terms.metrics
-        wrong = next((told[name] for name in ("value/error_abs", "value/kl_nats") if name in told), terms.loss)
+        metrics = terms.metrics
+        wrong = next((metrics[name] for name in ("value/error_abs", "value/kl_nats") if name in metrics), terms.loss)
         self._step.append((rows.sample_index.cpu().numpy(), wrong.detach().cpu().numpy()))
 
     def finish_step(self, policy: DqnPolicy) -> Metrics:

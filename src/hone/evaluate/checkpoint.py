@@ -107,8 +107,7 @@ def evaluate_checkpoint(
             raise ConfigError(f"{policy} is a control policy: --search is for language models")
         if run is None:
             raise ConfigError(f"{policy} is not in a run, so its environment is unknown; name a run or its checkpoint")
-        from hone.control.evaluate.multitask import evaluate_tasks  # noqa: PLC0415 - start-up time of language models
-        from hone.control.evaluate.returns import evaluate_control  # noqa: PLC0415 - as above
+        from hone.control.evaluate.returns import evaluate_control, evaluate_tasks  # noqa: PLC0415 - start-up
 
         notes: list[str] = []
         config = config_tree(run)

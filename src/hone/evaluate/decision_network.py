@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from hone.control.networks.checkpoint import load_policy
-from hone.control.networks.numpy_offline import NumpyDiscreteBcqPolicy
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy
-from hone.control.networks.numpy_q import NumpyNoisyPolicy
+from hone.control.networks.offline import NumpyDiscreteBcqPolicy
+from hone.control.networks.q_networks import NumpyNoisyPolicy
 from hone.control.tables.tables import KINDS, policy_kind
 from hone.core.decisions import ActionSet, Floats
 from hone.core.errors import DataError

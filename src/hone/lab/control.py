@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig
-from hone.control.tables.learn import TabularLearner, UpdateRule
+from hone.control.tables.learn import RateConfig, TabularLearner, UpdateRule
 from hone.control.tables.tables import ActionTable
 from hone.control.tabular import TabularCredit, table_actor
 from hone.core.credit import Credits, Metrics

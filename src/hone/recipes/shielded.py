@@ -14,8 +14,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from hone.control.environments.action_replacement import ActionReplacementWrapper
 from hone.control.environments.make import GymConfig, GymEnv, env_factory
+from hone.control.environments.option_wrapper import ActionReplacementWrapper
 from hone.core.clock import SystemClock
 from hone.core.decisions import ActionSet, ActionShield
 from hone.core.errors import ConfigError

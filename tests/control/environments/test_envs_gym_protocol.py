@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hone.control.environments.fault_budget import EnvProcessLoss, FaultBudget
 from hone.control.environments.protocol import (
     HEADER_BYTES,
     MessageParser,
@@ -20,6 +19,7 @@ from hone.control.environments.protocol import (
     space_from_json,
     space_to_json,
 )
+from hone.control.environments.subprocess_env import EnvProcessLoss, FaultBudget
 from hone.core.errors import ResourceError
 
 KINDS = st.sampled_from(["<f4", "<f8", "<i8", "|u1", "|b1"])

@@ -18,13 +18,14 @@ from hone.control.networks.intrinsic_reward import (
     TorchMoments,
 )
 from hone.control.networks.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
-from hone.control.networks.numpy_options import (
+from hone.control.networks.options import (
+    OptionCriticPolicy,
+    OptionTablePolicy,
     decode_option_action,
     encode_option_action,
     epsilon_greedy,
     split_option_memory,
 )
-from hone.control.networks.options import OptionCriticPolicy, OptionTablePolicy
 
 STATES = PolicySpaces(inputs=ObservationInputs(size=9, one_hot=True), actions=DiscreteActions(count=3))
 BOX = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=3))

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hone.control.networks.actor_critic import polyak_update
 from hone.control.networks.checkpoint import load_policy, save_policy
 from hone.control.networks.mlp import DiscreteActions, Mlp, MlpConfig, ObservationInputs, PolicySpaces
-from hone.control.networks.numpy_q import NumpyNoisyMlp, NumpyNoisyPolicy
 from hone.control.networks.q_networks import (
     CategoricalReturn,
     DiscreteSacPolicy,
     DqnPolicy,
     NoisyMlp,
+    NumpyNoisyMlp,
+    NumpyNoisyPolicy,
     QArchitecture,
     QuantileReturn,
     ReturnModel,

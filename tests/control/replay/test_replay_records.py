@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.control.replay.records import RecordArray
+from hone.control.replay.ring import RecordArray
 
 KINDS = st.sampled_from(["f4", "f8", "i8", "i4", "u1", "?", "i2"])
 SHAPES = st.sampled_from([(), (1,), (4,), (3, 2), (2, 3, 5), (0,)])

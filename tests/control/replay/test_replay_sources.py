@@ -9,10 +9,9 @@ from test_replay_ring import single
 from hone.control.finite.build import grid_mdp
 from hone.control.finite.world import FiniteWorld
 from hone.control.replay.hindsight import GoalSpec, HindsightBuffer
-from hone.control.replay.mixed import DemonstrationMixer, ReplayBuffer
+from hone.control.replay.mixed import DemonstrationMixer, ReplayBuffer, ReplaySource
 from hone.control.replay.priority import PrioritizedSampler
 from hone.control.replay.ring import RingBuffer
-from hone.control.replay.source import ReplaySource
 from hone.control.replay.steps import StepBuffer
 from hone.control.replay.store import EpisodeStore
 from hone.core.episodes import Episodes

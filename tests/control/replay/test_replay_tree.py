@@ -1,35 +1,24 @@
-"""The sum tree: sums, draws, and the same bits from every version of its loops."""
+"""The sum tree: sums, and draws in proportion."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.control.replay import priority as loops
-from hone.control.replay.priority import SumTree, SumTreeKernels, kernels
+from hone.control.replay.priority import SumTree
 from hone.core.errors import DataError
 from hone.core.random import generator
-
-NUMPY = SumTreeKernels(set_leaves=loops.set_leaves, find_leaves=loops.find_leaves, compiled=False)
-PYTHON = SumTreeKernels(set_leaves=loops.change_by_loops, find_leaves=loops.find_by_loops, compiled=False)
-EVERY = {"numpy": NUMPY, "python": PYTHON, "installed": kernels()}
-
-
-@pytest.fixture(params=list(EVERY))
-def using(request: pytest.FixtureRequest) -> SumTreeKernels:
-    return EVERY[request.param]
 
 
 def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def test_snippet_segment_tree_root_is_the_sum(using: SumTreeKernels) -> None:
+def test_snippet_segment_tree_root_is_the_sum() -> None:
     """A published tree answered 0 at its root."""
-    tree = SumTree(5, kernels=using)
+    tree = SumTree(5)
     tree.set_masses(np.arange(5), np.array([1.0, 2.0, 0.0, 4.0, 8.0]))
     assert tree.total == 15.0
     assert tree.find_rows(np.array([0.0, 0.999, 1.0, 2.999, 3.0, 6.999, 7.0, 14.999, 15.0])).tolist() == [
@@ -43,25 +32,22 @@ def test_snippet_segment_tree_root_is_the_sum(using: SumTreeKernels) -> None:
     seed=st.integers(0, 10_000),
     batches=st.integers(1, 4),
 )
-def test_every_version_gives_the_same_bits(capacity: int, seed: int, batches: int) -> None:
+def test_found_rows_hold_their_targets(capacity: int, seed: int, batches: int) -> None:
     rng = np.random.default_rng(seed)
-    trees = [SumTree(capacity, kernels=one) for one in EVERY.values()]
+    tree = SumTree(capacity)
     masses = np.zeros(capacity)
     for _ in range(batches):
         rows = rng.integers(0, capacity, 40)  # rows come twice: the last counts
         values = rng.exponential(size=40) ** 3 * (rng.random(40) < 0.8)
         for row, value in zip(rows, values, strict=True):
             masses[row] = value
-        for tree in trees:
-            tree.set_masses(rows, values)
+        tree.set_masses(rows, values)
     if masses.sum() == 0:
         return
-    targets = np.concatenate([[0.0], rng.random(50) * trees[0].total, [trees[0].total]])  # in no order
-    for tree in trees:
-        np.testing.assert_array_equal(tree.masses, masses)
-        assert tree.total == trees[0].total == pytest.approx(math.fsum(masses))
-        np.testing.assert_array_equal(tree.find_rows(targets), trees[0].find_rows(targets))
-    found, running = trees[0].find_rows(targets), masses.cumsum()
+    targets = np.concatenate([[0.0], rng.random(50) * tree.total, [tree.total]])  # in no order
+    np.testing.assert_array_equal(tree.masses, masses)
+    assert tree.total == pytest.approx(math.fsum(masses))
+    found, running = tree.find_rows(targets), masses.cumsum()
     assert (masses[found] > 0).all()
     slack = 1e-9 * running[-1]
     assert (running[found] - masses[found] <= targets + slack).all()
@@ -80,9 +66,9 @@ def test_a_million_updates_leave_no_rounding_behind() -> None:
     assert tree.total == 1e-9
 
 
-def test_draws_are_in_proportion(using: SumTreeKernels) -> None:
+def test_draws_are_in_proportion() -> None:
     masses = np.arange(40.0)
-    tree = SumTree(40, kernels=using)
+    tree = SumTree(40)
     tree.set_masses(np.arange(40), masses)
     draws, count = generator(3, "x"), 64
     rows = np.concatenate([tree.sample_rows(count, draws)[0] for _ in range(200)])
@@ -114,10 +100,3 @@ def test_nothing_happens_without_rows() -> None:
     tree = SumTree(4)
     tree.set_masses(ints(), np.zeros(0))
     assert tree.total == 0.0
-
-
-def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    kernels.cache_clear()
-    assert not kernels().compiled
-    kernels.cache_clear()

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hone.control.environments.goals import GoalEnv, goal_columns, has_goals
 from hone.control.environments.make import env_factory, runs_isolated
 from hone.control.environments.option_wrapper import OptionMemoryWrapper, with_option_memory
+from hone.control.environments.space_advice import GoalEnv, goal_columns, has_goals
 from hone.control.environments.world import GymConfig, open_world
 from hone.control.finite.build import mdp_from_gymnasium
 from hone.control.finite.options import mdp_over_options

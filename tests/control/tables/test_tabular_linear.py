@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from hone.control.tables.batch import RateConfig
-from hone.control.tables.learn import TabularLearner
+from hone.control.tables.learn import RateConfig, TabularLearner
 from hone.control.tables.linear import (
     BAIRD_START,
     LinearRule,

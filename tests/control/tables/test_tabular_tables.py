@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.control.tables.batch import (
+from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
+from hone.control.tables.learn import (
     RateConfig,
+    TabularLearner,
+    TargetRule,
     expected_sarsa_weights,
     first_visits,
     rank_among_equals,
@@ -17,17 +20,15 @@ from hone.control.tables.batch import (
     suffix_products,
     tabular_batch,
 )
-from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
-from hone.control.tables.learn import TabularLearner, TargetRule
 from hone.control.tables.tables import (
     ActionTable,
     StateFeatures,
     StateValues,
     load_table,
     load_table_arrays,
+    make_tile_coder,
     save_table,
 )
-from hone.control.tables.tiles import make_tile_coder
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError

@@ -16,8 +16,7 @@ from hone.cli.main import main
 from hone.control.environments.world import GymConfig
 from hone.control.networks.checkpoint import load_policy
 from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy
-from hone.control.networks.numpy_q import NumpyNoisyPolicy
-from hone.control.networks.q_networks import DqnPolicy
+from hone.control.networks.q_networks import DqnPolicy, NumpyNoisyPolicy
 from hone.control.off_policy import IterationReplayConfig
 from hone.control.value_based import (
     LinearBoltzmann,

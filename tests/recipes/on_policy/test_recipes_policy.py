@@ -13,8 +13,8 @@ import torch
 from hone.cli.commands.train import planned_runs
 from hone.config.resolve import read_document
 from hone.control.deterministic import GaussianNoise, NoisyActor, OrnsteinUhlenbeckNoise
+from hone.control.networks.actor_critic import DeterministicActorCritic
 from hone.control.networks.checkpoint import load_policy
-from hone.control.networks.deterministic import DeterministicActorCritic
 from hone.control.networks.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.control.rows import TransitionRows
 from hone.core.errors import ConfigError, DataError

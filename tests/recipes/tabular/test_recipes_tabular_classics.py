@@ -10,9 +10,8 @@ from hone.control.finite.build import mdp_from_table
 from hone.control.finite.config import FiniteConfig, build_finite_mdp
 from hone.control.finite.solve import evaluate_policy, finite_horizon_value, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig
 from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
-from hone.control.tables.learn import DoubleQLearning, QLearningRule, TabularLearner
+from hone.control.tables.learn import DoubleQLearning, QLearningRule, RateConfig, TabularLearner
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes

@@ -10,9 +10,17 @@ import pytest
 from hone.control.finite.build import mdp_from_table
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration
-from hone.control.tables.batch import RateConfig, expected_sarsa_weights, sarsa_weights
 from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
-from hone.control.tables.learn import DoubleQLearning, ExpectedSarsa, QLearningRule, TabularLearner, UpdateRule
+from hone.control.tables.learn import (
+    DoubleQLearning,
+    ExpectedSarsa,
+    QLearningRule,
+    RateConfig,
+    TabularLearner,
+    UpdateRule,
+    expected_sarsa_weights,
+    sarsa_weights,
+)
 from hone.control.tables.tables import ActionTable, StateFeatures, StateValues
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes

@@ -15,7 +15,7 @@ from hone.control.environments.make import EnvFactory, GymEnv, describe_exceptio
 from hone.control.environments.space_advice import action_fault, observation_fault
 from hone.core.errors import ConfigError, UserCodeError
 
-TRIAL_STEPS = 200
+_TRIAL_STEPS = 200
 BOUND_LIMIT = 1e30
 """Bounds of this size and more stand for none, as the largest 32-bit float does."""
 HISTORY_ACTIONS = 8
@@ -37,7 +37,7 @@ def check_env(making: EnvFactory, *, seed: int) -> list[str]:
         raise UserCodeError(*(f"{making.name}: {fault}" for fault in faults))
     if not trial.ended and not making.has_time_limit:
         return [
-            f"{making.name}: no end within {TRIAL_STEPS} random steps and no time limit; if episodes never end, set "
+            f"{making.name}: no end within {_TRIAL_STEPS} random steps and no time limit; if episodes never end, set "
             "env.max_episode_steps"
         ]
     return []
@@ -93,7 +93,7 @@ class _EnvTrial:
         space = self.env.observation_space
         self.place = f"reset(seed={self.seed})"
         yield _reset_faults(self.env.reset(seed=self.seed), space)
-        for step in range(TRIAL_STEPS):
+        for step in range(_TRIAL_STEPS):
             action = self.env.action_space.sample()
             self.history = [*self.history[1 - HISTORY_ACTIONS :], np.asarray(action).tolist()]
             self.place = f"step {step} (environment 0, seed {self.seed}, last actions {self.history}):"

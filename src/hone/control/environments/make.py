@@ -13,18 +13,63 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from pydantic import Field, JsonValue
 
-from hone.control.environments.boundary import EnvBoundary
-from hone.control.environments.goals import has_goals
 from hone.control.environments.registration import OPTION_MEMORY_ID, register_builtin_envs
+from hone.control.environments.space_advice import has_goals
 from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.out_of_memory import out_of_memory
 from hone.core.random import key
 from hone.process.user_files import check_reference, load_module
+
+# ------------------------------------------------------------------------------------------------------------- boundary
+
+
+class EnvBoundary(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose observations are copies, without `info`, which hone does not read.
+
+    With `step_limit`, an episode that has not ended after so many steps is truncated. Raises UserCodeError for an
+    observation of another shape than the space's.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *, number: int = 0, step_limit: int | None = None) -> None:
+        super().__init__(env)
+        self.number, self.step_limit = number, step_limit
+        self.steps = 0
+        """Steps of the running episode, counted where there is a limit."""
+        space = env.observation_space
+        self._shape = space.shape if isinstance(space, spaces.Box) else ()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        seen, _ = self.env.reset(seed=seed, options=options)
+        self.steps = 0
+        return self._own(seen), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:  # noqa: ANN401 - the user's
+        seen, reward, terminated, truncated, _ = self.env.step(action)
+        if self.step_limit is not None:
+            self.steps += 1
+            truncated = truncated or (self.steps >= self.step_limit and not terminated)
+        return self._own(seen), reward, terminated, truncated, {}
+
+    def _own(self, seen: Any) -> Any:  # noqa: ANN401 - a number or an array
+        copied = np.array(seen)
+        if copied.shape != self._shape:
+            raise UserCodeError(
+                f"environment {self.number}: the observation has shape {list(copied.shape)}, and observation_space "
+                f"has {list(self._shape)}; "
+                "resize or pad it, for instance with gymnasium.wrappers.ResizeObservation"
+            )
+        return copied
+
+
+# ----------------------------------------------------------------------------------------------------------------- make
+
 
 GymVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 GymEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -110,11 +155,14 @@ def runs_isolated(config: GymConfig) -> bool:
     if ":" in config.id:
         return True
     spec = find_spec(config.id)
-    return not _is_known(spec) and not callable(spec.entry_point)
+    points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    own = ("gymnasium.", "hone.control.")
+    known = all(point is None or (isinstance(point, str) and point.startswith(own)) for point in points)
+    return not (known and spec.id != OPTION_MEMORY_ID) and not callable(spec.entry_point)
 
 
 def export_registration(config: GymConfig) -> str | None:
-    """The registration of an id, for another process; None where that process finds the id by itself.
+    """The registration of an id as JSON, for another process; None where that process finds the id by itself.
 
     Raises ConfigError for an id whose class has no name that another process could import.
     """
@@ -129,13 +177,6 @@ def export_registration(config: GymConfig) -> str | None:
     return spec.to_json()
 
 
-def import_registration(registration: str | None) -> None:
-    """Register an id exported by `export_registration` in another process."""
-    if registration is not None:
-        spec = EnvSpec.from_json(registration)
-        gymnasium.registry.setdefault(spec.id, spec)
-
-
 def describe_placement(config: GymConfig) -> str:
     """Description of the processes that run the environments."""
     if not runs_isolated(config):
@@ -145,23 +186,16 @@ def describe_placement(config: GymConfig) -> str:
     return f"in a process {where}" if count == 1 else f"in {count} processes {where}"
 
 
-def truncation_limit(config: GymConfig) -> int | None:
-    """Steps after which hone truncates an episode, or None where the environment has a time limit of its own.
-
-    Raises ConfigError for an unknown id.
-    """
-    return config.step_limit if _time_limit(config) is None else None
-
-
 def evaluation_limit(config: GymConfig) -> int:
     """Steps after which an evaluation stops; a time limit ends its episodes before. Raises ConfigError for an unknown
     id."""
-    own = _time_limit(config)
+    own = time_limit(config)
     return config.step_limit if own is None else max(config.step_limit, own + 1)
 
 
-def _time_limit(config: GymConfig) -> int | None:
-    """The limit of the config or of the registered id; None for a class of a file, or of a package not yet imported."""
+def time_limit(config: GymConfig) -> int | None:
+    """Steps after which the environment itself truncates: the limit of the config or of the registered id; None for a
+    class of a file, or of a package not yet imported. Raises ConfigError for an unknown id."""
     if config.max_episode_steps is not None or ":" in config.id:
         return config.max_episode_steps
     return find_spec(config.id).max_episode_steps
@@ -169,7 +203,7 @@ def _time_limit(config: GymConfig) -> int | None:
 
 def describe_envs(config: GymConfig) -> dict[str, str]:
     """Figures for `hone plan`: where the environments run, and when an episode is truncated."""
-    own = _time_limit(config)
+    own = time_limit(config)
     key = "env.max_episode_steps" if config.max_episode_steps is not None else "the id's limit"
     text = f"after {own} steps ({key})" if own is not None else f"after {config.step_limit} steps (env.step_limit)"
     return {
@@ -226,24 +260,25 @@ def find_spec(name: str, *, key: str = "env.id") -> EnvSpec:
 
 def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
+    is_native = spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
 
     def single() -> GymEnv:
         return _flatten_goals(
             gymnasium.make(
-                spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
+                spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **dict(config.kwargs)
             )
         )
 
     def native(count: int) -> GymVectorEnv:
         # Whatever limit the id is registered with holds for single environments only; a native one has its own.
         limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **_kwargs(config))
+        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **dict(config.kwargs))
         return cast("GymVectorEnv", made)
 
     return EnvFactory(
         name=config.id,
         make_one=lambda: call_user_code(config.id, single),
-        make_native=native if _is_native(spec) else None,
+        make_native=native if is_native else None,
         has_time_limit=limit is not None,
         step_limit=config.step_limit if limit is None else None,
     )
@@ -254,24 +289,11 @@ def _flatten_goals(env: GymEnv) -> GymEnv:
     return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
 
 
-def _is_known(spec: EnvSpec) -> bool:
-    """Gymnasium's own, or hone's."""
-    if spec.id == OPTION_MEMORY_ID:
-        return False
-    points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
-    known = ("gymnasium.", "hone.control.")
-    return all(point is None or (isinstance(point, str) and point.startswith(known)) for point in points)
-
-
-def _is_native(spec: EnvSpec) -> bool:
-    return spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
-
-
 def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     limit = config.max_episode_steps
 
     def single() -> GymEnv:
-        env = _flatten_goals(made(**_kwargs(config)))
+        env = _flatten_goals(made(**config.kwargs))
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     return EnvFactory(
@@ -312,21 +334,21 @@ def call_user_code(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 -
         raise UserCodeError(f"{name}: the environment cannot be made: {describe_exception(error)}") from error
 
 
-def _kwargs(config: GymConfig) -> dict[str, Any]:
-    return dict(config.kwargs)
-
-
 def _find_maker(name: str) -> Callable[..., GymEnv] | None:
     """The class or function that makes an environment: `file.py:Class` or `package.module:Class`; None for an id.
 
     Raises ConfigError for a file without it, UserCodeError when the file cannot be imported.
     """
     place, _, attribute = name.rpartition(":")
+    try:
+        is_importable = bool(place) and importlib.util.find_spec(place) is not None
+    except (ImportError, ValueError):  # a parent that is none, or a module without a spec
+        is_importable = False
     if ".py:" in name:
         check_reference(name, kind="env.id =")
         # The prefix keeps a file named like a library from replacing it in the trainer.
         held = vars(load_module(name, kind="env.id =", prefix="hone_user_"))
-    elif attribute.isidentifier() and _is_importable(place):
+    elif attribute.isidentifier() and is_importable:
         held = vars(load_module(name, kind="env.id ="))
         if attribute not in held:
             return None  # Gymnasium's `package:Name`, an id without a version
@@ -339,10 +361,3 @@ def _find_maker(name: str) -> Callable[..., GymEnv] | None:
             f"env.id = {name!r}: {place} has no class or function {attribute!r}{did_you_mean(attribute, known)}"
         )
     return cast("Callable[..., GymEnv]", maker)
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        return bool(module) and importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a parent that is none, or a module without a spec
-        return False

@@ -22,7 +22,7 @@ from hone.control.environments.make import (
     env_factory,
     runs_isolated,
 )
-from hone.control.environments.step_checks import env_actions, not_finite
+from hone.control.environments.rollout import env_actions, not_finite
 from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError, UserCodeError

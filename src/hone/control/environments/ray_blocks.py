@@ -37,28 +37,19 @@ def block_transport(config: GymConfig) -> RemoteBlocks | None:
         return None
     actors = min(config.workers, config.num_envs)
     connect_to_ray(os.environ.get(ADDRESS_VARIABLE) or "local", cpus=actors)
-    _require_cores(actors, _cluster_cores())
+    import ray  # noqa: PLC0415 - an extra
+
+    cores = float(ray.cluster_resources().get("CPU", 0.0))
+    if actors > cores:  # an actor takes one core: some would wait for ever
+        raise ResourceError(
+            f"env.workers: {actors} actors need a CPU core each, and the Ray cluster has {cores:g}; lower env.workers, "
+            "or add machines"
+        )
     return RemoteBlocks(
         open_handle=partial(RayBlockHandle.open, Path.cwd()),
         wait_handles=_wait_for_handles,
         call_s=config.step_timeout_s,
     )
-
-
-def _cluster_cores() -> float:
-    """CPU cores of the connected cluster."""
-    import ray  # noqa: PLC0415 - an extra
-
-    return float(ray.cluster_resources().get("CPU", 0.0))
-
-
-def _require_cores(actors: int, cores: float) -> None:
-    """Raise ResourceError for more actors, one core each, than the cluster has: they would wait for ever."""
-    if actors > cores:
-        raise ResourceError(
-            f"env.workers: {actors} actors need a CPU core each, and the Ray cluster has {cores:g}; lower env.workers, "
-            "or add machines"
-        )
 
 
 class _BlockActor:

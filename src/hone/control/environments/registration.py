@@ -13,7 +13,7 @@ OPTION_MEMORY_ID = "hone/Remembering-v0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltinEnv:
+class _BuiltinEnv:
     """Registration of a built-in environment."""
 
     entry_point: str
@@ -24,39 +24,39 @@ class BuiltinEnv:
     """`module:Class` of its own vector form, which truncates by itself."""
 
 
-BUILTIN_ENVS = {
-    "hone/BitFlip-v0": BuiltinEnv(entry_point="hone.control.suite.goal_tasks:BitFlipEnv"),
-    "hone/Reach-v0": BuiltinEnv(entry_point="hone.control.suite.goal_tasks:ReachEnv"),
-    "hone/Maze-v0": BuiltinEnv(entry_point="hone.control.suite.grid_worlds:MazeEnv", max_episode_steps=200),
-    "hone/Stitching-v0": BuiltinEnv(entry_point="hone.control.finite.stitching:StitchingEnv", max_episode_steps=100),
-    "hone/FourRooms-v0": BuiltinEnv(entry_point="hone.control.suite.grid_worlds:FourRoomsEnv", max_episode_steps=300),
-    "hone/CartPoleSwingUp-v0": BuiltinEnv(
+_BUILTIN_ENVS = {
+    "hone/BitFlip-v0": _BuiltinEnv(entry_point="hone.control.suite.goal_tasks:BitFlipEnv"),
+    "hone/Reach-v0": _BuiltinEnv(entry_point="hone.control.suite.goal_tasks:ReachEnv"),
+    "hone/Maze-v0": _BuiltinEnv(entry_point="hone.control.suite.grid_worlds:MazeEnv", max_episode_steps=200),
+    "hone/Stitching-v0": _BuiltinEnv(entry_point="hone.control.finite.stitching:StitchingEnv", max_episode_steps=100),
+    "hone/FourRooms-v0": _BuiltinEnv(entry_point="hone.control.suite.grid_worlds:FourRoomsEnv", max_episode_steps=300),
+    "hone/CartPoleSwingUp-v0": _BuiltinEnv(
         entry_point="hone.control.suite.cartpole_swing_up:CartPoleSwingUpEnv",
         max_episode_steps=200,
         vector_entry_point="hone.control.suite.cartpole_swing_up:CartPoleSwingUpVectorEnv",
     ),
-    "hone/BanditTrials-v0": BuiltinEnv(
+    "hone/BanditTrials-v0": _BuiltinEnv(
         entry_point="hone.control.suite.meta_tasks:make_bandit_trial",
         vector_entry_point="hone.control.suite.meta_tasks:BanditTrialsVectorEnv",
     ),
-    "hone/ChainTrials-v0": BuiltinEnv(
+    "hone/ChainTrials-v0": _BuiltinEnv(
         entry_point="hone.control.suite.meta_tasks:make_chain_trial",
         vector_entry_point="hone.control.suite.meta_tasks:ChainTrialsVectorEnv",
     ),
-    "hone/SineTrials-v0": BuiltinEnv(
+    "hone/SineTrials-v0": _BuiltinEnv(
         entry_point="hone.control.suite.meta_tasks:make_sine_trial",
         vector_entry_point="hone.control.suite.meta_tasks:SineTrialsVectorEnv",
     ),
-    "hone/CarFollowing-v0": BuiltinEnv(
+    "hone/CarFollowing-v0": _BuiltinEnv(
         entry_point="hone.decide.simulators.car_following:CarFollowingEnv", max_episode_steps=200
     ),
-    OPTION_MEMORY_ID: BuiltinEnv(entry_point="hone.control.environments.option_wrapper:make_option_memory_env"),
+    OPTION_MEMORY_ID: _BuiltinEnv(entry_point="hone.control.environments.option_wrapper:make_option_memory_env"),
 }
 
 
 def register_builtin_envs() -> None:
     """Register the built-in environments with Gymnasium, once."""
-    for name, own in BUILTIN_ENVS.items():
+    for name, own in _BUILTIN_ENVS.items():
         if name not in gymnasium.registry:
             gymnasium.register(
                 name,

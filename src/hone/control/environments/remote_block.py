@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 
 from hone.control.environments.protocol import (
-    Array,
     MessageParser,
     SharedMemoryLayout,
     SharedStep,
@@ -25,8 +24,7 @@ from hone.control.environments.worker_process import START_S, BlockProcess, gath
 from hone.core.clock import Clock
 from hone.process.child import ChildLostError
 
-STEP_ARRAYS = ("seen", "reward", "terminated", "truncated")
-_FINAL = "final"
+_STEP_ARRAYS = ("seen", "reward", "terminated", "truncated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +95,17 @@ class BlockHost:
         if stepping and self._step is not None:
             self._step.chosen[:] = np.frombuffer(request.chosen, np.uint8)
         self.process.send(request.data)
-        (found,) = gather_replies([self.process], clock=self._clock, call_s=request.call_s, start_s=START_S)
+        (reply,) = gather_replies([self.process], clock=self._clock, call_s=request.call_s, start_s=START_S)
         calls = (int(self.process.calls[0]), int(self.process.calls[1]))
-        if isinstance(found, ChildLostError):
+        if isinstance(reply, ChildLostError):
             self.process.kill()
-            return BlockReply(number=request.number, calls=calls, lost=str(found), timeout=found.timeout)
-        arrays = dict(found.arrays)
-        if stepping and "fault" not in found.head and self._step is not None:
-            arrays = _step_arrays(self._step)
-        return BlockReply(number=request.number, data=encode(found.head, arrays), calls=calls)
-
-
-def _step_arrays(step: SharedStep) -> dict[str, Array]:
-    """What a step left in the memory; last observations only where an episode ended."""
-    ended = step.terminated.any() or step.truncated.any()
-    return {name: step.array(name) for name in (*STEP_ARRAYS, *((_FINAL,) if ended else ()))}
+            return BlockReply(number=request.number, calls=calls, lost=str(reply), timeout=reply.timeout)
+        arrays = dict(reply.arrays)
+        if stepping and "fault" not in reply.head and self._step is not None:
+            step = self._step
+            ended = step.terminated.any() or step.truncated.any()  # else there are no last observations
+            arrays = {name: step.array(name) for name in (*_STEP_ARRAYS, *(("final",) if ended else ()))}
+        return BlockReply(number=request.number, data=encode(reply.head, arrays), calls=calls)
 
 
 class RemoteProcess:
@@ -163,7 +157,7 @@ class RemoteProcess:
         if reply.lost:
             return ChildLostError(reply.lost, timeout=reply.timeout)
         (message,) = MessageParser().feed(reply.data)
-        if self._step is not None and STEP_ARRAYS[-1] in message.arrays:
+        if self._step is not None and _STEP_ARRAYS[-1] in message.arrays:
             for name, values in message.arrays.items():
                 self._step.array(name)[:] = values
         return message

@@ -19,24 +19,22 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
-from hone.control.environments.boundary import EnvBoundary
-from hone.control.environments.make import GymVectorEnv, reset_all
+from hone.control.environments.make import EnvBoundary, GymVectorEnv, reset_all
 from hone.core.errors import DataError
-from hone.core.random import generator
 from hone.core.state import State, array, substate
 
 Json: TypeAlias = Any
 EncodedAttributes: TypeAlias = dict[str, dict[str, Any]]
 """Path of an object -> its attributes."""
 
-BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
+_BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
     "PCG64": np.random.PCG64,
     "PCG64DXSM": np.random.PCG64DXSM,
     "Philox": np.random.Philox,
     "SFC64": np.random.SFC64,
     "MT19937": np.random.MT19937,
 }
-FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", "mujoco", "Box2D")
+_FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", "mujoco", "Box2D")
 """Objects of these libraries are not read attribute by attribute."""
 
 
@@ -142,6 +140,7 @@ def _objects(envs: GymVectorEnv) -> Iterator[tuple[str, Any]]:
 
     The boundary of an environment comes beside it, under a path of its own: older checkpoints have none.
     """
+    not_read = (FunctionType, MethodType, ModuleType, type, gymnasium.Space, EnvSpec, random.Random)
     seen: set[int] = set()
     roots: list[tuple[str, Any]] = [("vector", envs)]
     if isinstance(envs, SyncVectorEnv):
@@ -157,16 +156,12 @@ def _objects(envs: GymVectorEnv) -> Iterator[tuple[str, Any]]:
         seen.add(id(owner))
         yield path, owner
         for name, value in vars(owner).items():
-            inner = isinstance(value, gymnasium.Env | gymnasium.vector.VectorEnv)
-            if inner or _is_plain_object(value):
+            if isinstance(value, gymnasium.Env | gymnasium.vector.VectorEnv):
                 roots.append((f"{path}.{name}", value))
-
-
-def _is_plain_object(value: object) -> bool:
-    ignored = (FunctionType, MethodType, ModuleType, type, gymnasium.Space, EnvSpec, random.Random)
-    if isinstance(value, ignored) or callable(value) or isinstance(value, np.random.Generator):
-        return False
-    return "__dict__" in dir(value) and not f"{type(value).__module__}.".startswith(FOREIGN_MODULES)
+            elif isinstance(value, not_read) or callable(value) or isinstance(value, np.random.Generator):
+                continue
+            elif "__dict__" in dir(value) and not f"{type(value).__module__}.".startswith(_FOREIGN_MODULES):
+                roots.append((f"{path}.{name}", value))
 
 
 def _text(value: object) -> str | None:
@@ -237,14 +232,9 @@ def _generator(state: dict[str, Any], now: object) -> np.random.Generator:
     name = state["bit_generator"]
     if isinstance(now, np.random.Generator) and now.bit_generator.state["bit_generator"] == name:
         made = now
-    elif name in BIT_GENERATORS:
-        made = np.random.Generator(BIT_GENERATORS[name]())
+    elif name in _BIT_GENERATORS:
+        made = np.random.Generator(_BIT_GENERATORS[name]())
     else:
         raise DataError(f"the saved environment state has a random generator of unknown kind {name!r}")
     made.bit_generator.state = state
     return made
-
-
-def restart_seed(seed: int, rollouts: int) -> int:
-    """Seed of environments that could not be restored: a function of the run's seed and of its rollouts so far."""
-    return int(generator(seed, "restart", rollouts).integers(0, 2**62))

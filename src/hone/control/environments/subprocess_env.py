@@ -7,9 +7,10 @@ are of new episodes. An exception of an environment is raised: the user must fix
 """
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -17,7 +18,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from hone.control.environments.fault_budget import EnvProcessLoss, FaultBudget
 from hone.control.environments.make import GymConfig, GymVectorEnv, env_seeds, export_registration, reset_all
 from hone.control.environments.protocol import (
     Array,
@@ -33,16 +33,90 @@ from hone.control.environments.protocol import (
 from hone.control.environments.worker_process import START_S, BlockProcess, BlockTransport, ChildBlocks, gather_replies
 from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import ConfigError, DataError, HoneError, ResourceError, UserCodeError
+from hone.core.errors import ConfigError, DataError, HoneError, LostResourceError, ResourceError, UserCodeError
 from hone.core.random import key
 from hone.core.state import State, array, integer, substate
 from hone.process.child import ChildLostError
+
+# --------------------------------------------------------------------------------------------------------- fault budget
+
+
+class LostTooOftenError(LostResourceError):
+    """Environments took their processes down more often than `env.faults_allowed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvProcessLoss:
+    """The loss of an environment process that died or was killed."""
+
+    env_range: str
+    """`environment 3`, or `environments 0 to 7` where they are stepped as one."""
+    seeds: str
+    """Seeds of the last reset: `seed 17`, or `seeds 17, 18 ...`."""
+    step: int
+    """Steps since that reset."""
+    reason: str
+    """Reason for the end of the process."""
+    lost_episodes: int
+    """Number of running episodes that were lost."""
+    timeout: bool = False
+    """True if it was killed because no answer came before the deadline."""
+
+    def message(self) -> str:
+        """The loss as one line."""
+        others = f" with the running episodes of {self.lost_episodes} environments" if self.lost_episodes > 1 else ""
+        return f"{self.env_range} ({self.seeds}, step {self.step} since then){others} was lost: {self.reason}"
+
+
+@dataclass(kw_only=True)
+class FaultBudget:
+    """Allows `allowed` losses within the last `window` steps; one more stops the run."""
+
+    allowed: int
+    window: int
+    steps: int = 0
+    """Environment steps so far."""
+    losses: int = 0
+    """Losses since the run began."""
+    recent: deque[int] = field(default_factory=deque[int])
+    """Steps at which processes were lost, within the window."""
+
+    def count_step(self) -> None:
+        """Count one environment step."""
+        self.steps += 1
+
+    def count_loss(self, loss: EnvProcessLoss) -> None:
+        """Count a loss. Raises LostTooOftenError with the last one when they are too many."""
+        self.losses += 1
+        self.recent.append(self.steps)
+        while self.recent and self.recent[0] <= self.steps - self.window:
+            self.recent.popleft()
+        if len(self.recent) > self.allowed:
+            times, steps = _with_unit(len(self.recent), "time"), _with_unit(self.window, "step")
+            raise LostTooOftenError(
+                f"processes of environments were lost {times} within {steps}, allowed are {self.allowed} "
+                f"(env.faults_allowed); the last: {loss.message()}",
+                "fix the environment, then resume from the newest checkpoint with --resume",
+            )
+
+    def state(self) -> State:
+        return {"steps": self.steps, "losses": self.losses, "recent": np.array(self.recent, dtype=np.int64)}
+
+    def restore(self, state: State) -> None:
+        self.steps, self.losses = integer(state, "steps"), integer(state, "losses")
+        self.recent = deque(array(state, "recent").tolist())
+
+
+def _with_unit(count: int, word: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
 
 # --------------------------------------------------------------------------------------------------------------- blocks
 
 
 @dataclass
-class EnvBlock:
+class _EnvBlock:
     """The environments `first ... first + count - 1`, and their process."""
 
     number: int
@@ -92,25 +166,12 @@ class EnvBlock:
         )
 
 
-def _split_into_blocks(
-    first: EnvBlock, *, num_envs: int, processes: int, make: Callable[[], BlockProcess]
-) -> list[EnvBlock]:
-    """Blocks of contiguous environments, the earlier ones larger by one where the division leaves a rest. `first` keeps
-    its share; nothing is started."""
-    counts = [len(part) for part in np.array_split(np.arange(num_envs), processes)]
-    first.count = counts[0]
-    blocks = [first]
-    for number, count in enumerate(counts[1:], start=1):
-        blocks.append(EnvBlock(number, sum(counts[:number]), count, make()))
-    return blocks
-
-
 # ------------------------------------------------------------------------------------------------------- subprocess env
 
 
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
-RequestFn: TypeAlias = Callable[[EnvBlock], bytes]
-StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
+_RequestFn: TypeAlias = Callable[[_EnvBlock], bytes]
+_StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
 LOST_KEY = "hone.control.environments/lost"
 """Name in `info` that no environment of a user's writes."""
 _PATIENCE_S = 2.0
@@ -139,7 +200,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
         self._clock = clock or SystemClock()
         self._transport = transport or ChildBlocks()
-        self._blocks = [EnvBlock(0, 0, num_envs, self._new_process())]
+        self._blocks = [_EnvBlock(0, 0, num_envs, self._new_process())]
         self._base = 0
         self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._pending_notices: list[str] = []
@@ -168,9 +229,10 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             first = self._blocks[0]
             self._start_blocks([first])
             processes = 1 if first.native else min(self.config.workers, self.num_envs)
-            self._blocks[:] = _split_into_blocks(
-                first, num_envs=self.num_envs, processes=processes, make=self._new_process
-            )
+            counts = [len(part) for part in np.array_split(np.arange(self.num_envs), processes)]
+            first.count = counts[0]
+            for number, count in enumerate(counts[1:], start=1):
+                self._blocks.append(_EnvBlock(number, sum(counts[:number]), count, self._new_process()))
             self._start_blocks(self._blocks[1:])
             made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
         except ChildLostError as lost:
@@ -206,7 +268,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def _start_failure(self, lost: ChildLostError) -> ResourceError:
         return ResourceError(f"{self.config.id}: the environment cannot be used: {lost}")
 
-    def _start_blocks(self, blocks: Sequence[EnvBlock]) -> None:
+    def _start_blocks(self, blocks: Sequence[_EnvBlock]) -> None:
         """Start the processes that do not run, all at once. Raises ChildLostError, ResourceError, what loading
         raises."""
         fresh = [block for block in blocks if not block.process.alive]
@@ -224,7 +286,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def _new_process(self) -> BlockProcess:
         return self._transport.make(self._clock)
 
-    def _make_request(self, block: EnvBlock) -> bytes:
+    def _make_request(self, block: _EnvBlock) -> bytes:
         return encode({"do": "make", "count": block.count, "squashed": self.squashed})
 
     def _read_form(self, head: Mapping[str, Json]) -> None:
@@ -262,7 +324,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
                 self._take_reset(block, _checked_reply(reply))
         return self._gather_arrays("seen"), {LOST_KEY: lost} if lost.any() else {}
 
-    def step(self, actions: Array) -> StepResult:
+    def step(self, actions: Array) -> _StepResult:
         """Raises UserCodeError where an environment does, and ResourceError past the budget."""
         order = self._step_request(actions)
         for block in self._blocks:
@@ -300,7 +362,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """End the processes; those that do not exit are killed."""
         self._ending()
 
-    def _restart_block(self, block: EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
+    def _restart_block(self, block: _EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
         """A new process for the environments of a lost one. Raises ResourceError past the budget."""
         lost[block.rows] = ScoreStatus.TIMEOUT if how.timeout else ScoreStatus.ERROR
         while True:
@@ -322,7 +384,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             else:
                 return
 
-    def _take_reset(self, block: EnvBlock, reply: WorkerMessage) -> None:
+    def _take_reset(self, block: _EnvBlock, reply: WorkerMessage) -> None:
         seen = reply.arrays["seen"]
         if block.shared_step is None:
             action = list(self.single_action_space.shape or ())
@@ -343,7 +405,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """Copy `[B, ...]` of an array in shared memory."""
         return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
 
-    def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ChildLostError]:
+    def _ask(self, blocks: Sequence[_EnvBlock], order: _RequestFn) -> list[WorkerMessage | ChildLostError]:
         for block in blocks:
             block.process.send(order(block))
         processes = [block.process for block in blocks]
@@ -399,7 +461,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self.budget.restore(substate(state, "budget"))
 
 
-def _end(blocks: Sequence[EnvBlock], clock: Clock) -> None:
+def _end(blocks: Sequence[_EnvBlock], clock: Clock) -> None:
     for block in blocks:
         block.process.request_exit()
     limit = clock.monotonic_s() + _PATIENCE_S
@@ -417,21 +479,12 @@ def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatev
     return reset_all(envs, seed)
 
 
-def require_transport(config: GymConfig, transport: BlockTransport | None) -> None:
-    """Raise ConfigError where environments of a Ray cluster are asked for, and the caller has none."""
-    if config.isolation == "ray" and transport is None:
-        raise ConfigError(
-            'env.isolation = "ray" is for recipes that open one vector environment, such as ppo, dqn and sac; set it '
-            'to "process" here'
-        )
-
-
 def lost_status(info: Mapping[str, Any]) -> NDArray[np.uint8] | None:
     """`ScoreStatus` `[B]` of environments that were lost just now; None where none was."""
     return info.get(LOST_KEY)
 
 
-def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:
+def _reset_request(block: _EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:
     return encode({"do": "reset"} if arrays else {"do": "reset", "seeds": block.seeds}, arrays)
 
 
@@ -440,9 +493,5 @@ def _checked_reply(reply: WorkerMessage | ChildLostError) -> WorkerMessage:
     if isinstance(reply, ChildLostError):
         raise reply
     if "fault" in reply.head:
-        _raise_fault(reply.head)
+        raise _FAULTS.get(reply.head["fault"], UserCodeError)(*reply.head["messages"])
     return reply
-
-
-def _raise_fault(head: Mapping[str, Json]) -> NoReturn:
-    raise _FAULTS.get(head["fault"], UserCodeError)(*head["messages"])

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from hone.control.environments.check import check_env, check_spaces
 from hone.control.environments.make import (
@@ -23,7 +24,6 @@ from hone.control.environments.make import (
     autoreset_mode,
     describe_exception,
     env_factory,
-    import_registration,
     reset_each,
 )
 from hone.control.environments.protocol import (
@@ -121,7 +121,9 @@ class EnvWorker:
         return _CallMarkingEnv(single(), partial(self._mark_call, number))
 
     def _load(self, message: WorkerMessage) -> bytes:
-        import_registration(message.head["registration"])
+        if (registration := message.head["registration"]) is not None:
+            spec = EnvSpec.from_json(registration)
+            gymnasium.registry.setdefault(spec.id, spec)
         self._first = message.head["first"]
         self._factory = env_factory(GymConfig.model_validate(message.head["config"]))
         return encode({"native": self._is_native()})

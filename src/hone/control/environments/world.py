@@ -22,20 +22,27 @@ from hone.control.environments.make import (
     describe_exception,
     env_factory,
     runs_isolated,
-    truncation_limit,
+    time_limit,
 )
-from hone.control.environments.rollout import Array, Flags, Floats, RolloutBuffer, empty_rollout_buffer
+from hone.control.environments.rollout import (
+    Array,
+    Flags,
+    Floats,
+    RolloutBuffer,
+    StepChecker,
+    StepFaultError,
+    empty_rollout_buffer,
+    env_actions,
+)
 from hone.control.environments.snapshot import (
     EncodedAttributes,
     attribute_texts,
-    restart_seed,
     restore,
     snapshot,
     why_inexact_resume,
 )
 from hone.control.environments.space_advice import space_warnings
-from hone.control.environments.step_checks import StepChecker, StepFaultError, env_actions
-from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, require_transport, reset_seeded
+from hone.control.environments.subprocess_env import ProcessVectorEnv, lost_status, reset_seeded
 from hone.control.environments.worker_process import BlockTransport
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, ScoreStatus
@@ -49,7 +56,7 @@ from hone.core.state import State, array, integer, substate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePieces:
+class _EpisodePieces:
     """Pieces of episodes as they stand after a rollout, one a row."""
 
     score: NDArray[np.float64]
@@ -75,7 +82,7 @@ class _RunningEpisodes:
         self.number = np.arange(self.begun, self.begun + self.count)
         self.begun += self.count
 
-    def add_pieces(self, reward: NDArray[np.float64], steps: Ints, env: Ints, done: Flags) -> EpisodePieces:
+    def add_pieces(self, reward: NDArray[np.float64], steps: Ints, env: Ints, done: Flags) -> _EpisodePieces:
         """Go on by pieces `[E]` in the order of their environments `env` and of time, given the sums of their rewards,
         their steps, and whether their episode ended with them. The first of each environment may go on from an earlier
         rollout."""
@@ -94,7 +101,7 @@ class _RunningEpisodes:
         over = env[final & done]
         self.number[over] = self.begun + np.arange(len(over))
         self.begun += len(over)
-        return EpisodePieces(score=score, length=length, group=group)
+        return _EpisodePieces(score=score, length=length, group=group)
 
     def state(self) -> State:
         """State under the names of the checkpoints."""
@@ -123,7 +130,7 @@ class _RunningEpisodes:
 GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
-UNENDED_WARNING_STEPS = 20_000
+_UNENDED_WARNING_STEPS = 20_000
 """Steps without an end before the warning; longer than the episodes of any environment of Gymnasium's."""
 
 
@@ -202,7 +209,7 @@ class GymWorld:
         """Warn once when no episode ends any more: only ended episodes have scores."""
         ended = episodes.terminated | episodes.truncated
         self.steps_without_end = 0 if ended.any() else self.steps_without_end + self.steps
-        if self.steps_without_end >= UNENDED_WARNING_STEPS and not self.warned:
+        if self.steps_without_end >= _UNENDED_WARNING_STEPS and not self.warned:
             self.warned = True
             self.pending_notices.append(
                 f"no episode ended in the last {self.steps_without_end} steps of each environment, so there is no "
@@ -269,8 +276,15 @@ class GymWorld:
             self.ended = itself
         if itself.any():
             which = np.flatnonzero(itself)
-            last = self._final_observations(now, info, which)
-            usable = checker.usable_ends(steps, t, which, last, self._note_unusable_end)
+            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+                last = np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
+            else:
+                last = now[which].copy()
+            unusable: list[str] = []
+            usable = checker.usable_ends(steps, t, which, last, unusable)
+            if unusable and not self.unusable_end_told:
+                self.unusable_end_told = True
+                self.pending_notices.append(unusable[0])
             if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
                 steps.end_episodes(t, which, usable)
             elif usable is not last:
@@ -282,17 +296,6 @@ class GymWorld:
                 if (lost := lost_status(info)) is not None:
                     steps.end_lost_episodes(t, np.where(done, ScoreStatus.SCORED, lost).astype(np.uint8), before)
         return now
-
-    def _note_unusable_end(self, text: str) -> None:
-        """Tell of the first last observation that is not finite."""
-        if not self.unusable_end_told:
-            self.unusable_end_told = True
-            self.pending_notices.append(text)
-
-    def _final_observations(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            return np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
-        return now[which].copy()
 
     def _episodes(self, steps: RolloutBuffer, version: int) -> Episodes:
         env, time = np.nonzero(~steps.reset_rows.T)  # steps grouped by environment, in the order of time
@@ -348,7 +351,12 @@ class GymWorld:
         return notices
 
     def state(self) -> State:
-        envs = {} if self.inexact_reason else self._snapshot()
+        if self.inexact_reason:
+            envs: State = {}
+        elif isinstance(self.envs, ProcessVectorEnv):
+            envs = self.envs.state()
+        else:
+            envs = snapshot(self.envs, self.constant_attributes)
         return {
             "rollouts": self.rollouts,
             **self.running.state(),
@@ -360,13 +368,6 @@ class GymWorld:
             "history": self.envs.history() if isinstance(self.envs, ProcessVectorEnv) else {},
         }
 
-    def _snapshot(self) -> State:
-        return (
-            self.envs.state()
-            if isinstance(self.envs, ProcessVectorEnv)
-            else snapshot(self.envs, self.constant_attributes)
-        )
-
     def restore(self, state: State) -> None:
         """Restore a state into environments just opened with the same config and seed (see `resume_exactness`)."""
         self.rollouts = integer(state, "rollouts")
@@ -376,22 +377,18 @@ class GymWorld:
         exact = self.inexact_reason is None and state["inexact"] is None
         self.running.restore(state, exact=exact)
         if exact:
-            _restore_envs(self.envs, substate(state, "envs"))
+            if isinstance(self.envs, ProcessVectorEnv):
+                self.envs.restore(substate(state, "envs"))
+            else:
+                restore(self.envs, substate(state, "envs"))
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
         else:
-            self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
+            fresh_seed = int(generator(self.seed, "restart", self.rollouts).integers(0, 2**62))
+            self.seen = np.array(reset_seeded(self.envs, fresh_seed))
 
     def close(self) -> None:
         self.envs.close()
-
-
-def _restore_envs(envs: GymVectorEnv, state: State) -> None:
-    """Restore a snapshot into environments made and reset in the same way."""
-    if isinstance(envs, ProcessVectorEnv):
-        envs.restore(state)
-    else:
-        restore(envs, state)
 
 
 def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[GymSpaces, list[str]]:
@@ -422,7 +419,11 @@ def open_world(
     `transport` is where isolated ones run. Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
     """
     if runs_isolated(config):
-        require_transport(config, transport)
+        if config.isolation == "ray" and transport is None:
+            raise ConfigError(
+                'env.isolation = "ray" is for recipes that open one vector environment, such as ppo, dqn and sac; set '
+                'it to "process" here'
+            )
         envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed, transport=transport)
         return _open_processes(envs, config, steps=steps, seed=seed)
     making = env_factory(config)
@@ -452,7 +453,8 @@ def _open_processes(envs: ProcessVectorEnv, config: GymConfig, *, steps: int, se
 def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
     if inexact is not None:
         notes = [*notes, f"{config.id}: a resume will be approximate and start new episodes: {inexact}"]
-    world.inexact_reason, world.warnings, world.step_limit = inexact, notes, truncation_limit(config)
+    world.inexact_reason, world.warnings = inexact, notes
+    world.step_limit = config.step_limit if time_limit(config) is None else None
     return world
 
 

@@ -5,9 +5,8 @@ Belongs here: applying perturbations. `robustness.py` evaluates under them.
 
 import inspect
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -25,7 +24,7 @@ from hone.core.random import generator
 Array = NDArray[np.generic]
 Floats = NDArray[np.float64]
 
-DERIVED_ATTRIBUTES = {
+_DERIVED_ATTRIBUTES = {
     "CartPoleEnv": {
         "total_mass": lambda known: known["masspole"] + known["masscart"],
         "polemass_length": lambda known: known["masspole"] * known["length"],
@@ -55,7 +54,7 @@ class PerturbationConfig(Config):
     @model_validator(mode="after")
     def _changes_something(self) -> "PerturbationConfig":
         if not self.changes:
-            raise ValueError("nothing is changed: give one of " + ", ".join(sorted(PERTURBATION_KEYS)))
+            raise ValueError("nothing is changed: give one of " + ", ".join(sorted(_PERTURBATION_KEYS)))
         return self
 
     @property
@@ -71,7 +70,7 @@ class PerturbationConfig(Config):
         return self.name or ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.changes.items())  # fmt: skip  # noqa: E501
 
 
-PERTURBATION_KEYS = tuple(key for key in PerturbationConfig.model_fields if key != "name")
+_PERTURBATION_KEYS = tuple(key for key in PerturbationConfig.model_fields if key != "name")
 
 
 class PerturbationFile(Config):
@@ -170,7 +169,7 @@ def incompatible_perturbations(
 def open_perturbed_envs(
     config: GymConfig, *, episodes: int, physics: Mapping[str, JsonValue], single_envs: bool
 ) -> GymVectorEnv:
-    """Open environments with other physics; `alone` makes single ones even if there is a vector form, as its attributes
+    """Open environments with other physics; `single_envs`: single ones even if there is a vector form, whose attributes
     differ. Raises ConfigError for an unknown name."""
     if runs_isolated(config):
         return open_evaluation_envs(_with(config, physics), episodes=episodes)
@@ -178,7 +177,17 @@ def open_perturbed_envs(
         return open_evaluation_envs(config, episodes=episodes)
     arguments, attributes = _split_physics(config, physics)
     making = env_factory(_with(config, arguments))
-    return sync_vector_env([partial(_make_with_attributes, making.make_one, attributes)] * episodes)
+
+    def make_one() -> GymEnv:
+        env = making.make_one()
+        held = vars(env.unwrapped)
+        held.update(attributes)
+        for name, derive in _DERIVED_ATTRIBUTES.get(type(env.unwrapped).__name__, {}).items():
+            if name not in attributes:
+                held[name] = derive(_numeric_attributes(env.unwrapped))
+        return env
+
+    return sync_vector_env([make_one] * episodes)
 
 
 def _with(config: GymConfig, arguments: Mapping[str, JsonValue]) -> GymConfig:
@@ -193,7 +202,7 @@ def _split_physics(
     try:
         inside = env.unwrapped
         accepted = [
-            name for name in inspect.signature(type(inside).__init__).parameters if name not in NON_PHYSICS_ARGUMENTS
+            name for name in inspect.signature(type(inside).__init__).parameters if name not in _NON_PHYSICS_ARGUMENTS
         ]
         numbers = _numeric_attributes(inside)
     finally:
@@ -211,32 +220,17 @@ def _split_physics(
     return arguments, {name: value for name, value in physics.items() if name not in accepted}
 
 
-NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
+_NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
 
 
 def _numeric_attributes(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
     """Public numeric attributes of an environment, including class constants."""
-    found: dict[str, object] = {}
+    attributes: dict[str, object] = {}
     for owner in reversed(type(env).__mro__):
-        found |= vars(owner)
-    found |= vars(env)
+        attributes |= vars(owner)
+    attributes |= vars(env)
     return {
         name: value
-        for name, value in found.items()
+        for name, value in attributes.items()
         if not name.startswith("_") and isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def _make_with_attributes(single: Any, attributes: Mapping[str, JsonValue]) -> GymEnv:  # noqa: ANN401 - a constructor
-    env: GymEnv = single()
-    held = vars(env.unwrapped)
-    held.update(attributes)
-    for name, derive in DERIVED_ATTRIBUTES.get(type(env.unwrapped).__name__, {}).items():
-        if name not in attributes:
-            held[name] = derive(_numeric_attributes(env.unwrapped))
-    return env
-
-
-def needs_single_envs(changes: Sequence[PerturbationConfig]) -> bool:
-    """True if any perturbation changes attributes of the environments."""
-    return any(change.physics for change in changes)

@@ -32,16 +32,16 @@ from hone.run.store.maps import GridCell, GridSlice, PolicyMap
 
 Floats = NDArray[np.float64]
 
-MIN_SHARE = 0.1
+_MIN_SHARE = 0.1
 """Smallest probability of an action that is drawn."""
 LAKE = ("left", "down", "right", "up")
 CLIFF = ("up", "right", "down", "left")
-TAXI = ("down", "up", "right", "left", "pick up", "drop off")
-TAXI_PLACES = ("waits at red", "waits at green", "waits at yellow", "waits at blue", "rides")
+_TAXI = ("down", "up", "right", "left", "pick up", "drop off")
+_TAXI_PLACES = ("waits at red", "waits at green", "waits at yellow", "waits at blue", "rides")
 """Passenger positions; short, because grids are 200 pixels wide."""
 
 
-DEFAULT_DISCOUNT = 0.99
+_DEFAULT_DISCOUNT = 0.99
 """Discount factor for exact values of a policy without values, if the run's config has none below 1."""
 
 
@@ -98,7 +98,7 @@ def _cell(layout: GridLayout, place: int, state: int, shares: Floats, worth: Flo
     return GridCell(
         mark=mark,
         worth=float(worth[state]) if np.isfinite(worth[state]) else None,
-        moves={name: share for name, share in moves.items() if share >= MIN_SHARE},
+        moves={name: share for name, share in moves.items() if share >= _MIN_SHARE},
     )
 
 
@@ -113,16 +113,16 @@ def _policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tup
     states = np.arange(mdp.states)
     try:
         shares = action_probabilities(policy, states, mdp.actions)
-        found = state_values(policy, states)
+        known_values = state_values(policy, states)
     except (IndexError, ValueError, RuntimeError) as fault:
         raise DataError(
             f"{name}: the policy does not fit the {mdp.states} states of its environment: {fault}"
         ) from None
     if shares.shape != (mdp.states, mdp.actions):
         raise DataError(f"{name}: the policy is {list(shares.shape)}, its environment {[mdp.states, mdp.actions]}")
-    if found is not None:
-        return shares, *found
-    discount = mdp.discount if mdp.discount < 1 else DEFAULT_DISCOUNT
+    if known_values is not None:
+        return shares, *known_values
+    discount = mdp.discount if mdp.discount < 1 else _DEFAULT_DISCOUNT
     exact = evaluate_policy(mdp.with_discount(discount), shares)
     return shares, exact, f"the exact value of the policy (discount {discount:g})"
 
@@ -179,24 +179,21 @@ def grid_layout(folder: Path, config: Mapping[str, Json]) -> GridLayout | None:
     """Layout of a run's environment; None if it is not a grid. Raises DataError for an invalid config."""
     algorithm = config.get("algorithm")
     setting = algorithm.get("discount") if isinstance(algorithm, dict) else None
-    discount = float(setting) if isinstance(setting, int | float) and 0 < setting < 1 else DEFAULT_DISCOUNT
+    discount = float(setting) if isinstance(setting, int | float) and 0 < setting < 1 else _DEFAULT_DISCOUNT
     finite, env = config.get("finite"), config.get("env")
     try:
         if isinstance(finite, dict):
-            return _of_finite(FiniteConfig.model_validate(finite), discount)
+            match (world := FiniteConfig.model_validate(finite)).world:
+                case GymTableWorld(id=name, kwargs=kwargs):
+                    return _of_gym(GymConfig(id=name, kwargs=kwargs), discount)
+                case GridWorld(rows=rows, rewards=pays):
+                    mdp = build_finite_mdp(world, discount=discount)
+                    return _rectangular_layout(rows, mdp, idle=frozenset({"#", *pays}))
+                case _:
+                    return None
         return _of_gym(GymConfig.model_validate(env), discount) if isinstance(env, dict) else None
     except ValidationError as error:
         raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
-
-
-def _of_finite(config: FiniteConfig, discount: float) -> GridLayout | None:
-    match config.world:
-        case GymTableWorld(id=name, kwargs=kwargs):
-            return _of_gym(GymConfig(id=name, kwargs=kwargs), discount)
-        case GridWorld(rows=rows, rewards=pays):
-            return _rectangular_layout(rows, build_finite_mdp(config, discount=discount), idle=frozenset({"#", *pays}))
-        case _:
-            return None
 
 
 def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
@@ -210,7 +207,8 @@ def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
                 rows = [bytes(row).decode() for row in inside.desc]
                 return _rectangular_layout(rows, _table(config, discount), actions=LAKE, idle=frozenset("HG"))
             case CliffWalkingEnv():
-                return _cliff(_table(config, discount))
+                rows = ["." * 12] * 3 + ["S" + "C" * 10 + "G"]
+                return _rectangular_layout(rows, _table(config, discount), idle=frozenset("CG"), actions=CLIFF)
             case TaxiEnv():
                 return _taxi(_table(config, discount))
             case GridEnv():
@@ -241,21 +239,16 @@ def _rectangular_layout(
     )
 
 
-def _cliff(mdp: FiniteMdp) -> GridLayout:
-    rows = ["." * 12] * 3 + ["S" + "C" * 10 + "G"]
-    return _rectangular_layout(rows, mdp, idle=frozenset("CG"), actions=CLIFF)
-
-
 def _taxi(mdp: FiniteMdp) -> GridLayout:
     """One grid per passenger position and destination; state = ((row * 5 + column) * 5 + passenger) * 4 + goal."""
     marks = [" "] * 25
     for mark, place in zip("RGYB", (0, 4, 20, 23), strict=True):
         marks[place] = mark
     slices = [
-        (f"{TAXI_PLACES[passenger]}, to {TAXI_PLACES[goal].removeprefix('waits at ')}",
+        (f"{_TAXI_PLACES[passenger]}, to {_TAXI_PLACES[goal].removeprefix('waits at ')}",
          (np.arange(25) * 5 + passenger) * 4 + goal)
         for passenger in range(5)
         for goal in range(4)
         if passenger != goal
     ]  # fmt: skip
-    return GridLayout(rows=5, columns=5, actions=TAXI, marks=marks, inactive_marks=frozenset(), slices=slices, mdp=mdp)
+    return GridLayout(rows=5, columns=5, actions=_TAXI, marks=marks, inactive_marks=frozenset(), slices=slices, mdp=mdp)

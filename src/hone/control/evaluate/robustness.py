@@ -16,7 +16,6 @@ from hone.control.evaluate.perturbations import (
     PerturbationConfig,
     PerturbedPolicy,
     incompatible_perturbations,
-    needs_single_envs,
     open_perturbed_envs,
 )
 from hone.control.evaluate.returns import ignore_warning, load_policy_and_env
@@ -57,7 +56,7 @@ def compare_with_unperturbed(
     warn: Callable[[str], None] = ignore_warning,
 ) -> list[PerturbedScore]:
     """Evaluate unperturbed and under each perturbation. Episode k has the same start and random numbers in all."""
-    alone, limit = needs_single_envs(changes), evaluation_limit(env)
+    alone, limit = any(change.physics for change in changes), evaluation_limit(env)
     usual = open_perturbed_envs(env, episodes=episodes, physics={}, single_envs=alone)
     faults = [
         fault

@@ -19,18 +19,18 @@ from hone.control.environments.make import (
     evaluation_limit,
     runs_isolated,
 )
-from hone.control.environments.step_checks import env_actions, not_finite
+from hone.control.environments.rollout import env_actions, not_finite
 from hone.control.networks.numpy_policies import HasNumpyPolicy
 from hone.core.errors import HoneError, UserCodeError
 from hone.core.random import key
 from hone.run.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
 
-RENDER_MODE = "rgb_array"
+_RENDER_MODE = "rgb_array"
 """Gymnasium's render mode for arrays."""
-MAX_WIDTH = 240
+_MAX_WIDTH = 240
 """Largest width in pixels."""
 MAX_FRAMES = 60
-FRAMES_PER_S = 12.0
+_FRAMES_PER_S = 12.0
 MAX_BYTES = 1_500_000
 """Largest size of the file, which is embedded in the report; frames are dropped until it fits."""
 
@@ -53,7 +53,7 @@ class FrameRecorder:
         frame = self.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
             raise UserCodeError(f"render() returned {type(frame).__name__}, expected an array [height, width, 3]")
-        self.frames.append(downscale(frame.astype(np.uint8), width=MAX_WIDTH))
+        self.frames.append(downscale(frame.astype(np.uint8), width=_MAX_WIDTH))
         if len(self.frames) >= 2 * MAX_FRAMES:
             self.frames, self.stride = self.frames[::2], 2 * self.stride
 
@@ -68,10 +68,13 @@ def record_episode(
     if runs_isolated(config):
         return _without_frames(step, "the environment runs in a separate process, which cannot render")
     try:
-        if not _can_render(config):
+        probe = env_factory(config).make_one()
+        modes = probe.metadata.get("render_modes", [])
+        probe.close()
+        if _RENDER_MODE not in modes:
             return _without_frames(step, f"{config.id} cannot render (rgb_array is not among its render modes)")
         env = env_factory(
-            config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": RENDER_MODE}})
+            config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": _RENDER_MODE}})
         ).make_one()
     except UserCodeError as fault:
         return _without_frames(step, f"it cannot be created with a renderer ({fault.messages[0].splitlines()[0]})")
@@ -89,15 +92,6 @@ def record_episode(
         env.close()
     note = "" if ended else "the recording stops there, before the episode ended"
     return EpisodeRecording(step=step, score=score, steps=steps, note=note), _encoded(film.frames)
-
-
-def _can_render(config: GymConfig) -> bool:
-    """True if the environment declares the render mode. Raises UserCodeError if it cannot be created."""
-    env = env_factory(config).make_one()
-    try:
-        return RENDER_MODE in env.metadata.get("render_modes", [])
-    finally:
-        env.close()
 
 
 def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
@@ -127,21 +121,16 @@ def _play_episode(
     return score, limit, False
 
 
-def _stacked(frames: list[Frames]) -> Frames:
-    """Frames `[F, height, width, 3]` of the largest height and width; smaller ones are filled up with black."""
-    height, width = (max(frame.shape[side] for frame in frames) for side in (0, 1))
-    stacked = np.zeros((len(frames), height, width, 3), np.uint8)
-    for into, frame in zip(stacked, frames, strict=True):
-        into[: frame.shape[0], : frame.shape[1]] = frame
-    return stacked
-
-
 def _encoded(frames: list[Frames]) -> bytes | None:
-    """Encode the animation within the size limit."""
+    """Encode the animation within the size limit; frames smaller than the largest are filled up with black."""
+    height, width = (max(frame.shape[side] for frame in frames) for side in (0, 1))
     most = MAX_FRAMES
     while most > 1:
         kept = subsample_frames(frames, most)
-        png = animated_png(_stacked(kept), frame_s=min(0.5, MAX_FRAMES / FRAMES_PER_S / len(kept)))
+        stacked = np.zeros((len(kept), height, width, 3), np.uint8)
+        for into, frame in zip(stacked, kept, strict=True):
+            into[: frame.shape[0], : frame.shape[1]] = frame
+        png = animated_png(stacked, frame_s=min(0.5, MAX_FRAMES / _FRAMES_PER_S / len(kept)))
         if len(png) <= MAX_BYTES:
             return png
         most //= 2

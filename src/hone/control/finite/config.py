@@ -3,6 +3,7 @@
 Belongs here: from a config to a `FiniteMdp`. `build.py` builds the tables.
 """
 
+from dataclasses import replace
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
@@ -90,14 +91,14 @@ class BairdWorld(Config):
     """Names this alternative."""
 
 
-NamedWorld: TypeAlias = GymTableWorld | GridWorld | ChainWorld | GarnetWorld | BairdWorld
-TableWorld: TypeAlias = Annotated[NamedWorld, Field(discriminator="kind")]
+_NamedWorld: TypeAlias = GymTableWorld | GridWorld | ChainWorld | GarnetWorld | BairdWorld
+_TableWorld: TypeAlias = Annotated[_NamedWorld, Field(discriminator="kind")]
 
 
 class FiniteConfig(Config):
     """Finite environment, stepped in many copies. Its table is known, so a policy is evaluated exactly."""
 
-    world: TableWorld
+    world: _TableWorld
     """The environment."""
     copies: int = Field(default=1, ge=1, le=65536)
     """Number of copies that are stepped together."""
@@ -115,7 +116,7 @@ def build_finite_mdp(config: FiniteConfig, *, discount: float) -> FiniteMdp:
     return mdp if config.limit is None else with_step_limit(mdp, config.limit)
 
 
-def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
+def _named(world: _NamedWorld, *, discount: float) -> FiniteMdp:
     match world:
         case GymTableWorld():
             return mdp_from_gymnasium(world.id, discount=discount, options=world.kwargs)
@@ -136,12 +137,7 @@ def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
 
 def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
     """Copy of the process that truncates episodes after `limit` steps."""
-    return FiniteMdp(
-        states=mdp.states, actions=mdp.actions, offsets=mdp.offsets, next_state=mdp.next_state,
-        probability=mdp.probability,
-        reward=mdp.reward, terminates=mdp.terminates, start_distribution=mdp.start_distribution,
-        discount=mdp.discount, step_limit=limit,
-    )  # fmt: skip
+    return replace(mdp, step_limit=limit)
 
 
 def _baird_mdp(*, discount: float) -> FiniteMdp:

@@ -18,7 +18,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 TabularPolicy: TypeAlias = NDArray[np.integer] | NDArray[np.floating]
 """Action of each state `[S]`, or probabilities `[S, A]`."""
 
-SUM_TOLERANCE = 1e-9
+_SUM_TOLERANCE = 1e-9
 """Largest accepted deviation of a row's probabilities from 1."""
 
 
@@ -159,7 +159,7 @@ def _validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
     if (
         mdp.start_distribution.shape != (mdp.states,)
         or not (mdp.start_distribution >= 0).all()
-        or abs(mdp.start_distribution.sum() - 1) > SUM_TOLERANCE
+        or abs(mdp.start_distribution.sum() - 1) > _SUM_TOLERANCE
     ):
         faults.add(
             f"start must be {mdp.states} probabilities that add up to 1; they add up to {mdp.start_distribution.sum()}"
@@ -167,7 +167,7 @@ def _validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
     elif (lost := np.flatnonzero((mdp.start_distribution > 0) & mdp.terminal)).size:
         faults.add(f"state {lost[0]} is a start and has no action")
     sums = mdp.sum_by_pair(mdp.probability)
-    wrong = np.argwhere(mdp.available & (np.abs(sums - 1) > SUM_TOLERANCE))
+    wrong = np.argwhere(mdp.available & (np.abs(sums - 1) > _SUM_TOLERANCE))
     if len(wrong):
         state, action = wrong[0]
         faults.add(f"state {state}, action {action}: probabilities add up to {sums[state, action]:.12g}, expected 1")
@@ -206,7 +206,7 @@ def policy_probabilities(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
     illegal = np.argwhere((table != 0) & ~legal)
     if len(illegal):
         faults.add(f"the policy takes action {illegal[0][1]} in state {illegal[0][0]}, which is unavailable there")
-    wrong = np.flatnonzero(~terminal & (np.abs(table.sum(axis=1) - 1) > SUM_TOLERANCE))
+    wrong = np.flatnonzero(~terminal & (np.abs(table.sum(axis=1) - 1) > _SUM_TOLERANCE))
     if len(wrong) or not (table >= 0).all():
         state = int(wrong[0]) if len(wrong) else int(np.argwhere(~(table >= 0))[0][0])
         faults.add(f"the policy's probabilities in state {state} are {table[state].tolist()}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.control.finite.linear import solve_linear
 from hone.control.finite.model import (
     FiniteMdp,
     Flags,
@@ -19,6 +18,7 @@ from hone.control.finite.model import (
     make_mdp,
     policy_probabilities,
 )
+from hone.control.finite.solve import solve_linear
 from hone.core.errors import DataError
 
 NEGLIGIBLE = 1e-15
@@ -38,7 +38,7 @@ class MarkovOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptionModel:
+class _OptionModel:
     """Expected reward and termination of an option."""
 
     reward: Floats
@@ -54,7 +54,7 @@ def primitive_option(mdp: FiniteMdp, action: int) -> MarkovOption:
     return MarkovOption(policy=policy, termination=np.ones(mdp.states), initiation_set=mdp.available[:, action])
 
 
-def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
+def option_model(mdp: FiniteMdp, option: MarkovOption) -> _OptionModel:
     """Compute R = r + discount * P (1 - stops) R, and the stopping states likewise, by linear solves.
 
     Raises DataError if it may never stop with discount 1.
@@ -73,7 +73,7 @@ def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
     after = np.zeros((mdp.states, mdp.states))
     for state in stopping:
         after[:, state] = solve_linear(inside, arrives[:, state], nowhere)
-    return OptionModel(reward=reward, next_state=after)
+    return _OptionModel(reward=reward, next_state=after)
 
 
 def mdp_over_options(mdp: FiniteMdp, options: Sequence[MarkovOption]) -> FiniteMdp:
@@ -81,7 +81,8 @@ def mdp_over_options(mdp: FiniteMdp, options: Sequence[MarkovOption]) -> FiniteM
 
     Its optimal values are those of call-and-return execution of the best options.
     """
-    parts: list[MdpOutcomes] = []
+    parts: list[tuple[np.ndarray, ...]] = []
+    """Columns of the outcomes of each option, in the order of `MdpOutcomes`."""
     for number, option in enumerate(options):
         model = option_model(mdp, option)
         begins = ~mdp.terminal if option.initiation_set is None else option.initiation_set & ~mdp.terminal
@@ -90,32 +91,20 @@ def mdp_over_options(mdp: FiniteMdp, options: Sequence[MarkovOption]) -> FiniteM
         state, target = np.nonzero(after * begins[:, None])
         ending = np.flatnonzero(begins & (gone > NEGLIGIBLE))
         parts.append(
-            MdpOutcomes(
-                state=np.concatenate([state, ending]),
-                action=np.full(len(state) + len(ending), number),
-                next_state=np.concatenate([target, ending]),
-                probability=np.concatenate([after[state, target], gone[ending]]),
-                reward=np.concatenate([model.reward[state], model.reward[ending]]),
-                terminates=np.repeat([False, True], [len(state), len(ending)]),
+            (
+                np.concatenate([state, ending]),
+                np.full(len(state) + len(ending), number),
+                np.concatenate([target, ending]),
+                np.concatenate([after[state, target], gone[ending]]),
+                np.concatenate([model.reward[state], model.reward[ending]]),
+                np.repeat([False, True], [len(state), len(ending)]),
             )
         )
-    columns = [
-        np.concatenate(column)
-        for column in zip(
-            *(
-                (part.state, part.action, part.next_state, part.probability, part.reward, part.terminates)
-                for part in parts
-            ),
-            strict=True,
-        )
-    ]
-    state, action, after, probability, reward, ends = columns
+    state, action, after, probability, reward, ends = (np.concatenate(column) for column in zip(*parts, strict=True))
     joined = MdpOutcomes(
         state=state, action=action, next_state=after, probability=probability, reward=reward, terminates=ends
     )
-    return make_mdp(
-        joined, states=mdp.states, actions=len(options), start=mdp.start_distribution, discount=1.0, limit=None
-    )
+    return make_mdp(joined, states=mdp.states, actions=len(options), start=mdp.start_distribution, discount=1.0)
 
 
 def _require_end(mdp: FiniteMdp, option: MarkovOption, edges: tuple[np.ndarray, np.ndarray], weight: Floats) -> None:

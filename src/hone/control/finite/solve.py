@@ -9,12 +9,47 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.control.finite.linear import solve_linear
 from hone.control.finite.model import FiniteMdp, Flags, Floats, TabularPolicy, policy_probabilities
-from hone.core.errors import DataError
+from hone.core.errors import DataError, ResourceError
 from hone.core.ragged import Ints
 
-IMPROVEMENT_TOLERANCE = 1e-10
+# --------------------------------------------------------------------------------------------------------------- linear
+
+
+_DENSE_STATES = 1500
+"""Largest number of states for a dense matrix (18 MB), which is as fast as a sparse one."""
+_NEEDS_SCIPY = "this needs scipy, which is not installed: pip install 'hone-rl[control]'"
+
+
+def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) -> Floats:
+    """Solve x = right + W x, W[i, j] the summed weight of the edges i -> j, with x = 0 in `known` states -> `[S]`.
+
+    Raises ResourceError for more than 1500 states without scipy.
+    """
+    source, target, weight = edges
+    number = np.cumsum(~known) - 1
+    inside = ~known[source] & ~known[target]
+    rows, columns, weight = number[source[inside]], number[target[inside]], weight[inside]
+    count = int(np.count_nonzero(~known))
+    answer = np.zeros(len(known))
+    if count <= _DENSE_STATES:
+        flat = np.bincount(rows * count + columns, weights=weight, minlength=count * count).astype(np.float64)
+        answer[~known] = np.linalg.solve(np.eye(count) - flat.reshape(count, count), right[~known])
+    elif count:
+        try:
+            from scipy import sparse  # noqa: PLC0415 - optional, and slow to import
+            from scipy.sparse import linalg  # noqa: PLC0415
+        except ImportError as missing:
+            raise ResourceError(f"{count} states: {_NEEDS_SCIPY}") from missing
+        matrix = sparse.coo_matrix((weight, (rows, columns)), shape=(count, count))
+        answer[~known] = linalg.spsolve((sparse.eye(count) - matrix).tocsc(), right[~known])
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------------------------- solve
+
+
+_IMPROVEMENT_TOLERANCE = 1e-10
 """Smallest improvement that changes an action, relative to the largest value."""
 
 
@@ -72,7 +107,6 @@ def occupancy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
 def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations: int = 1_000_000) -> MdpSolution:
     """Apply the Bellman operator until the error of every state is below `tolerance`.
 
-
     ||v_k - v*|| <= discount / (1 - discount) * ||v_k - v_{k-1}|| (Puterman, 1994, theorem 6.3.1). Raises DataError for
     discount 1, where there is no bound, and if `max_iterations` were not enough.
     """
@@ -103,9 +137,9 @@ def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
         value = evaluate_policy(mdp, policy)
         q = mdp.backup(value)
         held = np.where(mdp.terminal, 0.0, q[rows, policy])
-        better = mdp.greedy_values(q) > held + IMPROVEMENT_TOLERANCE * max(1.0, float(np.abs(value).max()))
+        better = mdp.greedy_values(q) > held + _IMPROVEMENT_TOLERANCE * max(1.0, float(np.abs(value).max()))
         if not better.any():
-            best = np.isclose(q, mdp.greedy_values(q)[:, None], rtol=1e-12, atol=IMPROVEMENT_TOLERANCE).argmax(axis=1)
+            best = np.isclose(q, mdp.greedy_values(q)[:, None], rtol=1e-12, atol=_IMPROVEMENT_TOLERANCE).argmax(axis=1)
             if mdp.discount == 1:
                 best = policy  # among ties, the first action may never terminate
             return MdpSolution(

@@ -105,14 +105,14 @@ def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: flo
 
 def _path(lanes: tuple[int, int], length: int) -> list[tuple[int, int, float, int]]:
     """States, actions, rewards and next states of an episode in these lanes."""
-    state, ended, found = 0, False, list[tuple[int, int, float, int]]()
+    state, ended, steps = 0, False, list[tuple[int, int, float, int]]()
     while not ended:
         half, place = divmod(state, 1 + 2 * length)
         action = FORWARD if place else lanes[half]
         after, reward, ended = stitching_step(state, action, length)
-        found.append((state, action, reward, after))
+        steps.append((state, action, reward, after))
         state = after
-    return found
+    return steps
 
 
 class StitchingEnv(gymnasium.Env[Any, Any]):

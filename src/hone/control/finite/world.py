@@ -118,8 +118,8 @@ class FiniteWorld:
             able = np.flatnonzero(self._legal[self.seen[copy]]).tolist()
             raise ConfigError(f"action {chosen[copy]} in state {self.seen[copy]}: the table allows {able}")
         pair = self.seen * mdp.actions + chosen
-        found = np.searchsorted(self._ladder, pair + luck[0], side="right")
-        outcome = np.minimum(found, mdp.offsets[pair + 1] - 1)  # the sum may be rounded up to the next pair
+        rank = np.searchsorted(self._ladder, pair + luck[0], side="right")
+        outcome = np.minimum(rank, mdp.offsets[pair + 1] - 1)  # the sum may be rounded up to the next pair
         rows.reward[t] = mdp.reward[outcome]
         rows.terminated[t] = mdp.terminates[outcome]
         rows.final[t] = mdp.next_state[outcome]

@@ -18,11 +18,11 @@ from hone.core.errors import DataError, ResourceError
 from hone.core.ragged import offsets_of
 from hone.core.strict_json import strict_json
 
-DATA_FILE = "main_data.hdf5"
-DATASET_NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
-LOGP_NAME = "behaviour_logp"
+_DATA_FILE = "main_data.hdf5"
+_DATASET_NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
+_LOGP_NAME = "behaviour_logp"
 """Key of log-probabilities in `infos`: `[T+1]` nats, the last one unused, because infos begin with the reset."""
-MINARI_VERSION = "0.5.4"
+_MINARI_VERSION = "0.5.4"
 """Minari version of the written layout."""
 
 
@@ -56,7 +56,7 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
     assert episodes.final is not None
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    with _h5py().File(data / DATA_FILE, "w") as file:
+    with _h5py().File(data / _DATA_FILE, "w") as file:
         for number in range(len(episodes)):
             one = episodes.take(np.array([number]))
             steps = one.decisions
@@ -66,13 +66,13 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
             group["observations"] = np.concatenate([one.observations, episodes.final[number : number + 1]])
             group["actions"], group["rewards"] = one.chosen, one.reward
             group["terminations"], group["truncations"] = last & one.terminated[0], last & one.truncated[0]
-            group[f"infos/{LOGP_NAME}"] = np.append(one.logp, np.float32(np.nan))
+            group[f"infos/{_LOGP_NAME}"] = np.append(one.logp, np.float32(np.nan))
     metadata = {
         "total_episodes": len(episodes),
         "total_steps": episodes.decisions,
         "data_format": "hdf5",
         "dataset_id": folder.name,
-        "minari_version": MINARI_VERSION,
+        "minari_version": _MINARI_VERSION,
         "observation_space": json.dumps(observation),
         "action_space": json.dumps(action),
     }
@@ -87,7 +87,7 @@ def _h5py() -> Any:  # noqa: ANN401 - an optional library without types
 
 
 def _file(path: Path) -> Path:
-    for candidate in (path, path / DATA_FILE, path / "data" / DATA_FILE):
+    for candidate in (path, path / _DATA_FILE, path / "data" / _DATA_FILE):
         if candidate.is_file():
             return candidate
     for beside in (path / "metadata.json", path / "data" / "metadata.json"):
@@ -96,7 +96,7 @@ def _file(path: Path) -> Path:
                 f"{beside}: the dataset has the format {_metadata(beside)['data_format']!r}, only 'hdf5' is supported; "
                 'write it again with data_format="hdf5"'
             )
-    raise DataError(f"{path}: there is no {DATA_FILE} here, nor in {path / 'data'}")
+    raise DataError(f"{path}: there is no {_DATA_FILE} here, nor in {path / 'data'}")
 
 
 def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -123,30 +123,26 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 - an h5py group
-    missing = [name for name in DATASET_NAMES if name not in group]
+    missing = [name for name in _DATASET_NAMES if name not in group]
     if missing:
         raise DataError(f"{place} has no {', '.join(missing)}")
-    nested = [name for name in ("observations", "actions") if not _is_array(group[name])]
+    nested = [name for name in ("observations", "actions") if not isinstance(group[name], _h5py().Dataset)]
     if nested:
         raise DataError(
             f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are supported"
         )
-    columns = {name: np.asarray(group[name]) for name in DATASET_NAMES}
+    columns = {name: np.asarray(group[name]) for name in _DATASET_NAMES}
     steps = len(columns["rewards"])
     wrong = [
         f"{place}: {name} has {len(columns[name])} rows, expected {steps + (name == 'observations')}"
-        for name in DATASET_NAMES
+        for name in _DATASET_NAMES
         if len(columns[name]) != steps + (name == "observations")
     ]
     if wrong:
         raise DataError(*wrong)
-    known = f"infos/{LOGP_NAME}" in group
-    columns["logp"] = np.asarray(group[f"infos/{LOGP_NAME}"])[:steps] if known else np.full(steps, np.nan)
+    known = f"infos/{_LOGP_NAME}" in group
+    columns["logp"] = np.asarray(group[f"infos/{_LOGP_NAME}"])[:steps] if known else np.full(steps, np.nan)
     return columns
-
-
-def _is_array(held: Any) -> bool:  # noqa: ANN401 - an h5py group or data set
-    return isinstance(held, _h5py().Dataset)
 
 
 def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:

@@ -125,7 +125,7 @@ OPTIONAL: dict[str, type[np.generic]] = {
 }  # fmt: skip
 """Columns that a file need not have, besides `truncated` and `final`, and their types."""
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
-EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
+_EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
 """Columns that are written under their own names where they are there; the metadata holds their shapes."""
 
 
@@ -146,10 +146,13 @@ def write_log(path: Path, log: DecisionLog) -> None:
     Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
     for Minari without h5py.
     """
-    episodes = replace(log.episodes, chosen=_actions_taken(log.episodes.chosen, log.action_space))
+    episodes, actions = log.episodes, log.action_space
+    if isinstance(actions, spaces.Box) and np.dtype(actions.dtype).kind in "iu" and episodes.chosen.dtype.kind == "f":
+        # as the environment took them: the nearest whole numbers
+        episodes = replace(episodes, chosen=np.rint(episodes.chosen).astype(actions.dtype))
     if episodes.final is None or not episodes.scored.all():
         raise DataError(f"{path}: a log needs scored episodes with final observations")
-    extra = {name: values for name, values in episodes.columns().items() if name in EXTRA}
+    extra = {name: values for name, values in episodes.columns().items() if name in _EXTRA}
     if not path.suffix:
         if extra:
             raise DataError(f"{path}: a Minari data set has no place for {', '.join(extra)}: write parquet")
@@ -174,7 +177,7 @@ def write_log(path: Path, log: DecisionLog) -> None:
             ),
             "score": episodes.score[owner],
             **{
-                name: _list_column(values[owner] if EXTRA[name].unit == "episode" else values)
+                name: _list_column(values[owner] if _EXTRA[name].unit == "episode" else values)
                 for name, values in extra.items()
             },
         }
@@ -185,13 +188,6 @@ def write_log(path: Path, log: DecisionLog) -> None:
         **({"columns": {name: values.shape[1:] for name, values in extra.items()}} if extra else {}),
     }
     pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
-
-
-def _actions_taken(chosen: Array, space: spaces.Space[Any]) -> Array:
-    """Actions as the environment took them: the nearest whole number in a box of integers."""
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iu" and chosen.dtype.kind == "f":
-        return np.rint(chosen).astype(space.dtype)
-    return chosen
 
 
 def read_log(path: Path, *, spaces: SpacePair | None = None) -> DecisionLog:
@@ -221,23 +217,30 @@ def _read_parquet(path: Path, spaces: SpacePair | None) -> DecisionLog:
     if len(early):
         raise DataError(f"{path}: row {early[0]} ends its episode, and is not the last row of it")
     reward = columns.values("reward", np.float32)
-    given = {name: columns.values(name, dtype) for name, dtype in OPTIONAL.items() if columns.has(name)}
+    optional = {name: columns.values(name, dtype) for name, dtype in OPTIONAL.items() if columns.has(name)}
     seen = columns.values("observation", observation.dtype, observation.shape or ())
+    extra: dict[str, Any] = {name: columns.values(name, _EXTRA[name].dtype, shape) for name, shape in shapes.items()}
     read = Episodes(
         offsets=offsets,
         seen=seen,
         chosen=columns.values("action", action.dtype, action.shape or ()),
-        logp=given.get("logp", np.full(len(reward), np.nan, np.float32)),
-        version=given.get("version", np.full(len(reward), -1, np.int32)),
+        logp=optional.get("logp", np.full(len(reward), np.nan, np.float32)),
+        version=optional.get("version", np.full(len(reward), -1, np.int32)),
         reward=reward,
-        group=given["group"][ends] if "group" in given else np.arange(len(ends)),
+        group=optional["group"][ends] if "group" in optional else np.arange(len(ends)),
         terminated=terminated[ends],
         truncated=flags["truncated"][ends] if "truncated" in flags else ~terminated[ends],
         final=seen[ends].copy(),
-        score=given["score"][ends] if "score" in given else row_sums(reward, offsets).astype(np.float64),
-        **_extra_columns(columns, shapes, ends),
+        score=optional["score"][ends] if "score" in optional else row_sums(reward, offsets).astype(np.float64),
+        **{name: values[ends] if _EXTRA[name].unit == "episode" else values for name, values in extra.items()},
     )
-    _require_finals(columns, ends[~read.terminated])
+    unended = ends[~read.terminated]
+    without_final = np.flatnonzero(columns.nulls("final", unended)) if columns.has("final") else unended[:0]
+    if len(without_final):
+        raise DataError(
+            f"{path}: row {unended[without_final[0]]} is the last of its episode and has no `final` observation; only "
+            "a terminated episode needs none"
+        )
     log = DecisionLog(episodes=read, observation_space=observation, action_space=action)
     _require_sound(log, path)  # before any row is left out: its messages name rows of the file
     return _with_finals(log, columns, ends)
@@ -280,16 +283,6 @@ def _described(
         return pair[0], pair[1], notes.get("columns", {})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: the file's metadata (key `hone`) do not describe its spaces: {error!r}") from error
-
-
-def _require_finals(columns: _LogColumns, ends: Ints) -> None:
-    """Raises DataError for an episode that did not terminate, whose last row of `ends` holds no `final`."""
-    missing = np.flatnonzero(columns.nulls("final", ends)) if columns.has("final") else ends[:0]
-    if len(missing):
-        raise DataError(
-            f"{columns.path}: row {ends[missing[0]]} is the last of its episode and has no `final` observation; only a "
-            "terminated episode needs none"
-        )
 
 
 def _with_finals(log: DecisionLog, columns: _LogColumns, ends: Ints) -> DecisionLog:
@@ -355,15 +348,6 @@ def _list_column(values: Array) -> pa.Array:
         return pa.array(values)
     flat = np.ascontiguousarray(values).reshape(len(values), -1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
-
-
-def _extra_columns(columns: _LogColumns, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
-    """Optional columns that the file holds: by decision, or the rows `ends` where they are by episode."""
-    read: dict[str, Array] = {}
-    for name, shape in shapes.items():
-        values = columns.values(name, EXTRA[name].dtype, shape)
-        read[name] = values[ends] if EXTRA[name].unit == "episode" else values
-    return read
 
 
 def _require_sound(log: DecisionLog, path: Path) -> None:

@@ -15,15 +15,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.mlp import (
+    BoxActions,
+    DiscreteActions,
+    Floats,
+    Mlp,
+    MlpConfig,
+    ObservationInputs,
+    PolicySpaces,
+)
 from hone.control.networks.numpy_policies import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
+    Array,
+    BoxNetworkPolicy,
     NumpyCategoricalPolicy,
     NumpyGaussianPolicy,
     NumpyGreedyPolicy,
     NumpyPolicy,
     NumpySquashedGaussianPolicy,
+    scale_to_box,
 )
 from hone.core.errors import ConfigError
 from hone.core.state import State, array, number
@@ -31,7 +42,7 @@ from hone.learner.shared_statistics import SharedStatistics
 
 
 class ControlPolicy(SharedStatistics):
-    """A small policy network. A subclass names its `kind`, and is listed in `checkpoint.KINDS`."""
+    """A small policy network. A subclass names its `kind`, and is listed in `checkpoint.py`."""
 
     kind: ClassVar[str]
     """Its name on disk."""
@@ -92,7 +103,7 @@ class ActorCritic(ControlPolicy):
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> "PolicyOutput":
         """Log-probability and entropy of `chosen` under the current policy, and the value."""
         x = self.spaces.inputs.tensor(seen)
-        logp, entropy = self._logp_and_entropy(self.actor(x), chosen)
+        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen)
         return PolicyOutput(
             logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1)
         )
@@ -103,12 +114,7 @@ class ActorCritic(ControlPolicy):
         return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
-        if isinstance(actions, DiscreteActions):
-            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
-        assert self.log_std is not None
-        log_std = self.log_std.detach().cpu().numpy()
-        return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        return numpy_actor(self.spaces.inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critic": self.critic is not None}
@@ -116,13 +122,6 @@ class ActorCritic(ControlPolicy):
     @classmethod
     def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, seed=0, critic=bool(extras["critic"]))
-
-    def _logp_and_entropy(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        actions = self.spaces.actions
-        if isinstance(actions, DiscreteActions):
-            return categorical(outputs, chosen - actions.start if actions.start else chosen)
-        assert self.log_std is not None
-        return box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +216,30 @@ class QNetworkPolicy(ControlPolicy):
         return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.choices)
 
 
+def numpy_actor(
+    inputs: ObservationInputs,
+    actions: DiscreteActions | BoxActions,
+    network: Callable[[Floats], Floats],
+    log_std: Tensor | None,
+) -> NumpyCategoricalPolicy | NumpyGaussianPolicy:
+    """Numpy policy with `network` for logits of choices, or for the mean of a Gaussian over a box."""
+    if isinstance(actions, DiscreteActions):
+        return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
+    assert log_std is not None
+    return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std.detach().cpu().numpy())
+
+
+def logp_and_entropy(
+    actions: DiscreteActions | BoxActions, outputs: Tensor, log_std: Tensor | None, chosen: Tensor
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log-probability (density) of the environment's actions `chosen` `[n, *action]` and, on demand, entropy, under the
+    policy with these network outputs: `[n]` nats each."""
+    if isinstance(actions, DiscreteActions):
+        return categorical(outputs, chosen - actions.start if actions.start else chosen)
+    assert log_std is not None
+    return box_gaussian(outputs, log_std, chosen.reshape(outputs.shape), actions)
+
+
 def as_mlps(modules: nn.ModuleList) -> list[Mlp]:
     """The modules of a list, typed as `Mlp`."""
     return [module for module in modules if isinstance(module, Mlp)]
@@ -265,3 +288,94 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tenso
 def polyak_update(target: Iterable[Tensor], online: Iterable[Tensor], *, tau: float) -> None:
     """Polyak averaging, target += tau * (online - target), in one pass over all parameters."""
     torch._foreach_lerp_(list(target), list(online), tau)  # pyright: ignore[reportPrivateImportUsage] - the fused form
+
+
+# -------------------------------------------------------------------------------------------------------- deterministic
+
+
+class DeterministicActorCritic(ControlPolicy):
+    """tanh of a network, scaled to the box; `critics` values of observation and action; target networks of all.
+
+    Two critics are TD3's (Fujimoto et al., 2018), one is DDPG's (Lillicrap et al., 2016).
+    """
+
+    kind = "deterministic_actor_critic"
+
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critics: int = 2) -> None:
+        super().__init__(spaces, network)
+        if not isinstance(spaces.actions, BoxActions) or not spaces.actions.is_finite:
+            raise ConfigError(f"a deterministic policy needs a box of actions with finite bounds, got {spaces.actions}")
+        size, actions = spaces.inputs.size, spaces.actions.size
+        streams = [f"critic{number}" for number in range(1, critics + 1)]
+        self.actor = Mlp(size, actions, network, seed=seed, stream="actor", gain=0.01)
+        self.critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=name) for name in streams)
+        self.slow_actor = Mlp(size, actions, network, seed=seed, stream="actor", gain=0.01)
+        self.slow_critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=name) for name in streams)
+        for slow in (self.slow_actor, self.slow_critics):
+            slow.requires_grad_(requires_grad=False)
+        self.register_buffer("middle", torch.from_numpy(spaces.actions.middle), persistent=False)
+        self.register_buffer("reach", torch.from_numpy(spaces.actions.reach), persistent=False)
+
+    @property
+    def action_size(self) -> int:
+        """Dimensions of an action."""
+        return self.get_buffer("reach").numel()
+
+    def to_unit_box(self, chosen: Tensor) -> Tensor:
+        """Environment actions `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of the critics."""
+        return (chosen.reshape(len(chosen), -1) - self.get_buffer("middle")) / self.get_buffer("reach")
+
+    def actions_of(self, seen: Tensor) -> Tensor:
+        """Actions `[n, actions]` in [-1, 1]."""
+        return torch.tanh(self.actor(self.spaces.inputs.tensor(seen)))
+
+    @torch.no_grad()
+    def target_actions(self, seen: Tensor) -> Tensor:
+        """Actions `[n, actions]` in [-1, 1] of the target network."""
+        return torch.tanh(self.slow_actor(self.spaces.inputs.tensor(seen)))
+
+    def q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
+        """Each critic's values `[n]`."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        return [critic(x).squeeze(-1) for critic in as_mlps(self.critics)]
+
+    def first_q_value(self, seen: Tensor, unit: Tensor) -> Tensor:
+        """The first critic's values `[n]`; gradients reach the actions only."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        return as_mlps(self.critics)[0].forward_frozen(x).squeeze(-1)
+
+    @torch.no_grad()
+    def target_q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
+        """Each target critic's values `[n]`."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        return [critic(x).squeeze(-1) for critic in as_mlps(self.slow_critics)]
+
+    def numpy_policy(self) -> "NumpyDeterministicPolicy":
+        return NumpyDeterministicPolicy(
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.box
+        )
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"critics": len(self.critics)}
+
+    @classmethod
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, seed=0, critics=int(extras["critics"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyDeterministicPolicy(BoxNetworkPolicy):
+    """tanh of the outputs, scaled to the box; exploration noise is added before the scaling."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """Zeros: without added noise it does not explore."""
+        del draws
+        return np.zeros((*shape, self.actions.size), np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the action has no density."""
+        unit = np.clip(np.tanh(self.network(self.inputs.array(seen))) + noise, -1.0, 1.0)
+        return scale_to_box(unit, self.actions), np.full(len(unit), math.nan, np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from hone.control.networks.mlp import BoxActions, Floats
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
-EDGE = np.float32(1.0 - 1e-6)
+_EDGE = np.float32(1.0 - 1e-6)
 """Largest tanh(x) that is inverted: beyond it, 32-bit floats hold no difference. x is at most 7.25."""
-QUADRATURE_POINTS = 32
+_QUADRATURE_POINTS = 32
 
 
 def to_unit(chosen: Tensor, actions: BoxActions) -> Tensor:
@@ -34,7 +34,7 @@ def to_gaussian(chosen: Tensor, actions: BoxActions) -> tuple[Tensor, Tensor | N
     """
     unit = to_unit(chosen, actions)
     if actions.gaussian == "squashed":
-        raw = torch.atanh(unit.clamp(-float(EDGE), float(EDGE)))
+        raw = torch.atanh(unit.clamp(-float(_EDGE), float(_EDGE)))
         return raw, _log_slope(raw).sum(dim=1) + actions.log_volume
     return unit, None if _scale(actions, str(chosen.device)) is None else unit.new_tensor(actions.log_volume)
 
@@ -46,7 +46,7 @@ def entropy_shift(mean: Tensor, log_std: Tensor, actions: BoxActions) -> Tensor 
     up to a standard deviation of 2.
     """
     if actions.gaussian == "squashed":
-        points, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_POINTS)
+        points, weights = np.polynomial.hermite_e.hermegauss(_QUADRATURE_POINTS)
         at, share = mean.new_tensor(points), mean.new_tensor(weights / weights.sum())
         samples = mean[:, :, None] + torch.exp(log_std)[..., None] * at
         return (_log_slope(samples) @ share).sum(dim=1) + actions.log_volume

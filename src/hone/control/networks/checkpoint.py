@@ -12,8 +12,13 @@ from typing import Any, get_args
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from hone.control.networks.actor_critic import ActorCritic, ControlPolicy, QNetworkPolicy, SoftActorCritic
-from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.actor_critic import (
+    ActorCritic,
+    ControlPolicy,
+    DeterministicActorCritic,
+    QNetworkPolicy,
+    SoftActorCritic,
+)
 from hone.control.networks.discriminator import AdversarialActorCritic
 from hone.control.networks.intrinsic_reward import CuriousActorCritic
 from hone.control.networks.mlp import (
@@ -34,7 +39,7 @@ from hone.core.errors import DataError
 from hone.core.strict_json import strict_json
 
 FORMAT = 2
-POLICY_KINDS: dict[str, type[ControlPolicy]] = {
+_POLICY_KINDS: dict[str, type[ControlPolicy]] = {
     kind.kind: kind
     for kind in (
         ActorCritic,
@@ -148,6 +153,6 @@ def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPol
             ),
         )
         network = MlpConfig.model_validate(description["network"])
-        return POLICY_KINDS[description["kind"]].from_extras(spaces, network, description["extras"])
+        return _POLICY_KINDS[description["kind"]].from_extras(spaces, network, description["extras"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: incomplete or unknown: {error!r}") from error

@@ -12,14 +12,14 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, box_gaussian, categorical
+from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, logp_and_entropy, numpy_actor
 from hone.control.networks.box_gaussian import to_unit
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
-from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
+from hone.control.networks.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.control.networks.numpy_policies import NumpyPolicy
 from hone.core.config import Config
 from hone.core.random import generator
 
-CLIP_DEVIATIONS = 5.0
+_CLIP_DEVIATIONS = 5.0
 """Bound of normalised observations (Burda et al., 2018)."""
 
 
@@ -93,10 +93,10 @@ class TorchMoments(nn.Module):
     def normalise(self, rows: Tensor) -> Tensor:
         """`[n, size]` minus the mean, divided by the standard deviation, clipped."""
         mean, deviation = self.get_buffer("mean"), self.std()
-        return ((rows - mean) / (deviation + 1e-8)).clamp(-CLIP_DEVIATIONS, CLIP_DEVIATIONS).to(rows.dtype)
+        return ((rows - mean) / (deviation + 1e-8)).clamp(-_CLIP_DEVIATIONS, _CLIP_DEVIATIONS).to(rows.dtype)
 
 
-class IntrinsicReward(nn.Module, ABC):
+class _IntrinsicReward(nn.Module, ABC):
     """A bonus for each step that falls with repeated visits."""
 
     def __init__(self, spaces: PolicySpaces) -> None:
@@ -127,7 +127,7 @@ class IntrinsicReward(nn.Module, ABC):
         return flat if self.seen_so_far is None else self.seen_so_far.normalise(flat)
 
 
-class RandomNetworkDistillation(IntrinsicReward):
+class RandomNetworkDistillation(_IntrinsicReward):
     """mean over features of (predictor(s') - random(s'))^2 (RND: Burda et al., 2018, 1810.12894)."""
 
     def __init__(self, spaces: PolicySpaces, config: RndConfig, *, seed: int) -> None:
@@ -151,7 +151,7 @@ class RandomNetworkDistillation(IntrinsicReward):
         return (self.predictor(x) - wanted).square().mean(dim=1)
 
 
-class IntrinsicCuriosity(IntrinsicReward):
+class IntrinsicCuriosity(_IntrinsicReward):
     """1/2 |forward(phi(s), a) - phi(s')|^2 (ICM: Pathak et al., 2017, 1705.05363).
 
     phi is trained to predict a from phi(s) and phi(s'), so that it ignores changes that the agent cannot influence. The
@@ -193,7 +193,7 @@ class IntrinsicCuriosity(IntrinsicReward):
         return to_unit(chosen.reshape(len(chosen), -1).to(like.dtype), actions)
 
 
-class HashCounts(IntrinsicReward):
+class HashCounts(_IntrinsicReward):
     """1 / sqrt(n(code(s'))), code by the signs of random projections (SimHash: Tang et al., 2017, 1611.04717)."""
 
     def __init__(self, spaces: PolicySpaces, config: HashCountConfig, *, seed: int) -> None:
@@ -225,17 +225,6 @@ class HashCounts(IntrinsicReward):
         return ((x @ self.get_buffer("projection").to(x.dtype) > 0) * self.get_buffer("place")).sum(dim=1)
 
 
-def _make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> IntrinsicReward:
-    """Intrinsic reward of a config."""
-    match config:
-        case RndConfig():
-            return RandomNetworkDistillation(spaces, config, seed=seed)
-        case IcmConfig():
-            return IntrinsicCuriosity(spaces, config, seed=seed)
-        case HashCountConfig():
-            return HashCounts(spaces, config, seed=seed)
-
-
 class CuriousActorCritic(ControlPolicy):
     """An actor, a critic of extrinsic rewards, a critic of intrinsic rewards, and the intrinsic reward.
 
@@ -256,19 +245,20 @@ class CuriousActorCritic(ControlPolicy):
         self.novelty_critic = Mlp(size, 1, network, seed=seed, stream="novelty_critic")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
         self.novelty_config = novelty
-        self.novelty = _make_intrinsic_reward(novelty, spaces, seed=seed)
+        match novelty:
+            case RndConfig():
+                self.novelty = RandomNetworkDistillation(spaces, novelty, seed=seed)
+            case IcmConfig():
+                self.novelty = IntrinsicCuriosity(spaces, novelty, seed=seed)
+            case HashCountConfig():
+                self.novelty = HashCounts(spaces, novelty, seed=seed)
         self.returns = TorchMoments(1)
         self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         """Log-probability and entropy of `chosen` under the current policy; `value` is the extrinsic one."""
-        x, actions = self.spaces.inputs.tensor(seen), self.spaces.actions
-        outputs = self.actor(x)
-        if isinstance(actions, DiscreteActions):
-            logp, entropy = categorical(outputs, chosen - actions.start if actions.start else chosen)
-        else:
-            assert self.log_std is not None
-            logp, entropy = box_gaussian(outputs, self.log_std, chosen.reshape(outputs.shape), actions)
+        x = self.spaces.inputs.tensor(seen)
+        logp, entropy = logp_and_entropy(self.spaces.actions, self.actor(x), self.log_std, chosen)
         return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
 
     def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,14 +273,7 @@ class CuriousActorCritic(ControlPolicy):
         return result if self.log_std is None else [*result, self.log_std]
 
     def numpy_policy(self) -> NumpyPolicy:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
-        if isinstance(actions, DiscreteActions):
-            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
-        assert isinstance(actions, BoxActions)
-        assert self.log_std is not None
-        return NumpyGaussianPolicy(
-            network=network, inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy()
-        )
+        return numpy_actor(self.spaces.inputs, self.spaces.actions, self.actor.to_numpy(), self.log_std)
 
     def extras(self) -> Mapping[str, Any]:
         return {"novelty": self.novelty_config.model_dump(), "lanes": len(self.get_buffer("running"))}

@@ -1,6 +1,6 @@
 """Model-predictive control: candidate plans are simulated in a learned model and refined; the first action is taken.
 
-Planners over an ensemble (`ensemble_dynamics.py`), and the policy that is saved with one. The model is trained by
+An ensemble of dynamics models, planners over it, and the policy that is saved with one. The model is trained by
 `recipes/off_policy/pets.py`. All candidates, particles and environments go through the networks in one batch per step.
 """
 
@@ -25,7 +25,7 @@ from hone.core.random import generator
 # ---------------------------------------------------------------------------------------------------- ensemble dynamics
 
 
-LOG_VARIANCE_RANGE = (-10.0, 0.5)
+_LOG_VARIANCE_RANGE = (-10.0, 0.5)
 """Initial values of the learned bounds, in units of the standardised targets."""
 
 
@@ -38,11 +38,16 @@ class DynamicsEnsemble(nn.Module):
         self.relu = network.activation == "relu"
         sizes = [observation_size + actions, *network.hidden, 2 * (observation_size + 1)]
         self.weights = nn.ParameterList(
-            torch.stack([torch.from_numpy(_weight(a, b, seed, f"{k}/{layer}")) for k in range(members)])
+            torch.stack(
+                [
+                    torch.from_numpy(orthogonal(b, a, seed=seed, stream=f"ensemble/{k}/{layer}").T.copy())
+                    for k in range(members)
+                ]
+            )
             for layer, (a, b) in enumerate(pairwise(sizes))
         )
         self.biases = nn.ParameterList(torch.zeros(members, 1, size) for size in sizes[1:])
-        self.bounds = nn.Parameter(torch.tensor(LOG_VARIANCE_RANGE)[:, None].repeat(1, observation_size + 1))
+        self.bounds = nn.Parameter(torch.tensor(_LOG_VARIANCE_RANGE)[:, None].repeat(1, observation_size + 1))
         """`[2, D]` lower and upper bound of the log variance."""
         self.register_buffer("measured", torch.zeros(1, dtype=torch.int64))
         for name, size in (("input", observation_size + actions), ("output", observation_size + 1)):
@@ -85,7 +90,7 @@ class DynamicsEnsemble(nn.Module):
         return int(self.get_buffer("measured")) > 0
 
     @torch.no_grad()
-    def for_planning(self) -> "PlanningDynamics":
+    def for_planning(self) -> "_PlanningDynamics":
         """The same function on raw observations and actions, with copies of the weights."""
         weights = [weight.detach().clone() for weight in self.weights]
         biases = [bias.detach().clone() for bias in self.biases]
@@ -95,7 +100,7 @@ class DynamicsEnsemble(nn.Module):
         size, out = self.observation_size + 1, self.get_buffer("output_scale")
         weights[-1][:, :, :size] *= out
         biases[-1][:, :, :size] = biases[-1][:, :, :size] * out + self.get_buffer("output_mean")
-        return PlanningDynamics(
+        return _PlanningDynamics(
             observation_weight=weights[0][:, : self.observation_size].contiguous(),
             action_weight=weights[0][:, self.observation_size :].contiguous(),
             first_bias=biases[0],
@@ -107,7 +112,7 @@ class DynamicsEnsemble(nn.Module):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningDynamics:
+class _PlanningDynamics:
     """An ensemble for planning on raw observations and actions."""
 
     observation_weight: Tensor
@@ -154,14 +159,10 @@ def soft_clamp(raw: Tensor, bounds: Tensor) -> Tensor:
     return least + F.softplus(raw - least)
 
 
-def _weight(inputs: int, outputs: int, seed: int, stream: str) -> Floats:
-    return orthogonal(outputs, inputs, seed=seed, stream=f"ensemble/{stream}").T.copy()
-
-
 # ----------------------------------------------------------------------------------------------------- reward functions
 
 
-RewardFunctionOfStep: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+_RewardFunctionOfStep: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Observations `[..., O]`, actions `[..., A]` in environment units, next observations `[..., O]` -> rewards `[...]`."""
 
 
@@ -181,7 +182,7 @@ def _cartpole_swing_up_reward(seen: Tensor, action: Tensor, after: Tensor) -> Te
     return torch.exp(-(sideways.square() + below.square()) / length**2)
 
 
-REWARD_FUNCTIONS: dict[str, RewardFunctionOfStep] = {
+REWARD_FUNCTIONS: dict[str, _RewardFunctionOfStep] = {
     "pendulum": _pendulum_reward,
     "cartpole_swing_up": _cartpole_swing_up_reward,
 }
@@ -191,9 +192,9 @@ REWARD_FUNCTIONS: dict[str, RewardFunctionOfStep] = {
 
 
 Array = NDArray[np.generic]
-INITIAL_PLAN_STEPS = 8
+_INITIAL_PLAN_STEPS = 8
 """One in so many of the first candidates is drawn around the middle of the box, not around the last plan."""
-KEY_RANGE = 1 << 24
+_KEY_RANGE = 1 << 24
 """Integers that float32 represents exactly."""
 
 
@@ -247,7 +248,7 @@ class MppiPlanning(Config):
 
 
 PlanningConfig = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]
-PLANNING_ADAPTER: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(PlanningConfig)
+_PLANNING_ADAPTER: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(PlanningConfig)
 
 
 class ModelPlanner(ControlPolicy):
@@ -295,7 +296,7 @@ class ModelPlanner(ControlPolicy):
             network,
             seed=0,
             members=extras["members"],
-            planning=PLANNING_ADAPTER.validate_python(extras["planning"]),
+            planning=_PLANNING_ADAPTER.validate_python(extras["planning"]),
             reward=extras["reward"],
         )
 
@@ -304,7 +305,7 @@ class ModelPlanner(ControlPolicy):
 class ImaginedRollouts:
     """Simulated rollouts in a learned model."""
 
-    dynamics: PlanningDynamics
+    dynamics: _PlanningDynamics
     bounds: BoxActions
     reward: str | None
     """Name of a known reward function; None: the learned reward."""
@@ -356,7 +357,7 @@ class MpcPolicy:
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """Two integers that seed a decision's samples."""
-        return draws.integers(0, KEY_RANGE, (*shape, 2)).astype(np.float32)
+        return draws.integers(0, _KEY_RANGE, (*shape, 2)).astype(np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """Log-probabilities are NaN: the density of a plan is not known."""
@@ -366,7 +367,7 @@ class MpcPolicy:
 
     def best(self, seen: Array) -> Array:
         self.decisions += 1
-        keys = generator(0, "best", self.decisions).integers(0, KEY_RANGE, (len(seen), 2))
+        keys = generator(0, "best", self.decisions).integers(0, _KEY_RANGE, (len(seen), 2))
         return self.decide(seen, keys.astype(np.float32))[0]
 
     def _at_random(self, noise: Floats) -> Tensor:
@@ -378,7 +379,7 @@ class MpcPolicy:
         planning, count = self.planning, len(seen)
         flat = torch.from_numpy(np.ascontiguousarray(seen.reshape(count, -1), dtype=np.float32))
         draws, luck = self._drawn(noise)
-        mean, fresh = self._begin(count), max(1, planning.candidates // INITIAL_PLAN_STEPS)
+        mean, fresh = self._begin(count), max(1, planning.candidates // _INITIAL_PLAN_STEPS)
         std = torch.full_like(mean, planning.width)
         for iteration in range(planning.iterations):
             middle = mean.unsqueeze(1).repeat(1, planning.candidates, 1, 1)

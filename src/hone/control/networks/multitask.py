@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, categorical
+from hone.control.networks.actor_critic import ControlPolicy, PolicyOutput, categorical, numpy_actor
 from hone.control.networks.box_gaussian import entropy_shift, to_gaussian
 from hone.control.networks.mlp import (
-    BoxActions,
     DiscreteActions,
     Floats,
     Mlp,
@@ -26,7 +25,7 @@ from hone.control.networks.mlp import (
     PolicySpaces,
     orthogonal,
 )
-from hone.control.networks.numpy_policies import LOG_TWO_PI, NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
+from hone.control.networks.numpy_policies import LOG_TWO_PI, NumpyPolicy
 
 Array = NDArray[np.generic]
 
@@ -89,9 +88,9 @@ class MultitaskActorCritic(ControlPolicy):
         parts = [self.for_task(task).numpy_policy() for task in range(self.tasks)]
         return _NumpyMultitaskPolicy(task_policies=parts, observation_size=self.observation_size)
 
-    def for_task(self, task: int) -> "SingleTaskPolicy":
+    def for_task(self, task: int) -> "_SingleTaskPolicy":
         """The policy in one task; its observations do not include the task."""
-        return SingleTaskPolicy(self, task)
+        return _SingleTaskPolicy(self, task)
 
     def extras(self) -> Mapping[str, Any]:
         return {"tasks": self.tasks, "told": self.trunk_sees_task}
@@ -109,7 +108,7 @@ class MultitaskActorCritic(ControlPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class SingleTaskPolicy:
+class _SingleTaskPolicy:
     """A multitask policy in one task."""
 
     policy: MultitaskActorCritic
@@ -121,12 +120,7 @@ class SingleTaskPolicy:
         mark = np.eye(policy.tasks, dtype=np.float32)[task] if policy.trunk_sees_task else None
         network = _NumpyTaskNetwork(trunk=policy.trunk.to_numpy(), weight=weight, bias=bias, task_one_hot=mark)
         inputs, actions = replace(policy.spaces.inputs, size=policy.observation_size), policy.spaces.actions
-        if isinstance(actions, DiscreteActions):
-            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
-        assert isinstance(actions, BoxActions)
-        assert policy.log_std is not None
-        log_std = policy.log_std.detach().cpu().numpy()[task]
-        return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        return numpy_actor(inputs, actions, network, None if policy.log_std is None else policy.log_std[task])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,34 +1,164 @@
 """Networks of offline recipes: twin critics with a value, generators of logged actions, behaviour models.
 
-Policies in torch; their numpy form is `numpy_offline.py`, their losses are in `objectives`. They take observations
+Policies in torch and their numpy forms for acting; their losses are in `objectives`. Torch policies take observations
 encoded by `ObservationInputs`, `[n, size]`, and boxes of actions scaled to [-1, 1], so that the data are encoded once,
 not once per network and update.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hone.control.networks.actor_critic import ControlPolicy, as_mlps, categorical, gaussian
-from hone.control.networks.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
-from hone.control.networks.numpy_offline import (
-    ActionProposer,
-    NumpyBestOfSamplesPolicy,
-    NumpyDiscreteBcqPolicy,
-    NumpyTanhGaussianPolicy,
-    SquashedGaussianProposer,
-    VaeProposer,
+from hone.control.networks.mlp import (
+    BoxActions,
+    DiscreteActions,
+    Floats,
+    Mlp,
+    MlpConfig,
+    ObservationInputs,
+    PolicySpaces,
 )
-from hone.control.networks.numpy_policies import LOG_STD_RANGE, NumpyCategoricalPolicy, NumpyPolicy
+from hone.control.networks.numpy_policies import (
+    LOG_STD_RANGE,
+    LOG_TWO_PI,
+    Array,
+    BoxNetworkPolicy,
+    DiscreteNetworkPolicy,
+    NumpyCategoricalPolicy,
+    NumpyPolicy,
+    scale_to_box,
+)
 from hone.core.errors import ConfigError
+from hone.core.random import generator
 
-LATENT_LIMIT = 0.5
+# -------------------------------------------------------------------------------------------------------- numpy offline
+
+
+_NumpyNetwork = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NumpyTanhGaussianPolicy(BoxNetworkPolicy):
+    """A normal distribution around tanh of the outputs, clipped to the box."""
+
+    log_std: Floats
+    """`[actions]` on the scale [-1, 1]."""
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """The density is that of the sample before clipping."""
+        mean = np.tanh(self.network(self.inputs.array(seen)))
+        offset = self.log_std.sum() + self.actions.log_volume + 0.5 * LOG_TWO_PI * self.actions.size
+        logp = -0.5 * (noise * noise).sum(axis=1) - offset
+        unit = np.clip(mean + np.exp(self.log_std) * noise, -1.0, 1.0)
+        return scale_to_box(unit, self.actions), logp.astype(np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
+    """The action of the highest value among those at least `threshold` times as likely as the most likely one in the
+    data.
+    """
+
+    behaviour: _NumpyNetwork
+    threshold: float
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.random((*shape, 0), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        return self.best(seen), np.zeros(len(noise), np.float32)
+
+    def best(self, seen: Array) -> Array:
+        x = self.inputs.array(seen)
+        logits = self.behaviour(x)
+        allowed = np.exp(logits - logits.max(axis=1, keepdims=True)) >= self.threshold
+        return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
+
+
+class _ActionProposer(Protocol):
+    """Candidate actions."""
+
+    def __call__(self, x: Floats, noise: Floats) -> Floats:
+        """Encoded observations `[n, size]`, noise `[n, width]` -> actions `[n, a]` in [-1, 1]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _VaeProposer:
+    """Decoded from latent codes, then perturbed by at most `reach`."""
+
+    decoder: _NumpyNetwork
+    perturbation: _NumpyNetwork
+    max_perturbation: float
+    latent_limit: float
+    """Bound of the codes."""
+
+    def __call__(self, x: Floats, noise: Floats) -> Floats:
+        code = np.clip(noise, -self.latent_limit, self.latent_limit)
+        unit = np.tanh(self.decoder(np.concatenate((x, code), axis=1)))
+        by = self.max_perturbation * np.tanh(self.perturbation(np.concatenate((x, unit), axis=1)))
+        return np.clip(unit + by, -1.0, 1.0).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _SquashedGaussianProposer:
+    """Samples of a squashed Gaussian."""
+
+    network: _NumpyNetwork
+    log_std: tuple[float, float]
+    """Bounds of its log standard deviation."""
+
+    def __call__(self, x: Floats, noise: Floats) -> Floats:
+        mean, log_std = np.split(self.network(x), 2, axis=1)
+        return np.tanh(mean + np.exp(np.clip(log_std, *self.log_std)) * noise).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NumpyBestOfSamplesPolicy:
+    """Samples `samples` candidate actions, and takes the critic's best. Its density is not known: NaN."""
+
+    proposer: _ActionProposer
+    critic: _NumpyNetwork
+    inputs: ObservationInputs
+    actions: BoxActions
+    samples: int
+    noise_size: int
+    """Random numbers of one candidate."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.standard_normal((*shape, self.samples, self.noise_size), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        count = len(noise)
+        x = np.repeat(self.inputs.array(seen), self.samples, axis=0)
+        unit = self.proposer(x, noise.reshape(count * self.samples, self.noise_size))
+        worth = self.critic(np.concatenate((x, unit), axis=1)).reshape(count, self.samples)
+        best = unit.reshape(count, self.samples, -1)[np.arange(count), worth.argmax(axis=1)]
+        return scale_to_box(best, self.actions), np.full(count, np.nan, np.float32)
+
+    def best(self, seen: Array) -> Array:
+        """Actions with fixed noise, so that an evaluation is reproducible."""
+        draws = generator(0, "best of", self.samples)
+        noise = draws.standard_normal((self.samples, self.noise_size), dtype=np.float32)
+        return self.decide(seen, np.broadcast_to(noise, (len(seen), *noise.shape)))[0]
+
+
+# -------------------------------------------------------------------------------------------------------------- offline
+
+
+_LATENT_LIMIT = 0.5
 """Bound of latent codes when actions are generated (BCQ, Fujimoto et al., 2019)."""
-LATENT_LOG_STD_RANGE = (-4.0, 15.0)
+_LATENT_LOG_STD_RANGE = (-4.0, 15.0)
 """Bounds of the encoder's log standard deviation, as in BCQ's code."""
-LOG_STD_CLIP = (-5.0, 2.0)
+_LOG_STD_CLIP = (-5.0, 2.0)
 """Bounds of a Gaussian policy's log standard deviation (IQL, Kostrikov et al., 2022)."""
 
 
@@ -37,11 +167,6 @@ def _twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.
     size, actions = spaces.inputs.size, spaces.actions
     shape = (size, actions.count) if isinstance(actions, DiscreteActions) else (size + actions.size, 1)
     return nn.ModuleList(Mlp(*shape, network, seed=seed, stream=f"critic{number}") for number in (1, 2))
-
-
-def _target_twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
-    """Target networks of `_twin_critics`."""
-    return _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
 
 
 def twin_q_values(
@@ -90,7 +215,7 @@ class IqlPolicy(ControlPolicy):
         )
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critics = _twin_critics(spaces, network, seed=seed)
-        self.targets = _target_twin_critics(spaces, network, seed=seed)
+        self.targets = _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
         self.value = Mlp(size, 1, network, seed=seed, stream="value")
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(outputs))
 
@@ -99,15 +224,15 @@ class IqlPolicy(ControlPolicy):
         outputs = self.actor(seen)
         if self.log_std is None:
             return categorical(outputs, chosen)[0]
-        return gaussian(torch.tanh(outputs), self.log_std.clamp(*LOG_STD_CLIP), chosen)[0]
+        return gaussian(torch.tanh(outputs), self.log_std.clamp(*_LOG_STD_CLIP), chosen)[0]
 
     def numpy_policy(self) -> NumpyPolicy:
         actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
         if isinstance(actions, DiscreteActions):
             return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
         assert self.log_std is not None
-        log_std = self.log_std.detach().clamp(*LOG_STD_CLIP).cpu().numpy()
-        return NumpyTanhGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        log_std = self.log_std.detach().clamp(*_LOG_STD_CLIP).cpu().numpy()
+        return _NumpyTanhGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
 
 
 class DiscreteBcqPolicy(ControlPolicy):
@@ -156,7 +281,7 @@ class _ActionVae(nn.Module):
     def encode(self, seen: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation `[n, latent]` of an action's code."""
         mean, log_std = self.encoder(torch.cat((seen, unit), dim=1)).chunk(2, dim=1)
-        return mean, log_std.clamp(*LATENT_LOG_STD_RANGE)
+        return mean, log_std.clamp(*_LATENT_LOG_STD_RANGE)
 
     def decode_pre_tanh(self, seen: Tensor, code: Tensor) -> Tensor:
         """The action of a code `[n, a]`, before tanh."""
@@ -186,7 +311,7 @@ class BcqPolicy(ControlPolicy):
         self.perturbation = Mlp(*shape, network, stream="perturbation", **wiring)
         self.slow = Mlp(*shape, network, stream="perturbation", **wiring).requires_grad_(requires_grad=False)
         self.critics = _twin_critics(spaces, network, seed=seed)
-        self.targets = _target_twin_critics(spaces, network, seed=seed)
+        self.targets = _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
 
     @property
     def latent_size(self) -> int:
@@ -196,7 +321,7 @@ class BcqPolicy(ControlPolicy):
     @torch.no_grad()
     def generate_actions(self, seen: Tensor, noise: Tensor) -> Tensor:
         """Samples of the behaviour model `[n, a]`, without gradient."""
-        return torch.tanh(self.generator.decode_pre_tanh(seen, noise.clamp(-LATENT_LIMIT, LATENT_LIMIT)))
+        return torch.tanh(self.generator.decode_pre_tanh(seen, noise.clamp(-_LATENT_LIMIT, _LATENT_LIMIT)))
 
     def perturb_actions(self, seen: Tensor, unit: Tensor, *, use_target: bool = False) -> Tensor:
         """`unit` perturbed by at most `max_perturbation` `[n, a]`, to increase the critics' values."""
@@ -206,7 +331,7 @@ class BcqPolicy(ControlPolicy):
     def numpy_policy(self) -> NumpyPolicy:
         decoder, perturbation = self.generator.decoder.to_numpy(), self.perturbation.to_numpy()
         return _best_of_samples_policy(
-            self, VaeProposer(decoder, perturbation, self.max_perturbation, LATENT_LIMIT), self.latent_size
+            self, _VaeProposer(decoder, perturbation, self.max_perturbation, _LATENT_LIMIT), self.latent_size
         )
 
     def extras(self) -> Mapping[str, Any]:
@@ -230,7 +355,7 @@ class BearPolicy(ControlPolicy):
         self.generator = _ActionVae(size, self.action_size, network, seed=seed)
         self.actor = Mlp(size, 2 * self.action_size, network, seed=seed, stream="actor", gain=0.01)
         self.critics = _twin_critics(spaces, network, seed=seed)
-        self.targets = _target_twin_critics(spaces, network, seed=seed)
+        self.targets = _twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
         self.log_multiplier = nn.Parameter(torch.zeros(1))
 
     @property
@@ -247,12 +372,12 @@ class BearPolicy(ControlPolicy):
     def sample_behaviour_pre_tanh(self, seen: Tensor, noise: Tensor) -> Tensor:
         """Samples of the behaviour model before tanh `[n, m, a]`, from `noise` `[n, m, latent]`, without gradient."""
         count = noise.shape[1]
-        codes = noise.clamp(-LATENT_LIMIT, LATENT_LIMIT).flatten(0, 1)
+        codes = noise.clamp(-_LATENT_LIMIT, _LATENT_LIMIT).flatten(0, 1)
         return self.generator.decode_pre_tanh(seen.repeat_interleave(count, dim=0), codes).view(len(seen), count, -1)
 
     def numpy_policy(self) -> NumpyPolicy:
         return _best_of_samples_policy(
-            self, SquashedGaussianProposer(self.actor.to_numpy(), LOG_STD_RANGE), self.action_size
+            self, _SquashedGaussianProposer(self.actor.to_numpy(), LOG_STD_RANGE), self.action_size
         )
 
     def extras(self) -> Mapping[str, Any]:
@@ -264,11 +389,11 @@ class BearPolicy(ControlPolicy):
 
 
 def _best_of_samples_policy(
-    policy: BcqPolicy | BearPolicy, proposer: ActionProposer, noise_size: int
-) -> NumpyBestOfSamplesPolicy:
+    policy: BcqPolicy | BearPolicy, proposer: _ActionProposer, noise_size: int
+) -> _NumpyBestOfSamplesPolicy:
     """Policy that samples several actions and takes the first critic's best."""
     critic = as_mlps(policy.critics)[0].to_numpy()
-    return NumpyBestOfSamplesPolicy(
+    return _NumpyBestOfSamplesPolicy(
         proposer=proposer,
         critic=critic,
         inputs=policy.spaces.inputs,

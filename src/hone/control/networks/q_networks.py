@@ -1,6 +1,6 @@
 """Action-value networks for control: plain, dueling, distributional, with noisy weights, and discrete SAC.
 
-The torch networks with their target networks. Their numpy form is `numpy_q.py`; targets and losses are in `objectives`.
+Networks in torch with their target networks, and their numpy forms; targets and losses are in `objectives`.
 The four extensions are independent, and Rainbow is all of them.
 """
 
@@ -15,9 +15,108 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.control.networks.actor_critic import ControlPolicy
-from hone.control.networks.mlp import Floats, Mlp, MlpConfig, NumpyMlp, PolicySpaces
-from hone.control.networks.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy, NumpyPolicy
-from hone.control.networks.numpy_q import NumpyNoisyMlp, NumpyNoisyPolicy, NumpyQNetwork
+from hone.control.networks.mlp import DiscreteActions, Floats, Mlp, MlpConfig, NumpyMlp, ObservationInputs, PolicySpaces
+from hone.control.networks.numpy_policies import Array, NumpyCategoricalPolicy, NumpyGreedyPolicy, NumpyPolicy
+
+# -------------------------------------------------------------------------------------------------------------- numpy q
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyNoisyMlp:
+    """A `NoisyMlp` in numpy. Called without noise it is the network of the means."""
+
+    mean: NumpyMlp
+    sigma: tuple[tuple[Floats, Floats], ...]
+    """Noise scales of the weight `[in, out]` and bias `[out]` of each layer."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """`[n, inputs]` -> `[n, outputs]` with the mean weights."""
+        return self.mean(x)
+
+    def with_noise(self, x: Floats, noise: Floats) -> Floats:
+        """`[n, inputs]` -> `[n, outputs]` with a draw of all weights for each row, `noise` `[n, noise_size]`.
+
+        x (W + S o f_in f_out') = x W + ((x o f_in) S) o f_out, so no row's weight matrix is formed.
+        """
+        factors = np.sign(noise) * np.sqrt(np.abs(noise))
+        start, last = 0, len(self.sigma) - 1
+        for number, ((weight, offset), (spread, shift)) in enumerate(zip(self.mean.layers, self.sigma, strict=True)):
+            inputs, outputs = weight.shape
+            before, after = factors[:, start : start + inputs], factors[:, start + inputs : start + inputs + outputs]
+            start += inputs + outputs
+            spreading = (x * before) @ spread
+            x = x @ weight
+            x += offset + (spreading + shift) * after
+            if number < last:
+                x = self.mean.activate(x)
+        return x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NumpyQNetwork:
+    """Expected returns of actions from the outputs of a network."""
+
+    network: NumpyMlp | NumpyNoisyMlp
+    size: int
+    """Outputs per action."""
+    dueling: bool
+    atoms: Floats | None
+    """`[size]` support of the categorical distribution; None: the outputs are returns."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """`[n, inputs]` -> `[n, choices]`."""
+        return self.q_values(self.network(x))
+
+    def q_values(self, raw: Floats) -> Floats:
+        """`[n, outputs]` -> `[n, choices]`."""
+        if self.size == 1 and not self.dueling:
+            return raw
+        streams = raw.reshape(len(raw), -1, self.size)
+        if self.dueling:
+            value, advantage = streams[:, :1], streams[:, 1:]
+            streams = value + (advantage - advantage.mean(axis=1, keepdims=True))
+        if self.atoms is None:
+            return streams.mean(axis=2)
+        likely = np.exp(streams - streams.max(axis=2, keepdims=True))
+        return (likely @ self.atoms) / likely.sum(axis=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyNoisyPolicy:
+    """Greedy with noisy weights, drawn once for all decisions of a rollout, so that exploration is consistent for a
+    while (Fortunato et al., 2018). `best` uses the mean weights.
+    """
+
+    values: _NumpyQNetwork
+    inputs: ObservationInputs
+    actions: DiscreteActions
+    noise_size: int
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        drawn = draws.standard_normal(self.noise_size, dtype=np.float32)
+        return np.broadcast_to(drawn, (*shape, self.noise_size))
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """The probability of an action is an integral over the weights, which is not computed: NaN."""
+        network = self.values.network
+        assert isinstance(network, NumpyNoisyMlp)
+        best = self.values.q_values(network.with_noise(self.inputs.array(seen), noise)).argmax(axis=1)
+        return best + self.actions.start, np.full(len(best), np.nan, dtype=np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return self.values(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoltzmannLogits:
+    """Values over a temperature: the logits of a Boltzmann policy."""
+
+    values: _NumpyQNetwork
+    temperature: float
+
+    def __call__(self, x: Floats) -> Floats:
+        return self.values(x) / np.float32(self.temperature)
+
 
 # ------------------------------------------------------------------------------------------------------- layer norm mlp
 
@@ -46,13 +145,13 @@ class LayerNormMlp(Mlp):
     def activate(self, x: Tensor) -> Tensor:
         return super().activate(layer_normed(x))
 
-    def to_numpy(self) -> "NumpyLayerNormMlp":
+    def to_numpy(self) -> "_NumpyLayerNormMlp":
         plain = super().to_numpy()
-        return NumpyLayerNormMlp(layers=plain.layers, relu=plain.relu)
+        return _NumpyLayerNormMlp(layers=plain.layers, relu=plain.relu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyLayerNormMlp(NumpyMlp):
+class _NumpyLayerNormMlp(NumpyMlp):
     """A `LayerNormMlp` in numpy."""
 
     def activate(self, x: Floats) -> Floats:
@@ -93,7 +192,7 @@ class QuantileReturn:
 
 
 ReturnModel: TypeAlias = ScalarReturn | CategoricalReturn | QuantileReturn
-RETURN_MODELS: dict[str, type[ReturnModel]] = {
+_RETURN_MODELS: dict[str, type[ReturnModel]] = {
     "mean": ScalarReturn,
     "atoms": CategoricalReturn,
     "quantiles": QuantileReturn,
@@ -239,7 +338,7 @@ class DqnPolicy(ControlPolicy):
         value, advantage = streams[:, :1], streams[:, 1:]
         return value + (advantage - advantage.mean(dim=1, keepdim=True))
 
-    def numpy_q_network(self) -> NumpyQNetwork:
+    def numpy_q_network(self) -> _NumpyQNetwork:
         """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
         return self._numpy_q_network(self.values)
 
@@ -267,24 +366,24 @@ class DqnPolicy(ControlPolicy):
             network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.choices, epsilon=epsilon
         )
 
-    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> NumpyQNetwork:
+    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> _NumpyQNetwork:
         atoms = (
             self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
         )
-        return NumpyQNetwork(
+        return _NumpyQNetwork(
             network=body.to_numpy(), size=self.architecture.outcome.size, dueling=self.architecture.dueling, atoms=atoms
         )
 
     def extras(self) -> Mapping[str, Any]:
         shape = self.architecture
-        (kind,) = (name for name, made in RETURN_MODELS.items() if isinstance(shape.outcome, made))
+        (kind,) = (name for name, made in _RETURN_MODELS.items() if isinstance(shape.outcome, made))
         outcome = {"kind": kind, **asdict(shape.outcome)}
         return {**asdict(shape), "outcome": outcome}
 
     @classmethod
     def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         outcome = dict(extras["outcome"])
-        made = RETURN_MODELS[outcome.pop("kind")]
+        made = _RETURN_MODELS[outcome.pop("kind")]
         shape = QArchitecture(
             outcome=made(**outcome),
             dueling=bool(extras["dueling"]),

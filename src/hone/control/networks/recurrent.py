@@ -90,18 +90,14 @@ class _NumpyGru:
     state_bias: Floats
     """`[3 * units]`"""
 
-    @property
-    def units(self) -> int:
-        return len(self.state_weight)
-
     def __call__(self, x: Floats, state: Floats) -> Floats:
         """`[n, inputs]`, `[n, units]` -> the next state `[n, units]`."""
-        units = self.units
-        given, kept = x @ self.input_weight + self.input_bias, state @ self.state_weight + self.state_bias
+        units = len(self.state_weight)
+        fresh, kept = x @ self.input_weight + self.input_bias, state @ self.state_weight + self.state_bias
         one = np.float32(1.0)
-        gates: Floats = one / (one + np.exp(-(given[:, : 2 * units] + kept[:, : 2 * units])))
+        gates: Floats = one / (one + np.exp(-(fresh[:, : 2 * units] + kept[:, : 2 * units])))
         reset, update = gates[:, :units], gates[:, units:]
-        new: Floats = np.tanh(given[:, 2 * units :] + reset * kept[:, 2 * units :])
+        new: Floats = np.tanh(fresh[:, 2 * units :] + reset * kept[:, 2 * units :])
         return (new + update * (state - new)).astype(np.float32, copy=False)
 
 

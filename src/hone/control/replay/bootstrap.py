@@ -29,8 +29,8 @@ class ColumnStatistics:
     """Running mean and variance of columns (Welford, 1962; merged as Chan et al., 1979)."""
 
     count: int = 0
-    mean: Floats = field(default_factory=lambda: _zeros(0))
-    squares: Floats = field(default_factory=lambda: _zeros(0))
+    mean: Floats = field(default_factory=lambda: np.zeros(0))
+    squares: Floats = field(default_factory=lambda: np.zeros(0))
     """Sum of squared distances from the mean."""
 
     def add(self, rows: Floats) -> None:
@@ -38,7 +38,7 @@ class ColumnStatistics:
         if not len(rows):
             return
         if not self.count:
-            self.mean, self.squares = _zeros(rows.shape[1]), _zeros(rows.shape[1])
+            self.mean, self.squares = np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
         mean: Floats = rows.mean(axis=0)
         total = self.count + len(rows)
         gap: Floats = mean - self.mean
@@ -126,7 +126,3 @@ class BootstrapBuffer:
         self.ring.restore(substate(state, "ring"))
         self.inputs.restore(substate(state, "inputs"))
         self.targets.restore(substate(state, "changes"))
-
-
-def _zeros(count: int) -> Floats:
-    return np.zeros(count)

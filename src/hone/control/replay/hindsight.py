@@ -18,9 +18,9 @@ from hone.core.ragged import Ints
 from hone.core.state import State
 
 Array: TypeAlias = NDArray[np.generic]
-GoalReward: TypeAlias = Callable[[Array, Array], NDArray[np.floating]]
+_GoalReward: TypeAlias = Callable[[Array, Array], NDArray[np.floating]]
 """What was reached `[n, g]` and what was wanted `[n, g]` -> reward `[n]`."""
-GoalReached: TypeAlias = Callable[[Array, Array], NDArray[np.bool_]]
+_GoalReached: TypeAlias = Callable[[Array, Array], NDArray[np.bool_]]
 """The same -> whether the goal is met `[n]`."""
 
 Strategy = Literal["future", "final", "episode"]
@@ -35,9 +35,9 @@ class GoalSpec:
     """Columns of the observation that say what is reached there."""
     desired: slice
     """Columns that say what is wanted."""
-    reward: GoalReward
+    reward: _GoalReward
     """Pays for a step, by what is reached after it."""
-    terminates: GoalReached | None = None
+    terminates: _GoalReached | None = None
     """Whether meeting a goal ends the world; None: it ends nothing. An end that the old goal does not explain stays."""
 
 

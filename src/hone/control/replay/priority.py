@@ -4,10 +4,9 @@ Belongs here: priorities over the rows of any replay buffer (Schaul et al., 2016
 the power of `exponent`; new rows get the largest mass so far, so that each is likely to be sampled once.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,133 +19,28 @@ Ints: TypeAlias = NDArray[np.int64]
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# -------------------------------------------------------------------------------------------------------------- kernels
-
-
-FAN = 16
-"""Children of a node: two cache lines. A node's sum is made of all of them again, so no rounding piles up."""
-BELOW = 1.0 - 2.0**-52
-"""A target at the very end of a node's mass is drawn in, or rounding could lead it to a child of mass 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SumTreeKernels:
-    """A tree is one array, layer after layer: leaves first; layer l is `nodes[starts[l]:starts[l + 1]]`."""
-
-    set_leaves: Callable[[Floats, Ints, Ints, Floats], None]
-    """`nodes`, `starts`, rows `[n]`, values `[n]`: set these leaves and make the sums above them again."""
-    find_leaves: Callable[[Floats, Ints, Floats], Ints]
-    """`nodes`, `starts`, targets `[n]` in [0, total] -> the leaves in whose stretch of the running sum they lie."""
-    compiled: bool
-
-
-def set_leaves(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
-    """See `Kernels.change`."""
-    nodes[rows] = values
-    for layer in range(len(starts) - 2):
-        low, high = int(starts[layer]), int(starts[layer + 1])
-        rows = rows >> 4
-        children = nodes[low:high].reshape(-1, FAN).take(rows, axis=0)
-        nodes[high + rows] = children.cumsum(axis=1)[:, -1]
-
-
-def find_leaves(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
-    """See `Kernels.find`."""
-    running = nodes[starts[-2] : starts[-1]].cumsum()
-    left = np.minimum(targets, running[-1] * BELOW)
-    node = running.searchsorted(left, side="right")
-    left = left - np.where(node > 0, running[node - 1], 0.0)
-    first = np.arange(0, len(targets) * FAN, FAN)
-    for layer in range(len(starts) - 3, -1, -1):
-        low, high = int(starts[layer]), int(starts[layer + 1])
-        left = np.minimum(left, nodes[high + node] * BELOW)
-        below = nodes[low:high].reshape(-1, FAN).take(node, axis=0).cumsum(axis=1)
-        child = (below > left[:, None]).argmax(axis=1)
-        left = left - np.where(child > 0, below.ravel()[first + child - 1], 0.0)
-        node = node * FAN + child
-    return node
-
-
-def change_by_loops(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
-    """Loop of `set_leaves` for numba."""
-    for i in range(len(rows)):
-        nodes[rows[i]] = values[i]
-    for layer in range(len(starts) - 2):
-        low, high = starts[layer], starts[layer + 1]
-        shift = 4 * (layer + 1)
-        last = -1
-        for i in range(len(rows)):
-            parent = rows[i] >> shift
-            if parent == last:
-                continue
-            last = parent
-            total = 0.0
-            for child in range(low + parent * 16, low + parent * 16 + 16):
-                total += nodes[child]
-            nodes[high + parent] = total
-
-
-def find_by_loops(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
-    """Loop of `find` for numba. It goes layer by layer and without branches, so that memory accesses overlap."""
-    layers, count = len(starts) - 1, len(targets)
-    running = nodes[starts[layers - 1] : starts[layers]].cumsum()
-    found, left = np.empty(count, dtype=np.int64), np.empty(count)
-    node = 0
-    for i in range(count):
-        target = min(targets[i], running[-1] * BELOW)
-        if node > 0 and running[node - 1] > target:
-            node = 0  # targets come in order as a rule; where they do not, the search begins anew
-        while running[node] <= target:
-            node += 1
-        found[i] = node
-        left[i] = target - running[node - 1] if node > 0 else target
-    for layer in range(layers - 2, -1, -1):
-        low, high = starts[layer], starts[layer + 1]
-        for i in range(count):
-            target = min(left[i], nodes[high + found[i]] * BELOW)
-            first = low + found[i] * 16
-            total, before, step = 0.0, 0.0, 0
-            for child in range(15):
-                total += nodes[first + child]
-                past = total <= target
-                step += past
-                before = total if past else before
-            left[i] = target - before
-            found[i] = found[i] * 16 + step
-    return found
-
-
-@cache
-def kernels() -> SumTreeKernels:
-    """Compiled where numba is installed (`pip install 'hone-rl[control]'`), else numpy. The first use of a compiled one
-    takes seconds, once per machine: numba keeps what it made beside this file."""
-    try:
-        import numba  # noqa: PLC0415 - optional, and takes half a second to import
-    except ImportError:
-        return SumTreeKernels(set_leaves=set_leaves, find_leaves=find_leaves, compiled=False)
-    compiled: Any = numba.njit(cache=True, nogil=True)  # pyright: ignore[reportUnknownMemberType]
-    return SumTreeKernels(set_leaves=compiled(change_by_loops), find_leaves=compiled(find_by_loops), compiled=True)
-
-
 # ----------------------------------------------------------------------------------------------------------------- tree
 
 
-TOP = 256
+_FAN = 16
+"""Children of a node: two cache lines. A node's sum is made of all of them again, so no rounding piles up."""
+_BELOW = 1.0 - 2.0**-52
+"""A target at the very end of a node's mass is drawn in, or rounding could lead it to a child of mass 0."""
+_TOP = 256
 """Nodes that one running sum is made over; no layer is needed above so few."""
 
 
 class SumTree:
-    """`capacity` masses, all 0 at first."""
+    """`capacity` masses, all 0 at first. The tree is one array, layer after layer, leaves first: layer l is
+    `_nodes[_starts[l]:_starts[l + 1]]`."""
 
-    def __init__(self, capacity: int, *, kernels: SumTreeKernels | None = None) -> None:
-        """`using`: the loops; None: the fastest that are installed."""
+    def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise DataError(f"a sum tree of {capacity} leaves: it must have at least 1")
         self.capacity = capacity
-        self._using = kernels
-        sizes = [-(-capacity // FAN) * FAN]
-        while sizes[-1] > TOP:
-            sizes.append(-(-(sizes[-1] // FAN) // FAN) * FAN)
+        sizes = [-(-capacity // _FAN) * _FAN]
+        while sizes[-1] > _TOP:
+            sizes.append(-(-(sizes[-1] // _FAN) // _FAN) * _FAN)
         self._starts = np.cumsum([0, *sizes]).astype(np.int64)
         self._nodes = np.zeros(int(self._starts[-1]))
 
@@ -174,7 +68,12 @@ class SumTree:
             raise DataError(f"mass {masses[wrong]} of row {rows[wrong]}: masses are finite and not negative")
         if rows.view(np.uint64).max() >= self.capacity:  # as unsigned numbers, negative rows are the largest
             raise DataError(f"rows {rows.min()} .. {rows.max()} of a tree of {self.capacity}")
-        self._loops.set_leaves(self._nodes, self._starts, rows, masses)
+        nodes = self._nodes
+        nodes[rows] = masses
+        for low, high in pairwise(self._starts[:-1].tolist()):
+            rows = rows // _FAN
+            children = nodes[low:high].reshape(-1, _FAN).take(rows, axis=0)
+            nodes[high + rows] = children.cumsum(axis=1)[:, -1]
 
     def find_rows(self, targets: Floats) -> Ints:
         """Row i such that the masses before it add up to at most the target, and with its own to more -> `[n]`.
@@ -182,7 +81,7 @@ class SumTree:
         Targets lie in [0, total]; a row of mass 0 is never found. Raises DataError for a tree without mass.
         """
         self._require_mass(self.total)
-        return self._loops.find_leaves(self._nodes, self._starts, targets)
+        return self._find(targets)
 
     def sample_rows(self, count: int, draws: np.random.Generator) -> tuple[Ints, Floats]:
         """`count` rows, one from each of as many equal stretches of the total, and their masses `[n]`.
@@ -192,22 +91,35 @@ class SumTree:
         total = self.total
         self._require_mass(total)
         targets = (np.arange(count) + draws.random(count)) * (total / count)
-        rows = self._loops.find_leaves(self._nodes, self._starts, targets)
+        rows = self._find(targets)
         return rows, self._nodes[rows]
+
+    def _find(self, targets: Floats) -> Ints:
+        """Leaves `[n]` in whose stretch of the running sum the targets `[n]` in [0, total] lie."""
+        nodes, starts = self._nodes, self._starts.tolist()
+        running = nodes[starts[-2] : starts[-1]].cumsum()
+        left = np.minimum(targets, running[-1] * _BELOW)
+        node = running.searchsorted(left, side="right")
+        left = left - np.where(node > 0, running[node - 1], 0.0)
+        first = np.arange(0, len(targets) * _FAN, _FAN)
+        for layer in range(len(starts) - 3, -1, -1):
+            low, high = starts[layer], starts[layer + 1]
+            left = np.minimum(left, nodes[high + node] * _BELOW)
+            below = nodes[low:high].reshape(-1, _FAN).take(node, axis=0).cumsum(axis=1)
+            child = (below > left[:, None]).argmax(axis=1)
+            left = left - np.where(child > 0, below.ravel()[first + child - 1], 0.0)
+            node = node * _FAN + child
+        return node
 
     def _require_mass(self, total: float) -> None:
         if total <= 0:
             raise DataError("the sum tree has no mass to draw from")
 
-    @property
-    def _loops(self) -> SumTreeKernels:
-        return kernels() if self._using is None else self._using
-
 
 # ------------------------------------------------------------------------------------------------------------- priority
 
 
-class RowBuffer(Protocol):
+class _RowBuffer(Protocol):
     """A memory whose rows can be named."""
 
     capacity: int
@@ -234,7 +146,7 @@ class RowBuffer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrioritySample:
+class _PrioritySample:
     """Last sample of a prioritised buffer."""
 
     rows: Ints
@@ -245,7 +157,7 @@ class PrioritySample:
     """Rows ever written when it was drawn."""
 
 
-EMPTY_SAMPLE = PrioritySample(rows=np.zeros(0, np.int64), importance_weight=np.zeros(0, np.float32), added=0)
+_EMPTY_SAMPLE = _PrioritySample(rows=np.zeros(0, np.int64), importance_weight=np.zeros(0, np.float32), added=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,22 +178,21 @@ class PriorityParams:
 
 
 class PrioritizedSampler:
-    """A memory sampled by priority. After `sample`, `drawn` holds the weights; after the update, call `learn`."""
+    """A memory sampled by priority. After `sample`, `last_sample` holds the weights; after the update, call
+    `update_priorities`."""
 
     def __init__(
         self,
-        memory: RowBuffer,
+        memory: _RowBuffer,
         priorities: PriorityParams = PriorityParams(),
-        *,
-        using: SumTreeKernels | None = None,
     ) -> None:
         self.buffer = memory
         self.priorities = priorities
-        self.tree = SumTree(memory.capacity, kernels=using)
+        self.tree = SumTree(memory.capacity)
         self.draws = 0
         self.largest = 1.0
         """Largest mass ever given; what newcomers get."""
-        self.last_sample = EMPTY_SAMPLE
+        self.last_sample = _EMPTY_SAMPLE
 
     def __len__(self) -> int:
         return len(self.buffer)
@@ -307,7 +218,7 @@ class PrioritizedSampler:
             raise DataError(f"{np.count_nonzero(~whole)} of {count} drawn rows lack their history: enlarge the memory")
         weight = self._weights(self.tree.row_masses(rows))
         self.draws += 1
-        self.last_sample = PrioritySample(
+        self.last_sample = _PrioritySample(
             rows=rows, importance_weight=weight.astype(np.float32), added=self.buffer.added
         )
         return self.buffer.take(rows)
@@ -335,9 +246,8 @@ class PrioritizedSampler:
 
     def current_beta(self) -> float:
         """Exponent of the weights at the next draw."""
-        given = self.priorities
-        share = 1.0 if given.beta_anneal_draws == 0 else min(1.0, self.draws / given.beta_anneal_draws)
-        return given.beta + (1.0 - given.beta) * share
+        beta, draws = self.priorities.beta, self.priorities.beta_anneal_draws
+        return beta + (1.0 - beta) * (1.0 if draws == 0 else min(1.0, self.draws / draws))
 
     def state(self) -> State:
         return {
@@ -356,7 +266,7 @@ class PrioritizedSampler:
         self.tree.set_masses(np.arange(len(masses)), masses)
         self.largest = float(array(state, "largest").astype(np.float64)[0])
         self.draws = integer(state, "draws")
-        self.last_sample = EMPTY_SAMPLE
+        self.last_sample = _EMPTY_SAMPLE
 
     def _weights(self, masses: Floats) -> Floats:
         chance = masses * (len(self.buffer) / self.tree.total)

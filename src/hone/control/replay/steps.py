@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.control.replay.records import require_same_columns
+from hone.control.replay.ring import require_same_columns
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, column_table
 from hone.core.errors import DataError

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.control.replay.records import require_same_columns
+from hone.control.replay.ring import require_same_columns
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes, column_table, concatenate
 from hone.core.errors import DataError
@@ -24,7 +24,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeIndex:
+class _EpisodeIndex:
     """Episodes in the store, oldest first."""
 
     start: Ints
@@ -37,17 +37,13 @@ class EpisodeIndex:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, which: Ints | slice) -> "EpisodeIndex":
+    def take(self, which: Ints | slice) -> "_EpisodeIndex":
         """Entries `which`, in that order."""
-        return EpisodeIndex(
+        return _EpisodeIndex(
             start=self.start[which],
             length=self.length[which],
             columns={name: values[which] for name, values in self.columns.items()},
         )
-
-
-def _no_spill(first: int, episodes: Episodes) -> None:
-    """Episodes that give way are forgotten."""
 
 
 class EpisodeStore:
@@ -57,13 +53,13 @@ class EpisodeStore:
     parquet).
     """
 
-    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] = _no_spill) -> None:
+    def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] | None = None) -> None:
         self.capacity = capacity
         self.spill = spill
         self.added = 0
         """Episodes ever remembered."""
         self._columns: dict[str, Array] = {}
-        self._index: EpisodeIndex | None = None
+        self._index: _EpisodeIndex | None = None
         self._waiting: dict[int, list[tuple[Episodes, int]]] = {}
         """Pieces of episodes that have not ended: where they stand in what was added."""
         self._next = 0
@@ -73,7 +69,7 @@ class EpisodeStore:
         return 0 if self._index is None else int(self._index.length.sum())
 
     @property
-    def index(self) -> EpisodeIndex:
+    def index(self) -> _EpisodeIndex:
         """Raises DataError while nothing was remembered."""
         if self._index is None:
             raise DataError("the episode store is empty: no episode has ended yet")
@@ -151,7 +147,7 @@ class EpisodeStore:
         final[ends] = here.columns["final"][ends]
         return self._pieces(offsets_of(lengths), ranges(begin, lengths), here, ends, final)
 
-    def _pieces(self, offsets: Ints, rows: Ints | slice, here: EpisodeIndex, ends: Flags, final: Array) -> Episodes:
+    def _pieces(self, offsets: Ints, rows: Ints | slice, here: _EpisodeIndex, ends: Flags, final: Array) -> Episodes:
         """Decisions `rows` of the episodes `here`; those that do not reach their episode's end (`ends`) are pieces."""
         flags = {name: here.columns[name].astype(np.bool_) & ends for name in ("terminated", "truncated")}
         decisions = {name: column[rows] for name, column in self._columns.items()}
@@ -216,7 +212,8 @@ class EpisodeStore:
         touched = np.flatnonzero((index.start < high) & (index.start + index.length > low))
         gone = int(touched.max()) + 1 if len(touched) else 0
         if gone:
-            self.spill(self.added - len(index), concatenate([self.view(number) for number in range(gone)]))
+            if self.spill is not None:
+                self.spill(self.added - len(index), concatenate([self.view(number) for number in range(gone)]))
             self._index = index.take(slice(gone, None)) if gone < len(index) else None
 
 
@@ -224,13 +221,13 @@ def _columns_of(episodes: Episodes, unit: str) -> dict[str, Array]:
     return {name: values for name, values in episodes.columns().items() if column_table()[name].unit == unit}
 
 
-def _index_of(episodes: Episodes, starts: Ints) -> EpisodeIndex:
-    return EpisodeIndex(start=starts, length=episodes.lengths, columns=_columns_of(episodes, "episode"))
+def _index_of(episodes: Episodes, starts: Ints) -> _EpisodeIndex:
+    return _EpisodeIndex(start=starts, length=episodes.lengths, columns=_columns_of(episodes, "episode"))
 
 
-def _append(one: EpisodeIndex, other: EpisodeIndex) -> EpisodeIndex:
+def _append(one: _EpisodeIndex, other: _EpisodeIndex) -> _EpisodeIndex:
     require_same_columns(other.columns, one.columns)
-    return EpisodeIndex(
+    return _EpisodeIndex(
         start=np.concatenate([one.start, other.start]),
         length=np.concatenate([one.length, other.length]),
         columns={name: np.concatenate([values, other.columns[name]]) for name, values in one.columns.items()},

@@ -27,13 +27,13 @@ CART_KG, POLE_KG, LENGTH_M, FRICTION, GRAVITY = 0.5, 0.5, 0.6, 0.1, 9.82
 PUSH_N = 10.0
 RAIL_M = 2.4
 """Position of the ends of the rail, in metres from the centre."""
-INITIAL_STD = 0.1
+_INITIAL_STD = 0.1
 """Standard deviation of the initial state's components around hanging still in the centre."""
 
 OBSERVATION = spaces.Box(
     np.array([-RAIL_M, -np.inf, -1, -1, -np.inf], np.float32), np.array([RAIL_M, np.inf, 1, 1, np.inf], np.float32)
 )
-ACTION = spaces.Box(-1.0, 1.0, (1,), np.float32)
+_ACTION = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def state_derivative(state: Floats, force: Floats, *, friction: float = FRICTION) -> Floats:
@@ -76,7 +76,7 @@ def rewards_of(state: Floats) -> Floats:
 
 def _initial_states(draws: np.random.Generator, count: int) -> Floats:
     """Sample initial states `[n, 4]`."""
-    return INITIAL_STD * draws.standard_normal((count, 4))
+    return _INITIAL_STD * draws.standard_normal((count, 4))
 
 
 class CartPoleSwingUpEnv(gymnasium.Env[Seen, Seen]):
@@ -86,7 +86,7 @@ class CartPoleSwingUpEnv(gymnasium.Env[Seen, Seen]):
 
     def __init__(self) -> None:
         self.observation_space = OBSERVATION
-        self.action_space = ACTION
+        self.action_space = _ACTION
         self.state = np.zeros((1, 4))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
@@ -106,8 +106,8 @@ class CartPoleSwingUpVectorEnv(VectorEnv[Seen, Seen, NDArray[np.generic]]):
 
     def __init__(self, num_envs: int, max_episode_steps: int = STEPS) -> None:
         self.num_envs, self.limit = num_envs, max_episode_steps
-        self.single_observation_space, self.single_action_space = OBSERVATION, ACTION
-        self.observation_space, self.action_space = batch_space(OBSERVATION, num_envs), batch_space(ACTION, num_envs)
+        self.single_observation_space, self.single_action_space = OBSERVATION, _ACTION
+        self.observation_space, self.action_space = batch_space(OBSERVATION, num_envs), batch_space(_ACTION, num_envs)
         self.state = np.zeros((num_envs, 4))
         self.age = np.zeros(num_envs, dtype=np.int64)
 

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from hone.control.environments.goals import ACHIEVED, DESIRED, OBSERVATION, Floats, GoalObservation, goal_space
+from hone.control.environments.space_advice import ACHIEVED, DESIRED, OBSERVATION, Floats, GoalObservation, goal_space
 from hone.core.errors import ConfigError
 
 

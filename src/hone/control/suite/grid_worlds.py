@@ -5,6 +5,7 @@ solutions; `desc` is the map, as in Gymnasium's own grids.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
@@ -57,13 +58,8 @@ class GridEnv(gymnasium.Env[np.int64, np.int64]):
         table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {s: {} for s in range(mdp.states)}
         for pair in range(mdp.states * mdp.actions):
             outcomes = slice(mdp.offsets[pair], mdp.offsets[pair + 1])
-            columns = (
-                mdp.probability[outcomes],
-                mdp.next_state[outcomes],
-                mdp.reward[outcomes],
-                mdp.terminates[outcomes],
-            )
-            rows = list(zip(*(column.tolist() for column in columns), strict=True))
+            columns = (mdp.probability, mdp.next_state, mdp.reward, mdp.terminates)
+            rows = list(zip(*(column[outcomes].tolist() for column in columns), strict=True))
             if rows:
                 table[pair // mdp.actions][pair % mdp.actions] = rows
         return table
@@ -84,11 +80,11 @@ class GridEnv(gymnasium.Env[np.int64, np.int64]):
     def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
         mdp, pair = self.mdp, self.state * self.mdp.actions + int(action)
         first, last = int(mdp.offsets[pair]), int(mdp.offsets[pair + 1])
-        found = first
+        outcome = first
         if last - first > 1:  # a deterministic outcome needs no random number
-            found += _drawn(mdp.probability[first:last], self.np_random.random())
-        self.state = int(mdp.next_state[found])
-        return np.int64(self.state), float(mdp.reward[found]), bool(mdp.terminates[found]), False, {}
+            outcome += _drawn(mdp.probability[first:last], self.np_random.random())
+        self.state = int(mdp.next_state[outcome])
+        return np.int64(self.state), float(mdp.reward[outcome]), bool(mdp.terminates[outcome]), False, {}
 
 
 class MazeEnv(GridEnv):
@@ -184,14 +180,7 @@ def with_start_distance(mdp: FiniteMdp, distance: int) -> FiniteMdp:
     start = (away == distance).astype(np.float64)
     if not start.any():
         raise ConfigError(f"hone/Maze-v0: distance = {distance}; the furthest place is {away.max()} steps from its end")
-    return make_mdp(
-        MdpOutcomes(
-            state=mdp.pair_of_outcome // mdp.actions, action=mdp.pair_of_outcome % mdp.actions,
-            next_state=mdp.next_state,
-            probability=mdp.probability, reward=mdp.reward, terminates=mdp.terminates,
-        ),
-        states=mdp.states, actions=mdp.actions, start=start / start.sum(), discount=mdp.discount, limit=mdp.step_limit,
-    )  # fmt: skip
+    return replace(mdp, start_distribution=start / start.sum())
 
 
 def steps_to_end(mdp: FiniteMdp) -> Ints:

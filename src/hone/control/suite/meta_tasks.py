@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Seen: TypeAlias = NDArray[np.float32]
 Floats: TypeAlias = NDArray[np.float64]
-TrialStep: TypeAlias = tuple[Seen, NDArray[np.generic], NDArray[np.generic], NDArray[np.generic], dict[str, Any]]
+_TrialStep: TypeAlias = tuple[Seen, NDArray[np.generic], NDArray[np.generic], NDArray[np.generic], dict[str, Any]]
 
 
 class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
@@ -51,7 +51,7 @@ class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
         self.age[begins] = 0
         return self._seen(begins), {}
 
-    def step(self, actions: NDArray[np.int64]) -> TrialStep:
+    def step(self, actions: NDArray[np.int64]) -> _TrialStep:
         chosen = np.asarray(actions, np.int64)
         reward, ended = self.task_step(chosen)
         self.age += 1

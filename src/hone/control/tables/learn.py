@@ -5,29 +5,183 @@ Rules for values linear in features are in `linear.py`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from pydantic import Field
 
-from hone.control.tables.batch import (
-    RateConfig,
-    TabularBatch,
-    expected_sarsa_weights,
-    sarsa_weights,
-    suffix_products,
-    tabular_batch,
-)
-from hone.control.tables.kernels import Floats, TabularKernels, TabularSteps, TraceDecay, kernels
+from hone.control.tables.explore import count_bonus
+from hone.control.tables.kernels import Flags, Floats, TabularKernels, TabularSteps, TraceDecay, kernels
 from hone.control.tables.models import TabularModel
-from hone.control.tables.tables import StateValues, Table
+from hone.control.tables.tables import ActionTable, StateValues, Table
+from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
+from hone.core.ragged import Ints, owner_of
 from hone.core.random import generator
 from hone.core.state import State, array, integer, substate
 
+# ---------------------------------------------------------------------------------------------------------------- batch
+
+
+class RateConfig(Config):
+    """Step sizes: max(minimum, rate / visits^power), with the number of visits of the updated pair (or state)."""
+
+    rate: float = Field(default=0.1, gt=0)
+    """Step size at the first visit, and always if `power` is 0."""
+    power: float = Field(default=0.0, ge=0, le=1)
+    """Above 0.5 and at most 1 the estimates converge (Robbins & Monro, 1951); 0 tracks an environment that changes."""
+    minimum: float = Field(default=0.0, ge=0)
+    """Lower bound of the step size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TabularBatch:
+    """Steps of E pieces of episodes, one piece after another."""
+
+    steps: TabularSteps
+    action: Ints
+    """`[N]` action of each step; in a table of actions counted from 0."""
+    offsets: Ints
+    """`[E+1]`"""
+    group: Ints
+    """`[E]` the episode number of each piece."""
+    ended: Flags
+    """`[E]` whether the piece ends its episode."""
+    target: Floats
+    """`[N]` value targets of the credit; empty where it gives none."""
+    logp: Floats
+    """`[N]` nats, under the behaviour policy."""
+    scored: Flags
+    """`[N]` flags of the steps that are learned from; not those of a failed environment, without a score."""
+    iteration: int
+    """Iteration of the policy that collected the steps."""
+
+    @property
+    def last_steps(self) -> Ints:
+        """`[E]` last step of each piece."""
+        return self.offsets[1:] - 1
+
+
+def tabular_batch(
+    table: Table, episodes: Episodes, credits: Credits, rate: RateConfig, *, first_visits_only: bool = False
+) -> TabularBatch:
+    """Steps of `episodes`, each with its step size; counts the visits. With `first_visits_only`, only the first visit
+    of a cell in each episode is counted and learned from.
+    """
+    assert episodes.final is not None
+    now, last = _cells(table, episodes.observations), _cells(table, episodes.final)
+    taken, cell = episodes.chosen.astype(np.int64), now
+    if isinstance(table, ActionTable):
+        taken = taken - table.first_action
+        cell = now + taken[:, None]
+    ahead = np.empty_like(now)
+    ahead[:-1] = now[1:]
+    ahead[episodes.offsets[1:] - 1] = last
+    known = episodes.scored[episodes.owner]
+    if first_visits_only:
+        known = known & first_visits(cell[:, 0], episodes.offsets)
+    nothing = np.zeros(0)
+    steps = TabularSteps(
+        cell=np.ascontiguousarray(cell),
+        next_cell=ahead,
+        reward=credits.advantage.astype(np.float64),
+        discount=np.zeros(len(cell)) if credits.discount is None else credits.discount.astype(np.float64),
+        step_size=step_sizes(table.visits, cell, rate, known),
+    )
+    bonus = count_bonus(table.explore, table.visits[steps.cell].min(axis=1)) if isinstance(table, ActionTable) else None
+    if bonus is not None:
+        steps = steps._replace(reward=steps.reward + bonus)
+    return TabularBatch(
+        steps=steps,
+        action=taken,
+        offsets=episodes.offsets,
+        group=episodes.group,
+        ended=episodes.terminated | episodes.truncated,
+        target=nothing if credits.target is None else credits.target.astype(np.float64),
+        logp=episodes.logp.astype(np.float64),
+        scored=known,
+        iteration=int(episodes.version[0]),
+    )
+
+
+def step_sizes(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Floats:
+    """`[N]` step sizes for cells `[N, M]`, divided by M; adds the visits to `count` `[K]`. Masked steps have 0."""
+    first = cell[:, 0]
+    size = np.full(len(first), rate.rate)
+    if rate.power:
+        visits = count[first[known]] + 1 + rank_among_equals(first[known])
+        size[known] = np.maximum(rate.minimum, rate.rate * visits ** (-rate.power))
+    count += np.bincount(cell[known].ravel(), minlength=len(count))
+    return np.where(known, size, 0.0) / cell.shape[1]
+
+
+def rank_among_equals(values: Ints) -> Ints:
+    """Count of earlier equal values, for each `[n]`.
+
+    >>> rank_among_equals(np.array([7, 3, 7, 7]))
+    array([0, 0, 1, 2])
+    """
+    order = np.argsort(values, kind="stable")
+    fresh = np.append(True, np.diff(values[order]) != 0)
+    begins = np.flatnonzero(fresh)
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[order] = np.arange(len(values)) - begins[fresh.cumsum() - 1]
+    return rank
+
+
+def expected_sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
+    """`[N, J]` probabilities of the next action under the behaviour policy: expected SARSA."""
+    if isinstance(table, StateValues):
+        return np.ones((len(batch.action), 1))
+    return np.ascontiguousarray(table.exploration_probabilities(batch.steps.next_cell, batch.iteration))
+
+
+def sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
+    """`[N, J]` a 1 at the next action: SARSA. Where a piece ends without termination, the next action is not known, and
+    the row holds the probabilities of the behaviour policy.
+    """
+    if isinstance(table, StateValues):
+        return np.ones((len(batch.action), 1))
+    weight = np.zeros((len(batch.action), table.features.actions))
+    weight[np.arange(len(weight) - 1), batch.action[1:]] = 1.0
+    last = batch.last_steps
+    weight[last] = table.exploration_probabilities(batch.steps.next_cell[last], batch.iteration)
+    return weight
+
+
+def first_visits(cell: Ints, offsets: Ints) -> Flags:
+    """`[N]` flags of steps that are the first of their episode with their cell `[N]`."""
+    pair = owner_of(offsets) * (int(cell.max(initial=0)) + 1) + cell
+    first = np.zeros(len(cell), dtype=np.bool_)
+    first[np.unique(pair, return_index=True)[1]] = True
+    return first
+
+
+def suffix_products(ratio: Floats, offsets: Ints, *, include_self: bool) -> Floats:
+    """`[N]` product of the ratios from each step to the end of its episode, with or without its own."""
+    product = np.empty_like(ratio)
+    for begin, end in pairwise(offsets):
+        product[begin:end] = ratio[begin:end][::-1].cumprod()[::-1]
+        if not include_self:
+            product[begin : end - 1] = product[begin + 1 : end]
+            product[end - 1] = 1.0
+    return product
+
+
+def _cells(table: Table, seen: np.ndarray) -> Ints:
+    if isinstance(table, ActionTable):
+        return table.features.cell(seen)
+    return seen.astype(np.int64)[:, None]
+
+
+# ---------------------------------------------------------------------------------------------------------------- learn
+
+
 T = TypeVar("T", bound=Table)
-NextActionWeights: TypeAlias = Callable[[Table, TabularBatch], Floats]
+_NextActionWeights: TypeAlias = Callable[[Table, TabularBatch], Floats]
 """Weights `[N, J]` of the next actions."""
 
 
@@ -108,7 +262,7 @@ def _predict_table_values(table: Table, episodes: Episodes) -> Values:
 
 
 @dataclass(kw_only=True)
-class KernelRule:
+class _KernelRule:
     """Base of the update rules that run one of the compiled loops; it counts backups."""
 
     backups: int = 0
@@ -122,7 +276,7 @@ class KernelRule:
 
 
 @dataclass(kw_only=True)
-class TargetRule(KernelRule):
+class TargetRule(_KernelRule):
     """x += rate * (target - x): Monte Carlo, n-step returns, lambda-returns."""
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
@@ -134,7 +288,7 @@ class TargetRule(KernelRule):
 
 
 @dataclass(kw_only=True)
-class WeightedImportanceSampling(KernelRule):
+class WeightedImportanceSampling(_KernelRule):
     """Off-policy Monte Carlo with weighted importance sampling.
 
     Action values are learned of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); state
@@ -173,10 +327,10 @@ class WeightedImportanceSampling(KernelRule):
 
 
 @dataclass(kw_only=True)
-class ExpectedSarsa(KernelRule):
+class ExpectedSarsa(_KernelRule):
     """TD(0), SARSA and expected SARSA, which differ in the weights of the next actions."""
 
-    next_weights: NextActionWeights = expected_sarsa_weights
+    next_weights: _NextActionWeights = expected_sarsa_weights
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         self.backups += len(batch.action)
@@ -184,7 +338,7 @@ class ExpectedSarsa(KernelRule):
 
 
 @dataclass(kw_only=True)
-class QLearningRule(KernelRule):
+class QLearningRule(_KernelRule):
     """Q-learning (Watkins, 1989)."""
 
     actions: int
@@ -195,7 +349,7 @@ class QLearningRule(KernelRule):
 
 
 @dataclass(kw_only=True)
-class DoubleQLearning(KernelRule):
+class DoubleQLearning(_KernelRule):
     """Double Q-learning (van Hasselt, 2010); the table has two tables."""
 
     actions: int
@@ -215,24 +369,15 @@ class DoubleQLearning(KernelRule):
         self.updates, self.backups = integer(state, "updates"), integer(state, "backups")
 
 
-def _slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
-    """Some of the steps, in order; views."""
-    return TabularSteps(
-        cell=steps.cell[rows], next_cell=steps.next_cell[rows], reward=steps.reward[rows],
-        discount=steps.discount[rows],
-        step_size=steps.step_size[rows],
-    )  # fmt: skip
-
-
 @dataclass(kw_only=True)
-class EligibilityTraces(KernelRule):
+class EligibilityTraces(_KernelRule):
     """TD(lambda) and SARSA(lambda), online; an episode's traces are kept from one piece of it to the next."""
 
     decay: float
     """discount * lambda."""
     trace: int
     """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
-    next_weights: NextActionWeights = sarsa_weights
+    next_weights: _NextActionWeights = sarsa_weights
     open_traces: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
     """Traces `[K]` of unfinished episodes, and the previous estimate of their next value."""
 
@@ -243,7 +388,7 @@ class EligibilityTraces(KernelRule):
             rows = slice(int(batch.offsets[piece]), int(batch.offsets[piece + 1]))
             group = int(batch.group[piece])
             trace, before = self.open_traces.get(group) or (np.zeros(len(table.x)), np.nan)
-            part = _slice_steps(batch.steps, rows)
+            part = TabularSteps(*(column[rows] for column in batch.steps))
             fading = TraceDecay(decay=self.decay, kind=self.trace, previous_value=before)
             error, before = self.loops.eligibility_traces(table.x, trace, part, weight[rows], fading)
             total += error
@@ -275,7 +420,7 @@ class EligibilityTraces(KernelRule):
 
 
 @dataclass(kw_only=True)
-class DynaQ(KernelRule):
+class DynaQ(_KernelRule):
     """Dyna-Q (Sutton, 1990): Q-learning on each step, and on `planning` simulated steps after it."""
 
     actions: int
@@ -305,7 +450,7 @@ class DynaQ(KernelRule):
 
 
 @dataclass(kw_only=True)
-class PrioritisedSweeping(KernelRule):
+class PrioritisedSweeping(_KernelRule):
     """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learned model, highest priority first."""
 
     actions: int

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from hone.control.tables.batch import TabularBatch
 from hone.control.tables.kernels import Floats
+from hone.control.tables.learn import TabularBatch
 from hone.control.tables.tables import StateValues, Table
 from hone.core.state import State, array, integer
 

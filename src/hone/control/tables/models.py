@@ -11,7 +11,7 @@ from hone.control.tables.kernels import Floats, Ints
 from hone.core.state import State, array, integer
 
 
-class ModelArrays(NamedTuple):
+class _ModelArrays(NamedTuple):
     """Arrays of the model for the compiled loops. D is the largest number of outcomes of a pair."""
 
     taken_cells: Ints
@@ -66,9 +66,9 @@ class TabularModel:
                 self.taken += 1
             self.total[row] += times[place]
 
-    def arrays(self) -> ModelArrays:
+    def arrays(self) -> _ModelArrays:
         """Arrays of the current model; they share memory with it."""
-        return ModelArrays(
+        return _ModelArrays(
             taken_cells=self.known[: self.taken], next_cell=self.ahead, reward=self.reward, discount=self.factor,
             counts=self.times,
             visits=self.total, first_predecessor=self.head, link=self.link,

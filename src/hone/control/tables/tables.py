@@ -4,6 +4,7 @@ A folder holds `policy.json` and `table.safetensors`. Learning is in `learn.py`.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,13 +17,87 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 
 from hone.control.tables.explore import EpsilonGreedy, Exploration, action_probabilities, sample_actions
 from hone.control.tables.kernels import Floats, Ints
-from hone.control.tables.tiles import TileCoder
-from hone.core.errors import DataError
+from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import strict_json
+
+# ---------------------------------------------------------------------------------------------------------------- tiles
+
+
+_MOST_CELLS = 50_000_000
+"""Most numbers of a table; 400 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileCoder:
+    """`tilings` grids of `bins` cells along each of d dimensions of a box `low` .. `high`; see `make_tile_coder`.
+
+    Points outside the box are clipped to it.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    tilings: int
+    bins: int
+    actions: int
+
+    @property
+    def cells(self) -> int:
+        """Number of cells, of all actions together."""
+        return self.tilings * (self.bins + 1) ** len(self.low) * self.actions
+
+    def cell(self, seen: NDArray[np.generic]) -> Ints:
+        """`[n, d]` -> `[n, tilings]` first cells (of action 0)."""
+        return self.tiles(seen.reshape(len(seen), -1).astype(np.float64)) * self.actions
+
+    def tiles(self, points: Floats) -> Ints:
+        """`[n, d]` -> `[n, tilings]` numbers of the active tiles, all different.
+
+        Grid t is displaced by t / tilings of a cell times 1, 3, 5 ... along the dimensions, modulo 1.
+        """
+        low, high = np.array(self.low), np.array(self.high)
+        size = len(self.low)
+        unit = (np.clip(points, low, high) - low) / (high - low) * self.bins
+        shift = np.arange(self.tilings)[:, None] * (2 * np.arange(size) + 1) / self.tilings % 1.0
+        where = np.floor(unit[:, None, :] + shift).astype(np.int64)
+        place = (np.minimum(where, self.bins) * (self.bins + 1) ** np.arange(size)).sum(axis=2)
+        return place + np.arange(self.tilings) * (self.bins + 1) ** size
+
+    def description(self) -> dict[str, Any]:
+        return {
+            "kind": "tiles",
+            "low": list(self.low),
+            "high": list(self.high),
+            "tilings": self.tilings,
+            "bins": self.bins,
+            "actions": self.actions,
+        }
+
+    @staticmethod
+    def from_description(description: Mapping[str, Any]) -> "TileCoder":
+        """Tile coder from the result of `description`. Raises KeyError, TypeError, ValueError."""
+        return TileCoder(**{**description, "low": tuple(description["low"]), "high": tuple(description["high"])})
+
+
+def make_tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int, bins: int, actions: int) -> TileCoder:
+    """Tile coder of a box. Raises ConfigError for a box without bounds, and for more than `_MOST_CELLS` cells."""
+    bounds = np.array([low, high], dtype=np.float64)
+    if not np.isfinite(bounds).all() or not (bounds[0] < bounds[1]).all() or (np.abs(bounds) > 1e6).any():
+        raise ConfigError(f"tiles need a bounded box, got {list(low)} .. {list(high)}; give tiles.low and tiles.high")
+    cells = tilings * (bins + 1) ** len(low) * actions
+    if cells > _MOST_CELLS:
+        raise ConfigError(
+            f"{tilings} tilings x {bins + 1}^{len(low)} tiles x {actions} actions are {cells:,} numbers, more than "
+            f"{_MOST_CELLS:,}; use fewer bins"
+        )
+    return TileCoder(low=tuple(low), high=tuple(high), tilings=tilings, bins=bins, actions=actions)
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
 
 FORMAT = 1
 Array: TypeAlias = NDArray[np.generic]
-EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
+_EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +171,9 @@ class ActionTable:
         """`[n, A]` probabilities of the exploration policy."""
         return action_probabilities(self.explore, self.values(cell), self.counts(cell), turn)
 
-    def numpy_policy(self, turn: int = 0) -> "TablePolicyActor":
+    def numpy_policy(self, turn: int = 0) -> "_TablePolicyActor":
         """Policy that acts by this table in iteration `turn`; updates of the table change it at once."""
-        return TablePolicyActor(table=self, iteration=turn)
+        return _TablePolicyActor(table=self, iteration=turn)
 
     def arrays(self) -> dict[str, Array]:
         """Arrays of the folder."""
@@ -119,7 +194,7 @@ class ActionTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TablePolicyActor:
+class _TablePolicyActor:
     """Acts by a table, with one random number per decision."""
 
     table: ActionTable
@@ -252,10 +327,10 @@ def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
         return StateValues(arrays["followed"].astype(np.float64), features=features)
     if description["kind"] != ActionTable.kind:
         raise ValueError(f"a policy of kind {description['kind']!r} is not a table")
-    metrics = dict(description["features"])
-    kind = metrics.pop("kind")
-    features = StateFeatures(**metrics) if kind == "states" else TileCoder.from_description(metrics)
+    arguments = dict(description["features"])
+    kind = arguments.pop("kind")
+    features = StateFeatures(**arguments) if kind == "states" else TileCoder.from_description(arguments)
     return ActionTable(
-        features, explore=EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
+        features, explore=_EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
         first_action=description["first_action"],
     )  # fmt: skip

@@ -6,9 +6,8 @@ from hone.control.finite.build import chain_mdp
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig, expected_sarsa_weights
 from hone.control.tables.kernels import ACCUMULATING, DUTCH
-from hone.control.tables.learn import EligibilityTraces, TabularLearner
+from hone.control.tables.learn import EligibilityTraces, RateConfig, TabularLearner, expected_sarsa_weights
 from hone.control.tables.tables import StateValues
 from hone.control.tabular import StationaryActor
 from hone.core.credit import NO_VALUES

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig
 from hone.control.tables.explore import (
     ConstantSchedule,
     EpsilonGreedy,
@@ -17,7 +16,7 @@ from hone.control.tables.explore import (
     SoftmaxActions,
 )
 from hone.control.tables.explore import UpperConfidenceBound as Ucb
-from hone.control.tables.learn import QLearningRule
+from hone.control.tables.learn import QLearningRule, RateConfig
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes

@@ -12,7 +12,7 @@ from hone.control.finite.options import mdp_over_options, primitive_option
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.job import ControlEvaluationConfig
 from hone.control.suite.grid_worlds import FourRoomsEnv
-from hone.control.tables.batch import RateConfig
+from hone.control.tables.learn import RateConfig
 from hone.control.tabular import TableConfig, TabularAlgorithm
 from hone.core.episodes import Episodes
 from hone.lab.control import train_job, with_rewards

@@ -4,8 +4,7 @@ import numpy as np
 
 from hone.control.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig
-from hone.control.tables.learn import DoubleQLearning, QLearningRule, UpdateRule
+from hone.control.tables.learn import DoubleQLearning, QLearningRule, RateConfig, UpdateRule
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.episodes import Episodes
 from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, train_recipe

@@ -11,8 +11,7 @@ from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
 from hone.control.suite.grid_worlds import steps_to_end
-from hone.control.tables.batch import RateConfig
-from hone.control.tables.learn import QLearningRule
+from hone.control.tables.learn import QLearningRule, RateConfig
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.control.tabular import TabularCredit
 from hone.core.episodes import Episodes

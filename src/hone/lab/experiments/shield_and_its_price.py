@@ -8,8 +8,7 @@ from hone.control.finite.build import GymnasiumTable, mdp_from_table
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import finite_horizon_value, policy_iteration, start_value
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig
-from hone.control.tables.learn import QLearningRule
+from hone.control.tables.learn import QLearningRule, RateConfig
 from hone.control.tables.tables import ActionTable, StateFeatures
 from hone.core.decisions import ActionSet, Floats
 from hone.core.episodes import Episodes

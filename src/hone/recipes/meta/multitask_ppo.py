@@ -18,8 +18,7 @@ from hone.control import on_policy
 from hone.control.acting import DropFailedEpisodes
 from hone.control.environments.make import describe_envs
 from hone.control.environments.world import GymConfig, GymWorld, open_world
-from hone.control.evaluate.multitask import task_scores
-from hone.control.evaluate.returns import score_metrics
+from hone.control.evaluate.returns import score_metrics, task_scores
 from hone.control.job import ControlEvaluationConfig, control_job, updates_per_step
 from hone.control.multitask import MultitaskSource, TaskActor, standardised_by_task
 from hone.control.networks.mlp import GaussianMlpConfig, ObservationInputs, PolicySpaces

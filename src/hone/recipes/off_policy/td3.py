@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
-from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.actor_critic import DeterministicActorCritic
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.off_policy import OffPolicyMethod
 from hone.control.phases import TdAlgorithm

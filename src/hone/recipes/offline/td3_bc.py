@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.control.networks.deterministic import DeterministicActorCritic
+from hone.control.networks.actor_critic import DeterministicActorCritic
 from hone.control.networks.mlp import PolicySpaces
 from hone.control.networks.offline import first_q_value, twin_q_values
 from hone.control.offline import OfflineRunConfig, logged_method, rows_in_dtype

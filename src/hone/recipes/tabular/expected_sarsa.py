@@ -3,9 +3,8 @@
 The same fixed point with less variance, so that larger steps are sound; under a greedy policy it is Q-learning.
 """
 
-from hone.control.tables.batch import expected_sarsa_weights
 from hone.control.tables.kernels import expected_sarsa
-from hone.control.tables.learn import ExpectedSarsa
+from hone.control.tables.learn import ExpectedSarsa, expected_sarsa_weights
 from hone.control.tables.tables import ActionTable
 from hone.control.tabular import TabularMethod, TabularRunConfig, tabular_parts
 from hone.run.job import RecipeSpec

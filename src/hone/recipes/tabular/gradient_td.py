@@ -13,8 +13,8 @@ from pydantic import Field
 from hone.control.finite.config import BairdWorld, FiniteConfig
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import RateConfig
 from hone.control.tables.kernels import Floats
+from hone.control.tables.learn import RateConfig
 from hone.control.tables.linear import (
     BAIRD_START,
     LinearRule,

@@ -8,9 +8,8 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.control.tables.batch import sarsa_weights
 from hone.control.tables.kernels import expected_sarsa, target_update
-from hone.control.tables.learn import ExpectedSarsa, TargetRule, UpdateRule
+from hone.control.tables.learn import ExpectedSarsa, TargetRule, UpdateRule, sarsa_weights
 from hone.control.tables.tables import ActionTable
 from hone.control.tabular import TabularAlgorithm, TabularMethod, TabularRunConfig, tabular_parts
 from hone.credit.returns import n_step, one_step_target

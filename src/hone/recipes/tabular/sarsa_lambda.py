@@ -9,9 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from hone.control.tables.batch import sarsa_weights
 from hone.control.tables.kernels import eligibility_traces
-from hone.control.tables.learn import EligibilityTraces
+from hone.control.tables.learn import EligibilityTraces, sarsa_weights
 from hone.control.tables.tables import ActionTable
 from hone.control.tabular import (
     TRACE_KINDS,

@@ -13,7 +13,6 @@ from pydantic import Field
 from hone.control.finite.model import FiniteMdp
 from hone.control.finite.solve import policy_iteration
 from hone.control.finite.world import FiniteWorld
-from hone.control.tables.batch import expected_sarsa_weights
 from hone.control.tables.kernels import (
     Floats,
     eligibility_traces,
@@ -21,7 +20,13 @@ from hone.control.tables.kernels import (
     target_update,
     weighted_importance_update,
 )
-from hone.control.tables.learn import EligibilityTraces, ExpectedSarsa, TargetRule, WeightedImportanceSampling
+from hone.control.tables.learn import (
+    EligibilityTraces,
+    ExpectedSarsa,
+    TargetRule,
+    WeightedImportanceSampling,
+    expected_sarsa_weights,
+)
 from hone.control.tables.tables import StateValues
 from hone.control.tabular import (
     TRACE_KINDS,

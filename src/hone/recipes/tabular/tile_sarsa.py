@@ -11,12 +11,10 @@ from gymnasium import spaces
 from pydantic import Field
 
 from hone.control.environments.world import GymSpaces
-from hone.control.tables.batch import RateConfig, sarsa_weights
 from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy, Exploration
 from hone.control.tables.kernels import eligibility_traces
-from hone.control.tables.learn import EligibilityTraces
-from hone.control.tables.tables import ActionTable
-from hone.control.tables.tiles import TileCoder, make_tile_coder
+from hone.control.tables.learn import EligibilityTraces, RateConfig, sarsa_weights
+from hone.control.tables.tables import ActionTable, TileCoder, make_tile_coder
 from hone.control.tabular import (
     TRACE_KINDS,
     GymTableRunConfig,
