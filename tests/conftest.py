@@ -3,7 +3,9 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Set before torch or a tokenizer is imported by anything; setdefault, so that a caller may still choose.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import settings
 
+from hone.cli.commands import train
 from hone.run.store import metrics
 from hone.run.store.metrics import OpenedMetrics
 
@@ -32,6 +35,41 @@ def threads_of_torch() -> Iterator[None]:
     wanted = int(os.environ["OMP_NUM_THREADS"])
     if torch is not None and torch.get_num_threads() != wanted:
         torch.set_num_threads(wanted)
+
+
+os.fsync = lambda descriptor: None
+"""A power cut costs nothing here, and a run syncs dozens of files. Tests of the order of syncs watch the calls."""
+
+CERTIFIED = (
+    "certify",
+    "cli/commands/test_cli_doctor_loss.py",
+    "recipes/reward_models/test_recipes_reward_models.py",
+    "recipes/test_recipes_certify.py",
+    "run/test_train_hangup.py",
+)
+"""Tests of certificates. Elsewhere a run in this process makes none: it takes half of the time of a short run."""
+
+
+@dataclass
+class Certificates:
+    """Whether a run in this process makes its certificate."""
+
+    made: bool = False
+
+    def certify(self, *arguments: Any) -> Any:
+        return CERTIFY(*arguments) if self.made else None
+
+
+CERTIFY, CERTIFICATES = train._certify, Certificates()
+train._certify = CERTIFICATES.certify
+
+
+@pytest.fixture(scope="module", autouse=True)
+def certificates(request: pytest.FixtureRequest) -> Iterator[Certificates]:
+    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    CERTIFICATES.made = place.startswith(CERTIFIED)
+    yield CERTIFICATES
+    CERTIFICATES.made = False
 
 
 METRICS = listed()

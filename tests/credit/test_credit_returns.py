@@ -1,11 +1,11 @@
 """Returns and advantages: by hand, against a slow version, and across boundaries."""
 
-import time
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from counted_calls import count_calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -254,10 +254,9 @@ def test_the_recurrence_is_solved(steps: list[tuple[float, float]]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1_000_000], [64] * 15_625])
-def test_a_million_decisions_take_well_under_a_second(lengths: list[int]) -> None:
+def test_a_million_decisions_take_a_few_passes(lengths: list[int]) -> None:
     offsets = offsets_of(np.array(lengths))
     values = np.random.default_rng(0).normal(size=1_000_000)
-    begin = time.process_time()
-    total = discounted_sums(values, offsets, 0.99)
-    assert time.process_time() - begin < 1.5  # measured: 0.3 s for one episode, 0.1 s for many
+    total, calls = count_calls(discounted_sums, values, offsets, 0.99)
+    assert calls < 200
     assert abs(total[-1] - values[-1]) < 1e-12

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snippets import Block, Runner, blocks_of, not_said
@@ -66,7 +67,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow if page in LONGEST else ()) for page in PAGES]
 )
-def test_a_page_runs_from_top_to_bottom(page: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_runs_from_top_to_bottom(
+    page: str, workplace: Path, capsys: pytest.CaptureFixture[str], certificates: Any
+) -> None:
+    certificates.made = "certificate" in (ROOT / page).read_text(encoding="utf-8")
     blocks = blocks_of(ROOT / page, page)
     assert bool(blocks) != page.startswith(WITHOUT_CODE), f"{page} shows nothing, or is wrongly in WITHOUT_CODE"
     runner = Runner(allowed=NOT_RUN, capture=capsys, names={"__name__": "page"})
