@@ -1,5 +1,6 @@
 """Common conditions of all tests: one thread, no network, the same examples on every machine, listed metrics."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +24,19 @@ sys.path.append(str(Path(__file__).parent / "docs"))
 from metric_names import listed
 
 # A slow machine is no failure, and a failure seen once must be seen again: no deadline, fixed seeds.
-settings.register_profile("hone", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("hone", deadline=None, derandomize=True, print_blob=True, max_examples=40)
+settings.register_profile("all", settings.get_profile("hone"), max_examples=100)
 settings.load_profile("hone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With the slow tests, examples are as many as hypothesis would take."""
+    settings.load_profile("hone" if "not slow" in config.option.markexpr else "all")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and their modules stay: the collector need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -232,7 +232,7 @@ CRITIC: dict[str, Callable[[Episodes, Values], Credits]] = {
 
 @pytest.mark.parametrize("length", [10, 1000])
 def test_work_does_not_grow_with_the_number_of_decisions(length: int) -> None:
-    """Passes over columns, not over decisions, episodes or groups: ten thousand episodes take no more calls than ten."""
+    """Passes over columns, not over decisions, episodes or groups: ten thousand episodes cost what ten do."""
     episodes = many(length)
     values = Values(value=np.zeros(DECISIONS, np.float32), final=np.zeros(len(episodes), np.float32))
     slow: list[str] = []

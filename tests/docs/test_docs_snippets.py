@@ -22,7 +22,10 @@ NOT_RUN = {
     "pip install -c constraints.txt -e .": "installs",
 }
 LONGEST = {
-    "docs/control/offline.md", "docs/howto/memory.md", "docs/howto/ranks.md", "docs/howto/sandbox.md",
+    "docs/control/hierarchical.md", "docs/control/model_based.md", "docs/control/off_policy.md",
+    "docs/control/offline.md", "docs/howto/compare.md", "docs/howto/environments.md", "docs/howto/judges.md",
+    "docs/howto/memory.md", "docs/howto/ranks.md", "docs/howto/sandbox.md", "docs/howto/serving.md",
+    "docs/language/adapters.md",
     "docs/language/critics.md", "docs/language/dialogues.md", "docs/language/distillation.md",
     "docs/language/early_experience.md", "docs/language/preferences.md", "docs/language/search.md",
     "docs/language/tools.md", "docs/production/rollout.md",
