@@ -10,6 +10,7 @@ from counted_calls import count_calls
 from credit_batches import Batch, answers, any_scores, binary_scores, by_group, column, nan, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
@@ -186,17 +187,11 @@ def many(length: int) -> Episodes:
     offsets = offsets_of(np.full(count, length))
     reward = np.zeros(DECISIONS, np.float32)
     reward[offsets[1:] - 1] = np.nan_to_num(score)
-    return Episodes(
-        offsets=offsets,
-        seen=np.zeros((DECISIONS, 1), np.float32),
-        chosen=np.zeros(DECISIONS, np.int64),
+    return plain_episodes(
+        offsets,
         logp=-rng.random(DECISIONS).astype(np.float32),
-        version=np.zeros(DECISIONS, np.int32),
         reward=reward,
         group=np.arange(count) // 8,
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
-        final=None,
         score=score,
         status=np.isnan(score).astype(np.uint8),
         components=np.stack([score, rng.normal(size=count)], axis=1),

@@ -8,6 +8,7 @@ import pytest
 from counted_calls import count_calls
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes, ScoreStatus, Transcript, concatenate
@@ -29,19 +30,12 @@ from hone.credit.returns import (
 def pieces(lengths: list[int], terminated: list[bool], seed: int = 0) -> tuple[Episodes, Values]:
     rng = np.random.default_rng(seed)
     count, total = len(lengths), sum(lengths)
-    episodes = Episodes(
-        offsets=offsets_of(np.array(lengths)),
-        seen=np.zeros((total, 1), np.float32),
-        chosen=np.zeros(total, np.int64),
-        logp=np.zeros(total, np.float32),
-        version=np.zeros(total, np.int32),
+    episodes = plain_episodes(
+        offsets_of(np.array(lengths)),
         reward=rng.normal(size=total).astype(np.float32),
-        group=np.arange(count),
         terminated=np.array(terminated),
         truncated=np.array([number % 2 == 0 for number in range(count)]),
         final=np.zeros((count, 1), np.float32),
-        score=np.zeros(count),
-        status=np.zeros(count, np.uint8),
     )
     value = rng.normal(size=total).astype(np.float32)
     return episodes, Values(value=value, final=rng.normal(size=count).astype(np.float32))

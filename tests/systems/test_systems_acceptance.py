@@ -20,7 +20,9 @@ def _on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "gateway" else ()) for name in NAMES]
+)  # the gateway's figures are of time
 def test_a_system_is_accepted_and_its_negative_controls_fail(name: str) -> None:
     module = importlib.import_module(f"decision_systems.{name}")
     lines = list(module.acceptance(fast=True))

@@ -169,10 +169,11 @@ class StalledPolicy(SoftmaxPolicy):
     """Waits before it answers."""
 
     def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), 0
+        self.begun, self.go, self.asked = threading.Event(), threading.Event(), 0
 
     def act(self, context, actions, draw_key):
         self.asked += 1
+        self.begun.set()
         self.go.wait(600)
         return super().act(context, actions, draw_key)
 
@@ -191,6 +192,7 @@ def test_a_late_policy_costs_one_deadline_and_rests() -> None:
     )
     actions = ActionSet(names=("a", "b"))
     served = [chain.choose(np.zeros(1), actions, key, clock.monotonic_s() + 0.04) for key in range(50)]
+    assert stalled.begun.wait(60)
     assert stalled.asked == 1, "one wait, not fifty"
     assert {one.version for one in served} == {default.version}
     assert served[0].choice.intervention == "fallback: timeout"
