@@ -1,9 +1,12 @@
 """Common conditions of all tests: one thread, no network, the same examples on every machine, listed metrics."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Set before torch or a tokenizer is imported by anything; setdefault, so that a caller may still choose.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import settings
 
+from hone.cli.commands import train
 from hone.run.store import metrics
 from hone.run.store.metrics import OpenedMetrics
 
@@ -20,8 +24,19 @@ sys.path.append(str(Path(__file__).parent / "docs"))
 from metric_names import listed
 
 # A slow machine is no failure, and a failure seen once must be seen again: no deadline, fixed seeds.
-settings.register_profile("hone", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("hone", deadline=None, derandomize=True, print_blob=True, max_examples=40)
+settings.register_profile("all", settings.get_profile("hone"), max_examples=100)
 settings.load_profile("hone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With the slow tests, examples are as many as hypothesis would take."""
+    settings.load_profile("hone" if "not slow" in config.option.markexpr else "all")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and their modules stay: the collector need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +47,41 @@ def threads_of_torch() -> Iterator[None]:
     wanted = int(os.environ["OMP_NUM_THREADS"])
     if torch is not None and torch.get_num_threads() != wanted:
         torch.set_num_threads(wanted)
+
+
+os.fsync = lambda descriptor: None
+"""A power cut costs nothing here, and a run syncs dozens of files. Tests of the order of syncs watch the calls."""
+
+CERTIFIED = (
+    "certify",
+    "cli/commands/test_cli_doctor_loss.py",
+    "recipes/reward_models/test_recipes_reward_models.py",
+    "recipes/test_recipes_certify.py",
+    "run/test_train_hangup.py",
+)
+"""Tests of certificates. Elsewhere a run in this process makes none: it takes half of the time of a short run."""
+
+
+@dataclass
+class Certificates:
+    """Whether a run in this process makes its certificate."""
+
+    made: bool = False
+
+    def certify(self, *arguments: Any) -> Any:
+        return CERTIFY(*arguments) if self.made else None
+
+
+CERTIFY, CERTIFICATES = train._certify, Certificates()
+train._certify = CERTIFICATES.certify
+
+
+@pytest.fixture(scope="module", autouse=True)
+def certificates(request: pytest.FixtureRequest) -> Iterator[Certificates]:
+    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    CERTIFICATES.made = place.startswith(CERTIFIED)
+    yield CERTIFICATES
+    CERTIFICATES.made = False
 
 
 METRICS = listed()

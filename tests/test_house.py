@@ -8,16 +8,16 @@ import importlib
 import os
 import pkgutil
 import re
-import statistics
 import subprocess
 import sys
-import time
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import pytest
+from house_measures import House, file_facts, read_house
 
 import hone
 from hone.core.config import Config
@@ -26,10 +26,27 @@ from hone.run.job import RunConfig
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "hone"
 
+MEASURES: dict[str, float] = {
+    "files under 60 lines": 187,
+    "files under 70 lines with one importer": 36,
+    "functions used once, of at most 8 lines": 789,
+    "protocols with at most one implementer": 45,
+    "pairs of classes that share half of their fields": 79,
+    "names in docstrings that exist nowhere": 47,
+    "locals named found, told, said, given": 623,
+    "public names per 1,000 lines": 30.7,
+    "own modules imported by a file, nine in ten": 13,
+    "own modules imported by a file, at most": 35,
+}
+"""What a reader of src/hone has to hold in mind, at most. A figure may only be lowered;
+`python tests/support/house_measures.py src/hone` prints the present ones, and with `-v` the places."""
+
 FILE_LINES = 700
-FUNCTION_LINES = 60
+FUNCTION_LINES, FUNCTION_LINES_WITH_REASON = 60, 80
 CONFIG_FIELDS = 12
 RUN_FIELDS = 14  # a run's own table: what every run has, its data, its preset, its cluster, and one table for each part
+HELP_MODULES = 300
+"""Of Python, of others and of hone."""
 TORCH_FREE = (
     "config",
     "control.replay",
@@ -50,7 +67,7 @@ TORCH_FREE = (
 
 # path -> (lines allowed, reason)
 LONG_FILES: dict[str, tuple[int, str]] = {}
-# path::name -> (lines allowed, reason)
+# path::name -> (lines allowed, at most 80, reason)
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {}
 # path::name -> reason
 FORBIDDEN_CALLS: dict[str, str] = {
@@ -105,9 +122,18 @@ def functions() -> tuple[FunctionFacts, ...]:
     return tuple(
         FunctionFacts(name_of(path), node.name, lines_of(node), node.args.kwarg is not None)
         for path in python_files("src", "tests", "benchmarks", "examples")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
+
+
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Every statement below a node; expressions, which hold no definition, are not visited."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            if isinstance(child, ast.stmt):
+                yield child
+            yield from statements(child)
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -148,6 +174,65 @@ def test_functions_fit_on_a_screen() -> None:
     for function in functions():
         sizes[function.key] = max(sizes.get(function.key, 0), function.lines)
     assert over_the_measure(sizes, FUNCTION_LINES, LONG_FUNCTIONS) == []
+    assert all(lines <= FUNCTION_LINES_WITH_REASON and reason for lines, reason in LONG_FUNCTIONS.values())
+
+
+def test_there_is_no_more_to_know_than_there_was() -> None:
+    house = read_house(SOURCE)
+    values, places = house.measures(), house.places()
+    assert values.keys() == MEASURES.keys()
+    over = [name for name, value in values.items() if value > MEASURES[name]]
+    assert [f"{name}: {values[name]}, at most {MEASURES[name]}: {places.get(name, [])[:50]}" for name in over] == []
+    for name in values:
+        print(
+            f"{name}: {values[name]}"
+            + (f" (lower the limit of {MEASURES[name]})" if values[name] < MEASURES[name] else "")
+        )
+
+
+def test_the_measures_see_what_they_count() -> None:
+    text = '''
+from hone.core.errors import HoneError
+
+def once():
+    """Reads `nothing_of_this_name` and `found`."""
+    found = 1
+    return found
+
+def twice():
+    return once(), twice(), twice
+
+class Reader(Protocol):
+    def read(self): ...
+
+class _One:
+    a: int
+    b: int
+    c: int
+    d: int
+
+class Other:
+    a: int
+    b: int
+    c: int
+    d: int
+    e: int
+    f: ClassVar[int]
+'''
+    house = House(
+        [file_facts("a.py", text, "hone"), file_facts("__init__.py", "from hone.a import once\n", "hone")], "hone"
+    )
+    assert house.places() == {
+        "files under 60 lines": ["a.py"],
+        "files under 70 lines with one importer": ["a.py"],
+        "functions used once, of at most 8 lines": ["a.py: once"],
+        "protocols with at most one implementer": ["Reader"],
+        "pairs of classes that share half of their fields": ["a.py: _One, a.py: Other"],
+        "names in docstrings that exist nowhere": ["a.py: once: nothing_of_this_name"],
+        "locals named found, told, said, given": ["a.py: found"],
+    }
+    assert house.measures()["own modules imported by a file, at most"] == 1
+    assert house.measures()["public names per 1,000 lines"] == round(4000 / (text.count("\n") + 1), 1)
 
 
 def forbidden_in(node: ast.AST) -> list[str]:
@@ -182,10 +267,12 @@ def test_the_check_sees_what_it_forbids() -> None:
 
 
 def test_nothing_guesses_runs_text_or_unpickles() -> None:
+    words = re.compile("|".join(GUESSING | RUNNING_TEXT | UNSAFE_MODULES | {name for _, name in UNSAFE_ATTRIBUTES}))
     found = {
         f"{name_of(path)}::{name}": line
         for path in python_files("src")
-        for name, line in forbidden_calls(ast.parse(path.read_text(encoding="utf-8")))
+        if words.search(text := path.read_text(encoding="utf-8"))
+        for name, line in forbidden_calls(ast.parse(text))
     }
     assert [f"{key} (line {line})" for key, line in found.items() if key not in FORBIDDEN_CALLS] == []
     assert [key for key in FORBIDDEN_CALLS if key not in found] == [], "strike these from the ledger"
@@ -201,10 +288,16 @@ def test_public_doors_name_their_arguments() -> None:
     assert sorted(OPEN_DOORS.keys() - found) == [], "strike these from the ledger"
 
 
-def in_a_new_python(code: str) -> subprocess.CompletedProcess[str]:
+def in_a_new_python(code: str, place: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=False
+        [sys.executable, "-c", code],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
     )
 
 
@@ -225,17 +318,83 @@ def test_the_front_door_is_light() -> None:
     assert answer.stdout.strip() == "[]", "an import of these folders brings in torch or transformers"
 
 
-def test_help_answers_at_once() -> None:
-    seconds: list[float] = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        answer = in_a_new_python("import sys; from hone.cli.main import main; sys.exit(main(['--help']))")
-        seconds.append(time.perf_counter() - begin)
-        assert answer.returncode == 0, answer.stderr
-        assert "train" in answer.stdout
-    print(f"hone --help: {statistics.median(seconds):.2f} s (promised: 0.5 s)")
-    # Twice the promise: the tests share the machine with other tests.
-    assert statistics.median(seconds) < 1.0
+def test_help_loads_little() -> None:
+    program = "import sys; from hone.cli.main import main; code = main(['--help']); print(len(sys.modules), code)"
+    answer = in_a_new_python(program)
+    assert answer.returncode == 0, answer.stderr
+    assert "train" in answer.stdout
+    modules, code = map(int, answer.stdout.splitlines()[-1].split())
+    assert code == 0
+    assert modules <= HELP_MODULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wing:
+    """A short run, the packages that it has no use for, and the modules of hone that it may load."""
+
+    config: str
+    never: tuple[str, ...]
+    modules: int
+    leaks: dict[str, str] = field(default_factory=dict[str, str])
+    """Packages of `never` that are loaded today, with the reason; the ledger may only shrink."""
+
+
+PICTURES = "pictures of a policy are imported after every run"
+WINGS = {
+    "control": Wing(
+        config="""recipe = "ppo"
+steps = 1
+env = { id = "CartPole-v1", num_envs = 2 }
+evaluation = { episodes = 2 }
+""",
+        never=("hone.text", "hone.engine", "hone.rewards", "hone.models.language", "hone.decide"),
+        modules=263,
+    ),
+    "text": Wing(
+        config="""recipe = "grpo"
+steps = 1
+task = { source = "questions.jsonl" }
+rewards.functions = [{ use = "exact_match" }]
+rollout = { prompts_per_step = 2, samples_per_prompt = 2, max_tokens = 2 }
+learner = { lr = 1e-4 }
+[model.new]
+hidden_size = 16
+layers = 1
+heads = 2
+kv_heads = 1
+head_dim = 8
+intermediate_size = 24
+""",
+        never=("hone.control", "hone.decide"),
+        modules=495,
+        leaks={"hone.control": PICTURES},
+    ),
+    "decisions": Wing(
+        config="""recipe = "epsilon_greedy"
+steps = 20
+arms = { kind = "linear", arms = 4, features = 3 }
+""",
+        never=("hone.text", "hone.engine", "hone.rewards", "hone.models", "hone.control"),
+        modules=255,
+        leaks={"hone.control": PICTURES, "hone.models": PICTURES},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINGS)
+def test_a_run_loads_no_other_wing(name: str, tmp_path: Path) -> None:
+    wing = WINGS[name]
+    (tmp_path / "run.toml").write_text(wing.config, encoding="utf-8")
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 2, encoding="utf-8")
+    program = (
+        "import sys; from hone.cli.main import main; code = main(['train', 'run.toml']); print(code, *sys.modules)"
+    )
+    answer = in_a_new_python(program, tmp_path)
+    code, *loaded = answer.stdout.splitlines()[-1].split()
+    assert code == "0", answer.stderr
+    known = set(loaded)
+    assert set(wing.never) & known <= wing.leaks.keys(), "what a run of this wing has no use for"
+    assert sum(one == "hone" or one.startswith("hone.") for one in known) <= wing.modules
 
 
 def configs() -> list[type[Config]]:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ from short_runs import SHORT
 
 from hone.cli.main import main
 
+MOST_MODULES = 1200
+"""Of Python, of others and of hone: what a command that shows may load."""
 HEAVY = ("torch", "transformers", "sympy", "scipy", "numba", "reasoning_gym")
 
 
@@ -33,12 +34,12 @@ def test_a_command_that_shows_imports_nothing_heavy(command: list[str], place: P
         "import sys\nfrom hone.cli.main import main\n"
         f"code = main({command!r})\n"
         f"heavy = sorted(set(sys.modules) & set({HEAVY!r}))\n"
-        "print(code, heavy, file=sys.stderr)"
+        "print(len(sys.modules), code, heavy, file=sys.stderr)"
     )
-    began_s = time.monotonic()
     answer = subprocess.run([sys.executable, "-c", program], cwd=place, capture_output=True, text=True, check=False)
-    assert answer.stderr.splitlines()[-1] == "0 []", answer.stderr
-    assert time.monotonic() - began_s < 10  # a second on an idle machine; this one may be busy
+    loaded, _, rest = answer.stderr.splitlines()[-1].partition(" ")
+    assert rest == "0 []", answer.stderr
+    assert int(loaded) < MOST_MODULES
 
 
 def test_a_plan_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:

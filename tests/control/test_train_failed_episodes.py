@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from plain_episodes import plain_episodes
 
 from hone.control.acting import DropFailedEpisodes
 from hone.control.environments.world import GymConfig, GymWorld, open_world
@@ -17,14 +18,10 @@ from hone.core.state import State
 def pieces(*statuses: ScoreStatus) -> Episodes:
     """Two decisions each; the observation says which piece it is of."""
     count = len(statuses)
-    return Episodes(
-        offsets=np.arange(0, 2 * count + 1, 2),
+    return plain_episodes(
+        np.arange(0, 2 * count + 1, 2),
         seen=np.repeat(np.arange(count, dtype=np.float32), 2)[:, None],
-        chosen=np.zeros(2 * count, np.int64),
-        logp=np.zeros(2 * count, np.float32),
-        version=np.zeros(2 * count, np.int32),
         reward=np.ones(2 * count, np.float32),
-        group=np.arange(count),
         terminated=np.zeros(count, np.bool_),
         truncated=np.array([status != ScoreStatus.SCORED for status in statuses]),
         final=np.zeros((count, 1), np.float32),

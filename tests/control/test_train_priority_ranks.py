@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from plain_episodes import plain_episodes
 from ranks_in_threads import on_ranks
 
 from hone.control.replay.priority import PriorityParams
@@ -20,12 +21,13 @@ ERRORS = np.linspace(0.1, 3.0, COUNT).astype(np.float32)
 
 def filled(steps: int) -> Episodes:
     seen = np.arange(steps, dtype=np.float32)[:, None]
-    return Episodes(
-        offsets=np.arange(steps + 1), seen=seen, chosen=np.zeros(steps, np.int64), logp=np.zeros(steps, np.float32),
-        version=np.zeros(steps, np.int32), reward=np.ones(steps, np.float32), group=np.arange(steps),
-        terminated=np.ones(steps, np.bool_), truncated=np.zeros(steps, np.bool_), final=seen + 1,
+    return plain_episodes(
+        np.arange(steps + 1),
+        seen=seen,
+        reward=np.ones(steps, np.float32),
+        final=seen + 1,
         score=np.ones(steps, np.float32),
-    )  # fmt: skip
+    )
 
 
 def driver() -> tuple[PrioritizedBuffer, Episodes]:

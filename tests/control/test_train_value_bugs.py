@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.control.environments.world import GymWorld, world_from_envs
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
@@ -147,19 +148,15 @@ def test_n_step_windows_stay_in_their_episode_and_lose_no_state(mode: AutoresetM
 def piece(seen: list[float], reward: list[float], *, terminated: bool, truncated: bool) -> Episodes:
     """One episode of single numbers."""
     count = len(reward)
-    return Episodes(
-        offsets=np.array([0, count]),
+    return plain_episodes(
+        np.array([0, count]),
         seen=np.array(seen[:-1], np.float32)[:, None],
-        chosen=np.zeros(count, np.int64),
-        logp=np.zeros(count, np.float32),
-        version=np.zeros(count, np.int32),
         reward=np.array(reward, np.float32),
         group=np.zeros(1, np.int64),
         terminated=np.array([terminated]),
         truncated=np.array([truncated]),
         final=np.array(seen[-1:], np.float32)[:, None],
         score=np.array([sum(reward)]),
-        status=np.zeros(1, np.uint8),
     )
 
 

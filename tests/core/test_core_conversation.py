@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.conversation import TranscriptBuilder, build_columns, text_after_prompt
-from hone.core.episodes import Episodes
 from hone.core.generation import Completion
 from hone.core.ragged import RaggedArray, offsets_of
 
@@ -99,10 +99,15 @@ def test_turns_are_read_back_from_episodes(conversations: list) -> None:
         expected.append((str(whole), tuple((who, str(said)) for who, said in turns) if len(turns) > 1 else ()))
     columns = build_columns(built)
     missing = np.zeros(len(built))
-    episodes = Episodes(
-        offsets=columns.offsets, seen=columns.transcript, chosen=columns.chosen, logp=columns.logp,
-        version=columns.version, reward=np.zeros(len(columns.chosen), np.float32), group=np.arange(len(built)),
-        terminated=~columns.truncated, truncated=columns.truncated, final=None, score=missing,
+    episodes = plain_episodes(
+        columns.offsets,
+        seen=columns.transcript,
+        chosen=columns.chosen,
+        logp=columns.logp,
+        version=columns.version,
+        terminated=~columns.truncated,
+        truncated=columns.truncated,
+        score=missing,
         status=missing.astype(np.uint8),
-    )  # fmt: skip
+    )
     assert text_after_prompt(episodes, lambda tokens: str(tokens.tolist())) == expected

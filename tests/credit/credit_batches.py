@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import offsets_of
@@ -33,17 +34,14 @@ def answers(
     some = np.array(lengths) > 0
     reward[offsets[1:][some] - 1] = np.nan_to_num(score)[some]
     cut = np.zeros(count, np.bool_) if truncated is None else np.array(truncated)
-    return Episodes(
-        offsets=offsets,
-        seen=np.zeros((total, 1)),
+    return plain_episodes(
+        offsets,
         chosen=np.zeros(total),
         logp=np.zeros(total, np.float32) if logp is None else np.array(logp, np.float32),
-        version=np.zeros(total, np.int32),
         reward=reward if rewards is None else np.array(rewards, np.float32),
         group=np.zeros(count, np.int64) if groups is None else np.array(groups, np.int64),
         terminated=~cut,
         truncated=cut,
-        final=None,
         score=score,
         status=np.where(np.isnan(score), ScoreStatus.TIMEOUT, ScoreStatus.SCORED).astype(np.uint8),
         components=None if components is None else np.array(components, np.float64),

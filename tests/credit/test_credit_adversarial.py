@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
@@ -19,19 +20,13 @@ FORMS = (positive_reward, negative_reward, log_odds_reward)
 def steps(*, terminated: list[bool], truncated: list[bool]) -> Episodes:
     """Episodes of one decision each; the world pays 100."""
     count = len(terminated)
-    return Episodes(
-        offsets=np.arange(count + 1),
-        seen=np.zeros((count, 1), np.float32),
-        chosen=np.zeros(count, np.int64),
-        logp=np.zeros(count, np.float32),
-        version=np.zeros(count, np.int32),
+    return plain_episodes(
+        np.arange(count + 1),
         reward=np.full(count, 100.0, np.float32),
-        group=np.arange(count),
         terminated=np.array(terminated),
         truncated=np.array(truncated),
         final=np.zeros((count, 1), np.float32),
         score=np.full(count, 100.0),
-        status=np.zeros(count, np.uint8),
     )
 
 

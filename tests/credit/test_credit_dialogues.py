@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes, Transcript, concatenate
@@ -37,16 +38,13 @@ def episodes_of(dialogues: list[list[int]], groups: list[int], scores: list[floa
     reward[np.cumsum(lengths)[last] - 1] = scores
     tokens = (np.arange(starts[-1]) * 7 % 31).astype(np.int32)
     tokens[starts[:-1]] = np.arange(len(lengths)) + 40
-    return Episodes(
-        offsets=offsets_of(lengths),
+    return plain_episodes(
+        offsets_of(lengths),
         seen=Transcript(tokens=tokens, offsets=starts, at=at.astype(np.int64)),
         chosen=tokens[at],
-        logp=np.zeros(len(at), np.float32),
-        version=np.zeros(len(at), np.int32),
         reward=reward,
         group=np.array(groups, np.int64)[of],
         terminated=last,
-        truncated=np.zeros(len(of), np.bool_),
         score=np.array(scores)[of],
         id=of.astype(np.int64),
         part=part.astype(np.int64),

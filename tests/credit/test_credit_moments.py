@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import DataError
@@ -29,13 +30,13 @@ def test_batches_merge_to_the_statistics_of_everything(sizes: list[int], seed: i
 
 def pieces(lengths: list[int], numbers: list[int], ends: list[bool], seed: int) -> Episodes:
     count = sum(lengths)
-    return Episodes(
-        offsets=np.append(0, np.cumsum(lengths)).astype(np.int64), seen=np.zeros((count, 1)),
-        chosen=np.zeros(count, np.int64), logp=np.zeros(count, np.float32), version=np.zeros(count, np.int32),
+    return plain_episodes(
+        np.append(0, np.cumsum(lengths)).astype(np.int64),
         reward=generator(seed, "paid").standard_normal(count).astype(np.float32),
-        group=np.array(numbers, np.int64), terminated=np.array(ends), truncated=np.zeros(len(ends), bool),
-        final=np.zeros((len(lengths), 1)), score=np.zeros(len(ends)), status=np.zeros(len(ends), np.uint8),
-    )  # fmt: skip
+        group=np.array(numbers, np.int64),
+        terminated=np.array(ends),
+        final=np.zeros((len(lengths), 1)),
+    )
 
 
 def test_returns_go_on_over_rollouts_and_begin_anew_with_episodes() -> None:

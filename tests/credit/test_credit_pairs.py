@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, ScoreStatus
@@ -15,18 +16,10 @@ from hone.credit.pairs import best_and_worst, desirability
 def answers_of(score: list[float | None], group: list[int]) -> Episodes:
     """One to three decisions an answer; None: no score."""
     lengths = np.arange(len(score)) % 3 + 1
-    count = int(lengths.sum())
     missing = np.array([one is None for one in score], np.bool_)
-    return Episodes(
-        offsets=offsets_of(lengths),
-        seen=np.zeros((count, 1)),
-        chosen=np.zeros(count, np.int64),
-        logp=np.zeros(count, np.float32),
-        version=np.zeros(count, np.int32),
-        reward=np.zeros(count, np.float32),
+    return plain_episodes(
+        offsets_of(lengths),
         group=np.array(group, np.int64),
-        terminated=np.ones(len(score), np.bool_),
-        truncated=np.zeros(len(score), np.bool_),
         score=np.array([np.nan if one is None else one for one in score], np.float64),
         status=np.where(missing, ScoreStatus.ERROR, ScoreStatus.SCORED).astype(np.uint8),
     )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.control.finite.build import chain_mdp, garnet_mdp
 from hone.control.finite.model import FiniteMdp
@@ -27,20 +28,15 @@ from hone.credit.returns import discounted_returns, gae
 
 
 def lived(seen: list[int], final: list[int], lengths: list[int], *, terminated: list[bool]) -> Episodes:
-    count, ends = len(lengths), np.array(terminated)
-    return Episodes(
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    ends = np.array(terminated)
+    return plain_episodes(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         seen=np.array(seen),
-        chosen=np.zeros(len(seen), np.int64),
-        logp=np.zeros(len(seen), np.float32),
-        version=np.zeros(len(seen), np.int32),
         reward=np.ones(len(seen), np.float32),
-        group=np.arange(count),
         terminated=ends,
         truncated=~ends,
         final=np.array(final),
         score=np.array(lengths, np.float64),
-        status=np.zeros(count, np.uint8),
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
@@ -31,16 +32,13 @@ def conversations(pairs: list[Pair], *, gap: int = 2) -> Episodes:
         starts.append(tokens)
     missed = np.array([missing for *_, missing in pairs])
     last = np.array([first if second is None else second for _, first, second, _ in pairs])
-    return Episodes(
-        offsets=offsets_of(np.array(lengths)),
+    return plain_episodes(
+        offsets_of(np.array(lengths)),
         seen=Transcript(tokens=np.zeros(tokens, np.int32), offsets=np.array(starts), at=np.array(at)),
         chosen=np.zeros(len(at), np.int32),
         logp=np.full(len(at), -1.0, np.float32),
-        version=np.zeros(len(at), np.int32),
         reward=np.array(reward, np.float32),
         group=np.array([group for group, *_ in pairs]),
-        terminated=np.ones(len(pairs), np.bool_),
-        truncated=np.zeros(len(pairs), np.bool_),
         score=np.where(missed, np.nan, last),
         status=np.where(missed, ScoreStatus.TIMEOUT, ScoreStatus.SCORED).astype(np.uint8),
     )

@@ -6,6 +6,7 @@ The catalogue holds each metric's unit and meaning. The modules that write it ar
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from metric_names import catalogue, variable_parts
 from pages import ROOT, made_by, table, write
@@ -53,6 +54,7 @@ def plain(name: str) -> str:
     return re.sub(r"\{\w+\}", "{}", name)
 
 
+@cache
 def written_by() -> dict[str, set[str]]:
     """Metric names in the source -> the modules that hold them."""
     found: dict[str, set[str]] = {}
@@ -67,8 +69,9 @@ def written_by() -> dict[str, set[str]]:
 
 def names_in(tree: ast.AST) -> Iterator[str]:
     """Strings that look like a metric, and f-strings with `{}` for what is put in."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         match node:
             case ast.Constant(value=str(text)) if id(node) not in inside and NAME.fullmatch(text):
                 yield text

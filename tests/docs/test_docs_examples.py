@@ -147,6 +147,7 @@ def test_an_example_is_valid_and_runs(
         assert main(AFTER[name]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow  # all of its questions; on the page of the first run it is valid and runs with fewer
 def test_the_main_job_is_valid_as_it_is_written(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "examples/chain_sum/pipeline.toml"]) == 0, capsys.readouterr().err
     assert "warning" not in capsys.readouterr().out

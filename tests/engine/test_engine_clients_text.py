@@ -56,7 +56,7 @@ class Replying(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.seen.append((self.path, body, self.headers.get("Authorization")))
             reply = self.server.replies.popleft() if len(self.server.replies) > 1 else self.server.replies[0]
-        self.server.hold.wait(10)
+        self.server.hold.wait(600)
         status, content = reply(body) if callable(reply) else reply
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
@@ -81,7 +81,7 @@ def serve():
 
 
 def link(server: Replies, **changes) -> HttpClient:
-    return HttpClient(ServerAddress(url=server.url, **{"backoff_s": 0.01, "timeout_s": 5.0} | changes))
+    return HttpClient(ServerAddress(url=server.url, **{"backoff_s": 0.01, "timeout_s": 60.0} | changes))
 
 
 # ------------------------------------------------------------------------------------------------ http
@@ -136,7 +136,7 @@ def test_interrupting_wakes_whoever_waits_and_is_not_repeated(serve):
     while not server.seen:
         thread.join(0.01)
     spoken.cancel_all()
-    thread.join(5)
+    thread.join(60)
     assert isinstance(found[0], RequestCancelledError)
     assert len(server.seen) == 1
     server.hold.set()

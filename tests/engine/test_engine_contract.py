@@ -71,7 +71,7 @@ def server(request, tmp_path):
         return client
 
     server.subject = Subject(
-        name=request.param, model=model, vocab=VOCAB, eos=(0,), decode=letters, make=make, draws=300
+        name=request.param, model=model, vocab=VOCAB, eos=(0,), decode=letters, make=make, draws=200
     )
     yield server
     for client in made:

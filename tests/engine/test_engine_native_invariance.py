@@ -5,6 +5,7 @@ import threading
 import time
 import warnings
 from collections import defaultdict
+from pathlib import Path
 
 import engine_native_cases as cases
 import numpy as np
@@ -149,12 +150,15 @@ def test_a_pass_that_does_not_hold_together_is_refused():
 
 
 def test_nothing_spins_while_nothing_runs():
+    """A thread that spins is running or ready to run whenever one looks."""
+    before = set(Path("/proc/self/task").iterdir())
     runner = cases.runner_of(cases.model_of(), threads=4)
     cases.scored(runner, cases.texts(33, [30]))
-    time.sleep(0.02)
-    began = time.process_time()
+    theirs = set(Path("/proc/self/task").iterdir()) - before
+    assert len(theirs) >= 3
     time.sleep(0.3)
-    assert time.process_time() - began < 0.1
+    states = [(one / "stat").read_text().rpartition(")")[2].split()[0] for _ in range(20) for one in theirs]
+    assert "R" not in states
 
 
 def test_a_forked_child_works_alone():

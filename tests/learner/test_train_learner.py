@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 from torch import Tensor, nn
 
 from hone.core.credit import NO_VALUES, Credits
@@ -96,19 +97,11 @@ def squares(policy: Toy, batch: ToyBatch) -> LossTerms:
 
 def batch_of(count: int, *, seed: int = 0) -> tuple[Episodes, Credits]:
     rng = np.random.default_rng(seed)
-    episodes = Episodes(
-        offsets=offsets_of(np.ones(count, dtype=np.int64)),
+    episodes = plain_episodes(
+        offsets_of(np.ones(count, dtype=np.int64)),
         seen=rng.normal(size=(count, 3)),
         chosen=rng.integers(1, 6, count),
-        logp=np.zeros(count, np.float32),
-        version=np.zeros(count, np.int32),
-        reward=np.zeros(count, np.float32),
-        group=np.arange(count),
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
         final=rng.normal(size=(count, 3)),
-        score=np.zeros(count),
-        status=np.zeros(count, np.uint8),
     )
     return episodes, Credits(advantage=rng.normal(size=count).astype(np.float32), metrics={"credit/told": 2.0})
 

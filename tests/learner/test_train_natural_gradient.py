@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_episodes import plain_episodes
 from ranks_in_threads import on_ranks
 from torch import Tensor, nn
 
@@ -54,20 +55,7 @@ def batch_of() -> tuple[Episodes, Credits]:
     seen = draws.normal(size=(50, 4))
     chosen = draws.integers(0, 2, 50)
     logp = network().evaluate_actions(torch.from_numpy(seen), torch.from_numpy(chosen)).logp.detach().numpy()
-    episodes = Episodes(
-        offsets=np.arange(0, 51, 5),
-        seen=seen,
-        chosen=chosen,
-        logp=logp,
-        version=np.zeros(50, np.int32),
-        reward=np.zeros(50, np.float32),
-        group=np.arange(10),
-        terminated=np.ones(10, bool),
-        truncated=np.zeros(10, bool),
-        final=seen[:10],
-        score=np.zeros(10),
-        status=np.zeros(10, np.uint8),
-    )
+    episodes = plain_episodes(np.arange(0, 51, 5), seen=seen, chosen=chosen, logp=logp, final=seen[:10])
     return episodes, Credits(advantage=draws.normal(size=50))
 
 

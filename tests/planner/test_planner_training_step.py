@@ -105,7 +105,7 @@ FAR = {"compiled": 1e-3, "torch": 0.02}
 """Largest difference, as a share: the compiled kernels are ours."""
 
 
-@pytest.mark.parametrize(("name", "path", "compute"), fast_share(CASES, PATHS, ("float32", "bfloat16"), one_of=3))
+@pytest.mark.parametrize(("name", "path", "compute"), fast_share(CASES, PATHS, ("float32", "bfloat16"), one_of=4))
 def test_the_closed_form_is_what_a_tracker_counts(
     name: str, path: str, compute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +229,7 @@ def test_an_unused_end_of_the_vocabulary_takes_no_second_gradient() -> None:
     assert peaks[1] < peaks[0]
 
 
-@pytest.mark.parametrize(("name", "path", "widens"), fast_share(CASES, PATHS, (False, True), one_of=3))
+@pytest.mark.parametrize(("name", "path", "widens"), fast_share(CASES, PATHS, (False, True), one_of=4))
 def test_weights_in_bfloat16_are_what_a_tracker_counts(
     name: str, path: str, widens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

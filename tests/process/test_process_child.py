@@ -3,11 +3,11 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ended_processes import gone
 from hypothesis import given
 from hypothesis import strategies as st
 from manual_clock import ManualClock
@@ -16,7 +16,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.process.child import ChildLostError, ChildProcess, LineParser, RestartingChild
 
 HERE = str(Path(__file__).parent)
-SOON_S = 20.0
+SOON_S = 60.0
 started: list[ChildProcess[bytes] | RestartingChild] = []
 
 
@@ -39,18 +39,6 @@ def child_of(*arguments: str, clock: Clock | None = None, max_bytes: int = 1 << 
 def call(child: ChildProcess[bytes], word: str, deadline_s: float = SOON_S) -> str:
     child.send(f"{word}\n".encode())
     return child.receive(deadline_s).decode()
-
-
-def gone(pid: int) -> bool:
-    """Whether the process has ended, after waiting a moment for init to reap an orphan."""
-    for _ in range(200):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def open_descriptors() -> int:

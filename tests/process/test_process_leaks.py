@@ -1,11 +1,11 @@
 """User code that forks daemons: nothing that it started is alive after its process was closed or killed."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ended_processes import gone
 
 from hone.control.expert_process import ExpertProcess
 from hone.core.errors import UserCodeError
@@ -45,18 +45,6 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs, after waiting a moment for init to reap an orphan that was killed."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return False
-        except OSError:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def ask_solution(module: Path, prompt: str) -> None:
     run_solutions(f"{module}:act", [{"prompt": prompt}], deadline_s=2.0)
 
@@ -77,4 +65,4 @@ def test_daemons_of_user_code_are_gone(module: Path, prompt: str, ask: Callable[
             ask(module, prompt)
     else:
         ask(module, prompt)
-    assert not alive(int((module.parent / "pid").read_text()))
+    assert gone(int((module.parent / "pid").read_text()))

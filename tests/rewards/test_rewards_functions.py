@@ -2,10 +2,10 @@
 
 import datetime
 import decimal
-import time
 
 import numpy as np
 import pytest
+from counted_calls import count_calls
 from hypothesis import given
 from hypothesis import strategies as st
 from reasoning_gym.factory import create_dataset
@@ -142,9 +142,8 @@ def test_math_answers(completion: str, answer: str, score: float) -> None:
     ],
 )
 def test_hostile_mathematics_is_refused_at_once_and_scores_nothing(hostile: str, reason: str) -> None:
-    began = time.perf_counter()
-    verdict = math_answer(hostile, "3")
-    assert time.perf_counter() - began < 1.0  # sympy would take far longer
+    verdict, calls = count_calls(math_answer, hostile, "3")
+    assert calls < 20_000  # sympy would take far more
     assert verdict["score"] == 0.0
     assert reason in str(verdict["reason"])
     assert math_answer("3", hostile)["score"] is None  # the reference is not the policy's fault

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ended_processes import gone
+from manual_clock import ManualClock
 
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, UserCodeError
@@ -57,7 +59,7 @@ def troubled(*completions: str) -> RewardBatch:
 def test_only_the_culprit_is_without_a_score(
     module: Path, name: str, act: str, status: ScoreStatus, reason: str
 ) -> None:
-    with pool_of(module, name, deadline_s=0.8) as pool:
+    with pool_of(module, name, deadline_s=0.5 if act in ("loop", "gil") else 60.0) as pool:
         pool.score(troubled("fine"))
         scores = pool.score(troubled("a", "b", act, "c", "d"))
         assert scores.status.tolist() == [0, 0, status, 0, 0]
@@ -107,20 +109,7 @@ def test_daemons_are_gone_after_the_pool(module: Path, tmp_path: Path, act: str)
         else:
             with pytest.raises(UserCodeError, match="failed on all 1 answers"):
                 pool.score(batch_of(act, path=[str(path)]))
-    assert not alive(int(path.read_text()))
-
-
-def alive(pid: int) -> bool:
-    """Waits a moment: an orphan that was killed may be a zombie until init has seen it."""
-    stat = Path(f"/proc/{pid}/stat")
-    for _ in range(100):
-        try:
-            if stat.read_text().rpartition(")")[2].split()[0] in "ZX":
-                return False
-        except OSError:
-            return False
-        time.sleep(0.02)
-    return True
+    assert gone(int(path.read_text()))
 
 
 def test_no_worker_and_no_zombie_is_left(module: Path) -> None:
@@ -147,7 +136,7 @@ def test_busy_workers_die_with_a_killed_trainer(module: Path, tmp_path: Path) ->
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": source}
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, check=False)
-    assert not alive(int(path.read_text()))
+    assert gone(int(path.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -207,14 +196,14 @@ def test_a_group_is_never_cut(module: Path) -> None:
 
 
 def test_a_batch_is_scored_while_others_are_submitted(module: Path) -> None:
-    with pool_of(module, "slow", workers=2) as pool:
-        pool.check([])
-        began = time.monotonic()
-        first, second = pool.submit(batch_of("a", "b")), pool.submit(batch_of("c", "d", "e"))
-        assert time.monotonic() - began < 0.4
+    place = module.parent / "meeting"
+    place.mkdir()
+    with pool_of(module, "together", workers=2, deadline_s=100.0) as pool:
+        first, second = (pool.submit(batch_of(*text, folder=[str(place)] * len(text))) for text in ("ab", "cde"))
+        (place / "go").touch()  # whoever submits waits for no score
         (results,), _ = pool.results([first, second])
         assert [result.score for result in results] == [1.0] * 5
-        assert time.monotonic() - began < 5 * 0.5  # two at a time
+    assert len(list(place.glob("*.pid"))) == 2, "two at a time"
 
 
 def test_a_function_that_never_works_stops_at_once(module: Path) -> None:
@@ -228,11 +217,9 @@ def test_a_function_that_never_works_stops_at_once(module: Path) -> None:
 
 
 def test_a_function_that_always_hangs_is_given_up_soon(module: Path) -> None:
-    with pool_of(module, "trouble", deadline_s=0.1, workers=2) as pool:
-        began = time.monotonic()
-        with pytest.raises(UserCodeError, match="never gave a score and took down 8 workers"):
-            pool.score(troubled(*["gil"] * 100))
-        assert time.monotonic() - began < 20
+    gives_up = pytest.raises(UserCodeError, match="never gave a score and took down 8 workers")
+    with pool_of(module, "trouble", deadline_s=0.1, workers=2) as pool, gives_up:
+        pool.score(troubled(*["gil"] * 100))
 
 
 def test_distinct_errors_are_shown_once(module: Path) -> None:
@@ -327,8 +314,7 @@ def test_closing_does_not_wait_for_a_hang(module: Path) -> None:
     with pool_of(module, "trouble", deadline_s=1000.0, workers=2) as pool:
         ticket = pool.submit(troubled("gil", "loop"))
         time.sleep(0.2)
-        began = time.monotonic()
-    assert time.monotonic() - began < 10
+    # It came here: a wait would have ended the test run.
     with pytest.raises(ConfigError, match="closed before these scores were ready"):
         pool.results([ticket])
 
@@ -339,13 +325,16 @@ def test_an_empty_batch(module: Path) -> None:
 
 
 def test_cheap_functions_are_not_held_up(module: Path) -> None:
-    completions = ["a" * (i % 7) for i in range(4096)]
-    with pool_of(module, "by_length") as pool:
-        pool.score(batch_of(*completions))
-        rates: list[float] = []
-        for _ in range(8):  # the fastest: a busy machine holds up some of them
-            began = time.monotonic()
-            scores = pool.score(batch_of(*completions))
-            rates.append(len(completions) / (time.monotonic() - began))
-            assert scores.score.tolist() == [float(len(c)) for c in completions]
-    assert max(rates) > 10_000  # measured 60,000 on a quiet machine
+    """Few messages for many answers, once it is known how cheap they are."""
+    completions, calls = ["a" * (i % 7) for i in range(4096)], module.with_name("calls")
+    batch = batch_of(*completions, path=[str(calls)] * len(completions))
+    functions = [{"use": f"{module}:told_length"}]
+    config = RewardsConfig.model_validate({"workers": 1, "functions": functions})
+    with RewardWorkerPool(config, clock=ManualClock()) as pool:
+        pool.score(batch)
+        calls.unlink()
+        scores = pool.score(batch)
+    assert scores.score.tolist() == [float(len(c)) for c in completions]
+    sizes = [int(line) for line in calls.read_text().splitlines()]
+    assert sum(sizes) == 4096
+    assert len(sizes) <= 32

@@ -47,7 +47,7 @@ def test_a_closed_terminal_saves_the_step_whichever_comes_first_the_signal_or_a_
         cwd=place, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
-    run, end = place / "runs" / "tiny", time.monotonic() + 60
+    run, end = place / "runs" / "tiny", time.monotonic() + 120
     os.set_blocking(ours, False)
     while steps_logged(run) < 2:
         assert process.poll() is None

@@ -138,7 +138,7 @@ def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: s
     wait_for(lambda: steps_logged(run) >= wanted, process)
     time.sleep(dice.random() * 0.05)
     os.killpg(process.pid, number)
-    said = process.communicate(timeout=30)[0]
+    said = process.communicate(timeout=60)[0]
     assert process.returncode == code, said
     assert "Go on with --resume" in said
     done = steps_logged(run)
@@ -152,25 +152,26 @@ def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: s
 
 def test_a_second_signal_leaves_at_once(place: Path) -> None:
     """While a reward function hangs, the step cannot end: the second Ctrl-C does not wait for it."""
-    process = start(place, "train", "grpo.toml", "steps=30", "rewards.deadline_s=50")
+    process = start(place, "train", "grpo.toml", "steps=30", "rewards.deadline_s=600")
     run = place / "runs" / "tiny"
     wait_for(lambda: steps_logged(run) >= 2, process)
     (place / "hold").touch()
-    time.sleep(0.3)
+    wait_for((place / "held").exists, process)
+    done = steps_logged(run)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.3)
+    assert process.stdout is not None
+    assert any("once more leaves at once" in line for line in process.stdout), "it is told of"
     assert process.poll() is None, "the first one waits for the step"
-    asked = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 130
-    assert time.monotonic() - asked < 2.0
-    deadline = time.monotonic() + 5
+    assert steps_logged(run) == done, "it did not wait for the step"
+    deadline = time.monotonic() + 60
     while alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive(process.pid) == [], "worker processes outlive the run"
     (place / "hold").unlink()
-    assert hone("train", "grpo.toml", "steps=8", "rewards.deadline_s=50", "--resume") == 0
+    assert hone("train", "grpo.toml", "steps=8", "rewards.deadline_s=600", "--resume") == 0
 
 
 def alive(session: int) -> list[str]:
@@ -197,7 +198,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(place: Path) -> None:
         wait_for(lambda wanted=wanted: steps_logged(run) >= wanted, process)
         time.sleep(dice.random() * 0.05)
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
     assert hone(*arguments, "--resume") == 0
     assert hone(*arguments, "--runs", "whole") == 0
@@ -222,7 +223,7 @@ def test_a_run_killed_in_its_first_save_and_killed_again_can_still_be_resumed(st
     process = start(place, "train", "sft.toml", "--resume", "run.keep_last=9", "run.checkpoint_every=0")
     wait_for(lambda: not (run / "checkpoints").exists(), process)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert hone("train", "sft.toml", "--resume", "run.keep_last=9") == 0
     assert files_of(run, STEPS) == files_of(straight / "sft" / "tiny", STEPS)
 

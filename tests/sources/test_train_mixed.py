@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.credit import NO_VALUES, Metrics
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
@@ -30,16 +31,13 @@ def episodes(rows: list[Row], *, version: int = 0) -> Episodes:
     tokens = np.array([[10 + question, answer, 9] for question, answer, _, _ in rows], np.int32).reshape(-1)
     at = (np.arange(count)[:, None] * 3 + [1, 2]).reshape(-1)
     missing = np.array([score is None for *_, score in rows])
-    return Episodes(
-        offsets=np.arange(count + 1) * 2,
+    return plain_episodes(
+        np.arange(count + 1) * 2,
         seen=Transcript(tokens=tokens, offsets=np.arange(count + 1) * 3, at=at),
         chosen=tokens[at],
         logp=np.full(2 * count, -1.0, np.float32),
         version=np.full(2 * count, version, np.int32),
-        reward=np.zeros(2 * count, np.float32),
         group=np.array([group for _, _, group, _ in rows], np.int64),
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
         score=np.array([np.nan if score is None else score for *_, score in rows]),
         status=np.where(missing, ScoreStatus.ERROR, ScoreStatus.SCORED).astype(np.uint8),
         components=np.zeros((count, 2)),

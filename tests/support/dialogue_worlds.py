@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,20 @@ class Counting:
     @staticmethod
     def rows(size: int, seed: int) -> list[dict[str, object]]:
         return [{"id": f"row {seed}.{k}", "start": "ab"[k % 2]} for k in range(size)]
+
+
+class Together(Counting):
+    """The same, but no world begins before `count` worlds have been asked to; they meet in a folder."""
+
+    def __init__(self, folder: str, count: int) -> None:
+        super().__init__()
+        self.folder, self.count = Path(folder), count
+
+    def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
+        (self.folder / str(uuid.uuid4())).touch()
+        while len(list(self.folder.iterdir())) < self.count:
+            time.sleep(0.05)
+        return super().begin(columns, seed)
 
 
 class Lenient(Counting):

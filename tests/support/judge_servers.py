@@ -91,7 +91,7 @@ class JudgeHandler(BaseHTTPRequestHandler):
             _, status, *wait = fault.split()
             self.send(int(status), {"error": "try later"}, retry_after=wait[-1] if wait else "")
         elif fault == "hang":
-            self.judge.release.wait(20)
+            self.judge.release.wait(600)
         elif fault in WRONG:
             self.send_bytes(WRONG[fault])
         elif fault != "drop":

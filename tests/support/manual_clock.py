@@ -17,3 +17,14 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         self.time_s += seconds
+
+
+@dataclass(eq=False)
+class TickingClock(ManualClock):
+    """A clock on which half a second passes whenever somebody looks."""
+
+    __hash__ = object.__hash__
+
+    def monotonic_s(self) -> float:
+        self.advance(0.5)
+        return self.time_s

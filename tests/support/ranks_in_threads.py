@@ -32,6 +32,6 @@ class ThreadRank:
 
 def on_ranks(count: int, function: Callable[[Reduction], R]) -> list[R]:
     """Result of `function` on each of `count` ranks; raises the first error of a rank."""
-    board, barrier = [np.zeros(0)] * count, Barrier(count, timeout=30)
+    board, barrier = [np.zeros(0)] * count, Barrier(count, timeout=120)
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(lambda rank: function(ThreadRank(rank, board, barrier)), range(count)))

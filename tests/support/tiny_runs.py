@@ -89,8 +89,9 @@ def right(completions, answer, **columns):
     return [float(text == wanted) for text, wanted in zip(completions, answer)]
 
 def close(completions, answer, **columns):
-    """Characters that are right, less a little for length; while a file `hold` lies here, it waits."""
+    """Characters that are right, less a little for length; waits while a file `hold` lies here, and makes `held`."""
     while pathlib.Path("hold").exists():
+        pathlib.Path("held").touch()
         time.sleep(0.02)
     return [sum(a == b for a, b in zip(text, wanted)) - 0.1 * len(text) for text, wanted in zip(completions, answer)]
 '''
@@ -127,7 +128,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]", *, seconds: float = 60.0) -> None:
+def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]", *, seconds: float = 120.0) -> None:
     """Until `ready`; fails when the process ends first."""
     end = time.monotonic() + seconds
     while not ready():

@@ -67,7 +67,7 @@ def interrupted(folder: Path, name: str, *more: str):
 
 
 def assert_gone(number: int) -> None:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 60
     while Path(f"/proc/{number}").exists() and time.monotonic() < limit:
         time.sleep(0.05)
     assert not Path(f"/proc/{number}").exists()

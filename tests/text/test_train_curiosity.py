@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plain_episodes import plain_episodes
 from recipe_runs import job_of, lay_out, settings
 
 from hone.core.credit import NO_VALUES
@@ -30,16 +31,12 @@ def dialogues(pieces: list[list[list[int]]]) -> Episodes:
         sizes.append(len(tokens))
         lengths.append(len(at))
     flat, chosen, count = np.array(tokens, np.int32), np.array(at, np.int64), len(pieces)
-    return Episodes(
-        offsets=np.array(lengths),
+    return plain_episodes(
+        np.array(lengths),
         seen=Transcript(tokens=flat, offsets=np.array(sizes), at=chosen),
         chosen=flat[chosen],
         logp=np.full(len(at), -1.0, np.float32),
-        version=np.zeros(len(at), np.int32),
-        reward=np.zeros(len(at), np.float32),
         group=np.arange(count) // 2,
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
         score=np.arange(count, dtype=np.float64) % 2,
     )
 

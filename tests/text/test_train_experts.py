@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from plain_episodes import plain_episodes
 from pydantic import ValidationError
 
 from hone.core.conversation import TranscriptBuilder, build_columns
@@ -71,11 +72,15 @@ def rollout(actor: TokenPolicy) -> Episodes:
             builders.append(TranscriptBuilder(prompt=request.prompt))
             builders[-1].append_sampled(done[request.id, sample])
     columns, count = build_columns(builders), len(builders)
-    return Episodes(
-        offsets=columns.offsets, seen=columns.transcript, chosen=columns.chosen, logp=columns.logp,
-        version=columns.version, reward=np.zeros(len(columns.chosen), np.float32), group=np.arange(count) // 3,
-        terminated=np.ones(count, np.bool_), truncated=np.zeros(count, np.bool_), score=rng.normal(size=count),
-    )  # fmt: skip
+    return plain_episodes(
+        columns.offsets,
+        seen=columns.transcript,
+        chosen=columns.chosen,
+        logp=columns.logp,
+        version=columns.version,
+        group=np.arange(count) // 3,
+        score=rng.normal(size=count),
+    )
 
 
 def credits_of(episodes: Episodes) -> Credits:

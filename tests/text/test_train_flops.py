@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from manual_clock import ManualClock
+from manual_clock import ManualClock, TickingClock
 from torch.utils.flop_counter import FlopCounterMode
 
 from hone.core.clock import SystemClock
@@ -121,10 +121,11 @@ def test_the_learner_tells_its_tokens_however_they_are_cut(policy, budget):
 
 
 def test_the_machines_rate(policy):
-    found = matmul_rate(policy, SystemClock(), seconds_s=0.0)
+    clock = TickingClock()
+    found = matmul_rate(policy, clock, seconds_s=0.0)
     assert (found.dtype, found.device, found.threads) == ("float32", "cpu", torch.get_num_threads())
-    assert 1e8 < found.matmul_flops_per_s < 1e14
-    assert matmul_rate(policy, SystemClock(), seconds_s=0.0) is found, "measured again in one process"
+    assert found.matmul_flops_per_s == pytest.approx(2 * 1024**3 / 0.5), "the product of one tick"
+    assert matmul_rate(policy, clock, seconds_s=0.0) is found, "measured again in one process"
 
 
 @pytest.fixture

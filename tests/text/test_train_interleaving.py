@@ -31,7 +31,7 @@ class RandomMoments:
     moments: list[int]
     batch: int = 0
     passes: int = 0
-    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=30))
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=120))
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(EmbeddedEngine, "submit", self.submit(EmbeddedEngine.submit))

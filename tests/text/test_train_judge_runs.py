@@ -25,7 +25,7 @@ def judge_table(server: JudgeServer | str, extra: str = "") -> str:
 kind = "judge"
 name = "digits"
 cache = "replies"
-by = {{ kind = "server", url = "{url}", model = "wise", deadline_s = 5.0, max_wait_s = 0.1 }}
+by = {{ kind = "server", url = "{url}", model = "wise", deadline_s = 60.0, max_wait_s = 0.1 }}
 [rewards.functions.ask]
 kind = "rubric"
 criteria = [{{ name = "digits", text = "It consists of digits." }}]

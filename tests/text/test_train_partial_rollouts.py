@@ -148,7 +148,7 @@ class Barrier:
     at: int
     batches: int = 0
     passes: int = 0
-    both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=30))
+    both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=120))
 
     def submit(self, original: Callable) -> Callable:
         def wrapped(engine: EmbeddedEngine, requests: list[Request], *, round: int = 0) -> object:

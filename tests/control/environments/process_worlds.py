@@ -1,6 +1,5 @@
 """Worlds whose environments are in processes, for the tests beside this file; `end_worlds` ends what they opened."""
 
-import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -81,18 +80,6 @@ def processes(token: str = "hone.control.environments.worker") -> list[int]:
 def pids_of(world: GymWorld) -> list[int]:
     assert isinstance(world.envs, ProcessVectorEnv)
     return [block.process.pid for block in world.envs._blocks]
-
-
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    limit = time.monotonic() + within_s
-    while time.monotonic() < limit:
-        try:
-            if (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def end_worlds() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ended_processes import gone
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from process_worlds import WALK, Chance, end_worlds, gone, lived, opened, pids_of, processes, worlds
+from process_worlds import WALK, Chance, end_worlds, lived, opened, pids_of, processes, worlds
 
 from hone.control.environments.make import env_seeds
 from hone.control.environments.play import open_evaluation_envs, play_episodes

@@ -125,8 +125,8 @@ def test_a_resume_after_a_loss_is_bitwise() -> None:
 
 
 def test_slow_is_no_fault_while_each_environment_comes_back_in_time() -> None:
-    world = opened(kwargs={"act": "slow", "at": 3}, num_envs=3, workers=1, steps=4, step_timeout_s=1.0)
-    (episodes,) = lived(world, 1)  # three times 0.6 s in one step
+    world = opened(kwargs={"act": "slow", "at": 3}, num_envs=4, workers=1, steps=4, step_timeout_s=2.0)
+    (episodes,) = lived(world, 1)  # four times 0.6 s in one step
     assert episodes.scored.all()
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.control.replay.bootstrap import MOST, BootstrapBuffer, ColumnStatistics
 from hone.control.replay.ring import RingBuffer
@@ -15,19 +16,15 @@ from hone.core.random import generator
 def steps(first: int, count: int) -> Episodes:
     """Transitions whose observation is their number."""
     number = np.arange(first, first + count, dtype=np.float32)
-    return Episodes(
-        offsets=np.arange(count + 1),
+    return plain_episodes(
+        np.arange(count + 1),
         seen=number[:, None],
         chosen=np.ones((count, 1), np.float32),
         logp=np.full(count, np.nan, np.float32),
-        version=np.zeros(count, np.int32),
         reward=number / 2,
         group=np.zeros(count, np.int64),
         terminated=np.zeros(count, bool),
-        truncated=np.zeros(count, bool),
         final=number[:, None] + 3,
-        score=np.zeros(count),
-        status=np.zeros(count, np.uint8),
     )
 
 

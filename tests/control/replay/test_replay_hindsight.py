@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_episodes import plain_episodes
 from test_replay_ring import single
 
 from hone.control.replay.hindsight import GoalSpec, HindsightBuffer, Strategy
@@ -17,19 +18,14 @@ def walk(episode: int, length: int, *, terminated: bool = False) -> Episodes:
     """Observations (episode, reached, wanted): step t has reached 10 * episode + t and wants -1 - episode."""
     steps = np.arange(length)
     seen = np.stack([np.full(length, episode), 10 * episode + steps, np.full(length, -1 - episode)], axis=1)
-    return Episodes(
-        offsets=np.array([0, length]),
+    return plain_episodes(
+        np.array([0, length]),
         seen=seen.astype(np.float32),
-        chosen=np.zeros(length, np.int64),
-        logp=np.zeros(length, np.float32),
-        version=np.zeros(length, np.int32),
         reward=np.full(length, -1.0, np.float32),
         group=np.array([episode]),
         terminated=np.array([terminated]),
         truncated=np.array([not terminated]),
         final=np.array([[episode, 10 * episode + length, -1 - episode]], np.float32),
-        score=np.zeros(1),
-        status=np.zeros(1, np.uint8),
     )
 
 

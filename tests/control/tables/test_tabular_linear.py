@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_episodes import plain_episodes
 
 from hone.control.tables.learn import RateConfig, TabularLearner
 from hone.control.tables.linear import (
@@ -30,12 +31,15 @@ def wandering(count: int, seed: int) -> Episodes:
     draws = np.random.default_rng(seed)
     solid = draws.random(count) < 1 / 7
     state = np.concatenate([[0], np.where(solid, 6, draws.integers(0, 6, count))])
-    return Episodes(
-        offsets=np.array([0, count]), seen=state[:-1], chosen=solid.astype(np.int64),
-        logp=np.log(np.where(solid, 1 / 7, 6 / 7)).astype(np.float32), version=np.zeros(count, np.int32),
-        reward=np.zeros(count, np.float32), group=np.zeros(1, np.int64), terminated=np.zeros(1, bool),
-        truncated=np.zeros(1, bool), final=state[-1:], score=np.zeros(1), status=np.zeros(1, np.uint8),
-    )  # fmt: skip
+    return plain_episodes(
+        np.array([0, count]),
+        seen=state[:-1],
+        chosen=solid.astype(np.int64),
+        logp=np.log(np.where(solid, 1 / 7, 6 / 7)).astype(np.float32),
+        group=np.zeros(1, np.int64),
+        terminated=np.zeros(1, bool),
+        final=state[-1:],
+    )
 
 
 def learned(step: LinearUpdate, *, rate: float, second: float = 0.0, copy: int = 0, count: int = 20_000) -> StateValues:

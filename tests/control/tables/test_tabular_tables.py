@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.control.tables.explore import ConstantSchedule, EpsilonGreedy
 from hone.control.tables.learn import (
@@ -119,13 +120,16 @@ def test_a_box_without_bounds_is_refused() -> None:
 
 def pieces() -> Episodes:
     """One episode that ended, one that a limit cut, one that goes on; two actions."""
-    return Episodes(
-        offsets=np.array([0, 2, 4, 5]), seen=np.array([0, 1, 2, 0, 1]), chosen=np.array([1, 0, 1, 1, 0]),
-        logp=np.log([0.5, 0.25, 0.5, 1.0, 1.0]).astype(np.float32), version=np.zeros(5, np.int32),
-        reward=np.arange(5, dtype=np.float32), group=np.arange(3), terminated=np.array([True, False, False]),
-        truncated=np.array([False, True, False]), final=np.array([2, 1, 2]), score=np.zeros(3),
-        status=np.zeros(3, np.uint8),
-    )  # fmt: skip
+    return plain_episodes(
+        np.array([0, 2, 4, 5]),
+        seen=np.array([0, 1, 2, 0, 1]),
+        chosen=np.array([1, 0, 1, 1, 0]),
+        logp=np.log([0.5, 0.25, 0.5, 1.0, 1.0]).astype(np.float32),
+        reward=np.arange(5, dtype=np.float32),
+        terminated=np.array([True, False, False]),
+        truncated=np.array([False, True, False]),
+        final=np.array([2, 1, 2]),
+    )
 
 
 def test_steps_know_what_follows() -> None:
@@ -171,12 +175,7 @@ def test_first_and_every_visit_means_by_hand() -> None:
     table, target = ActionTable(StateFeatures(count=1, actions=1)), np.array([3.0, 1.0, 5.0], np.float32)
     for first, mean in ((True, 4.0), (False, 3.0)):
         table.x[:], table.visits[:] = 0.0, 0
-        episodes = Episodes(
-            offsets=np.array([0, 2, 3]), seen=np.zeros(3, np.int64), chosen=np.zeros(3, np.int64),
-            logp=np.zeros(3, np.float32), version=np.zeros(3, np.int32), reward=np.zeros(3, np.float32),
-            group=np.arange(2), terminated=np.ones(2, bool), truncated=np.zeros(2, bool), final=np.zeros(2, np.int64),
-            score=np.zeros(2), status=np.zeros(2, np.uint8),
-        )  # fmt: skip
+        episodes = plain_episodes(np.array([0, 2, 3]), seen=np.zeros(3, np.int64), final=np.zeros(2, np.int64))
         learner = TabularLearner(table, TargetRule(), RateConfig(rate=1.0, power=1.0), first_visits=first)
         learner.update(episodes, Credits(advantage=target, target=target))
         assert table.x[0] == pytest.approx(mean)

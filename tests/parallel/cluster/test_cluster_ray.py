@@ -27,18 +27,17 @@ pytestmark = pytest.mark.usefixtures("two_nodes")
 def test_replicas_answer_as_the_embedded_engine_and_a_killed_one_is_replaced() -> None:
     model = tiny_model()
     expected = embedded_answers(model)
-    with ray_fleet(model, replicas=2, patience_s=300.0) as fleet:
+    with ray_fleet(model, replicas=2, patience_s=3600.0) as fleet:
         fleet.publish(0)
         step_until(fleet, lambda: len(ready_replicas(fleet)) == 2)
         assert len({hello.node_id for hello in transport_of(fleet)._hellos.values()}) == 2
         fleet.submit(REQUESTS, round=3)
         victim = busy_replica(fleet)
         killed = harm(fleet, victim, signal.SIGKILL)
-        began = time.monotonic()
         assert equal(rest_of(fleet), expected)
-        assert time.monotonic() - began < 250  # nobody waited for the patience
         (line,) = fleet.report.losses
         assert f"process {killed}" in line
+        assert "silent" not in line, "nobody waited for the patience"
         fleet.publish(1)
         fleet.submit(REQUESTS, round=3)
         assert {name: one.tokens.tolist() for name, one in rest_of(fleet).items()} == {

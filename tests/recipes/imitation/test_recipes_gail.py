@@ -298,12 +298,12 @@ def test_it_does_what_was_shown(reward: str, tmp_path: Path) -> None:
     log = shown(tmp_path, "Sides-v0", greater, steps=200)
     job = gail.ENTRY.build(
         config_of(
-            log, steps=60, env={"id": "Sides-v0", "num_envs": 8}, rollout_steps=32, network={"hidden": [32]},
+            log, steps=40, env={"id": "Sides-v0", "num_envs": 8}, rollout_steps=32, network={"hidden": [32]},
             algorithm={"reward": reward, "discount": 0.5, "discriminator": {"network": {"hidden": [32]}, "every": 1}},
             learner={"lr": 3e-3, "epochs": 4, "minibatches": 4},
         )
     )  # fmt: skip
-    told = trained(job, 60)
+    told = trained(job, 40)
     seen = np.random.default_rng(0).uniform(-1, 1, (2000, 2)).astype(np.float32)
     assert (job.recipe.learner.policy.numpy_policy().best(seen) == greater(seen)).mean() > 0.9
     assert all(np.isfinite(value) for line in told for value in line.values())

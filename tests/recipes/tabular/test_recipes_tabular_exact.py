@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_episodes import plain_episodes
 
 from hone.control.finite.build import mdp_from_table
 from hone.control.finite.model import FiniteMdp
@@ -74,12 +75,16 @@ def world(seed: int) -> FiniteMdp:
 
 def piece(seen: list[int], chosen: list[int], rewards: list[float], final: int, *, ends: bool) -> Episodes:
     count = len(seen)
-    return Episodes(
-        offsets=np.array([0, count]), seen=np.array(seen), chosen=np.array(chosen),
-        logp=np.full(count, np.log(0.5), np.float32), version=np.zeros(count, np.int32),
-        reward=np.array(rewards, np.float32), group=np.zeros(1, np.int64), terminated=np.array([ends]),
-        truncated=np.zeros(1, bool), final=np.array([final]), score=np.zeros(1), status=np.zeros(1, np.uint8),
-    )  # fmt: skip
+    return plain_episodes(
+        np.array([0, count]),
+        seen=np.array(seen),
+        chosen=np.array(chosen),
+        logp=np.full(count, np.log(0.5), np.float32),
+        reward=np.array(rewards, np.float32),
+        group=np.zeros(1, np.int64),
+        terminated=np.array([ends]),
+        final=np.array([final]),
+    )
 
 
 def target_of(

@@ -106,7 +106,7 @@ class StandIn:
 
     def close(self) -> None:
         self.server.shutdown()
-        self.thread.join(5)
+        self.thread.join(60)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from plain_episodes import plain_episodes
 
 from hone.core.conversation import TranscriptBuilder, build_columns
 from hone.core.dialogue import STOP_REASONS, DialogueOutcome, StopReason
@@ -42,16 +43,12 @@ def talk(stop: StopReason, *rows: TranscriptBuilder, reason: str = "") -> Conver
 
 def episodes_of(rows: list[TranscriptBuilder], score: list[float]) -> Episodes:
     columns = build_columns(rows)
-    return Episodes(
-        offsets=columns.offsets,
+    return plain_episodes(
+        columns.offsets,
         seen=columns.transcript,
         chosen=columns.chosen,
         logp=columns.logp,
         version=columns.version,
-        reward=np.zeros(len(columns.chosen), np.float32),
-        group=np.arange(len(rows)),
-        terminated=np.ones(len(rows), np.bool_),
-        truncated=np.zeros(len(rows), np.bool_),
         score=np.array(score),
     )
 

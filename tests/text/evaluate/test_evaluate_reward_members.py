@@ -276,7 +276,7 @@ def test_without_a_reply_a_score_is_missing_with_the_reason(status: int) -> None
 
 def test_a_server_that_says_nothing_runs_into_the_deadline() -> None:
     release = Event()
-    with served_rewards(lambda body: (200, {"scores": [float(release.wait(20))]})) as served:
+    with served_rewards(lambda body: (200, {"scores": [float(release.wait(600))]})) as served:
         reward = {"kind": "server", "url": served.url, "attempts": 1, "deadline_s": 0.2}
         scores = scores_by([reward], conversation("a"))
         release.set()

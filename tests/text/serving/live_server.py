@@ -79,7 +79,7 @@ class LiveServer:
 
     def settle(self) -> None:
         """Wait until nothing is in progress."""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while self.routes.desk.samples and time.monotonic() < until:
             time.sleep(0.01)
         while self.model.engine.held_pages and time.monotonic() < until:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_episodes import plain_episodes
 
 from hone.core.conversation import split_turns, text_after_prompt
 from hone.core.episodes import Episodes, Transcript
@@ -36,18 +37,14 @@ def dialogues(pieces: list[tuple[list[int], list[list[int]]]], rewards: float = 
             tokens += piece
         sizes.append(len(tokens) - start)
         counts.append(len(at) - mine)
-    flat, places, count = np.array(tokens, np.int32), np.array(at, np.int64), len(pieces)
-    return Episodes(
-        offsets=offsets_of(np.array(counts)),
+    flat, places = np.array(tokens, np.int32), np.array(at, np.int64)
+    return plain_episodes(
+        offsets_of(np.array(counts)),
         seen=Transcript(tokens=flat, offsets=offsets_of(np.array(sizes)), at=places),
         chosen=flat[places],
         logp=np.full(len(at), -0.5, np.float32),
         version=np.full(len(at), 3, np.int32),
         reward=np.full(len(at), rewards, np.float32),
-        group=np.arange(count),
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
-        score=np.zeros(count),
     )
 
 

@@ -32,7 +32,7 @@ def address() -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, str(SERVER), "streamable-http", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not answers(port) and time.monotonic() < deadline:
             time.sleep(0.05)
         yield f"mcp:http://127.0.0.1:{port}/mcp"

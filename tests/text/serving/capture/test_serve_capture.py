@@ -15,8 +15,9 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 
-from hone.core.clock import SystemClock
+from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
 from hone.core.generation import Completion, SamplingParams, ScoreRequest
@@ -110,13 +111,15 @@ class Address:
 
     def post(self, path: str, body: object) -> int:
         request = urllib.request.Request(self.url + path, json.dumps(body).encode())
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status
 
 
 @contextmanager
-def served(sessions: int, *, deadline_s: float = 20.0, patience_s: float = 20.0) -> Iterator[Address]:
-    server, desk, clock = CaptureServer("127.0.0.1", 0), CaptureDesk(), SystemClock()
+def served(
+    sessions: int, *, deadline_s: float = 60.0, patience_s: float = 60.0, clock: Clock | None = None
+) -> Iterator[Address]:
+    server, desk, clock = CaptureServer("127.0.0.1", 0), CaptureDesk(), clock or SystemClock()
     url = server.bind()
     served = ServedModel(
         name="policy", tokenizer=TOKENIZER, context=128, fingerprint_of=lambda version: f"run@{version}"
@@ -158,7 +161,7 @@ def collect(at: Address, model: Decoder, *agents: Callable[[], object]) -> Episo
     engine.publish(7)
     episodes = at.world.rollout(engine)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not failed, failed
     assert not engine.has_requests()
     return episodes
@@ -234,10 +237,19 @@ def test_a_history_that_is_no_continuation_is_a_further_row(model: Decoder) -> N
 
 
 def test_a_silent_session_times_out_and_keeps_its_rows(model: Decoder) -> None:
-    with served(2, deadline_s=0.5) as at:
-        episodes = collect(
-            at, model, lambda: at.ask("s", [user("1+1=")]), lambda: two_turns(at, "t", "1+1=", 1.0)
-        )  # fmt: skip
+    clock, asked_once = ManualClock(), threading.Event()
+
+    def silent() -> None:
+        at.ask("s", [user("1+1=")])
+        asked_once.set()
+
+    def other() -> None:
+        assert asked_once.wait(60)
+        two_turns(at, "t", "1+1=", 1.0)
+        clock.advance(100.0)
+
+    with served(2, deadline_s=50.0, clock=clock) as at:
+        episodes = collect(at, model, silent, other)
         notes = at.world.notes()
     assert episodes.status.tolist() == [ScoreStatus.TIMEOUT, ScoreStatus.SCORED]
     assert np.isnan(episodes.score[0])
@@ -248,6 +260,12 @@ def test_agents_that_stay_away_stop_the_run_with_the_address(model: Decoder) -> 
     words = r"0 of 2 sessions began in 0\.2 s; start agents with base_url = http"
     with served(2, patience_s=0.2) as at, pytest.raises(LostResourceError, match=words):
         at.world.rollout(engine_of(model))
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[Address]:
+    with served(1) as at:
+        yield at
 
 
 def asked(**changes: object) -> dict[str, object]:
@@ -274,11 +292,10 @@ def asked(**changes: object) -> dict[str, object]:
         ("/sessions/s/reward", {"reward": 1, "score": 2}, "unknown: score"),
     ],
 )
-def test_refused_requests_say_why(path: str, body: object, words: str) -> None:
-    with served(1) as at:
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            at.post(path, body)
-        told = json.loads(caught.value.read())["error"]
+def test_refused_requests_say_why(refusing: Address, path: str, body: object, words: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        refusing.post(path, body)
+    told = json.loads(caught.value.read())["error"]
     assert caught.value.code == 400
     assert words in told["message"]
 

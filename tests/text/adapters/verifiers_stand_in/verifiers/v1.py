@@ -60,7 +60,7 @@ class SumsEnvironment:
         body = {"model": context.model, "messages": [{"role": "user", "content": text}]}
         address = f"{context.client.base_url}/chat/completions"
         request = urllib.request.Request(address, json.dumps(body).encode(), {"X-Session-ID": trace})
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return json.loads(reply.read())["choices"][0]["message"]["content"]
 
 
