@@ -8,7 +8,8 @@ nested wrappers are independent.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -25,8 +26,73 @@ from hone.core.decisions import (
 )
 from hone.core.errors import ConfigError, DataError, HoneError
 from hone.core.random import key
-from hone.decide.bandits.filters import ActionFilter, allowed_rows, filter_contents, saved_filter, some_allowed
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, PolicyDistribution, as_bandit_policy, log_mass
+
+# -------------------------------------------------------------------------------------------------------------- filters
+
+
+class _ActionFilter(Protocol):
+    """Rule that says which actions may be taken in a context. Pure."""
+
+    def __call__(self, context: Floats, actions: ActionSet) -> Bools:
+        """Allowed actions `[K]` for features `[d]`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ForbiddenActions:
+    """Filter that allows all actions but those of some names."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, context: Floats, actions: ActionSet) -> Bools:
+        del context
+        return np.array([name not in self.names for name in actions.names])
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRange:
+    """Filter that allows the actions of numbers `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def __call__(self, context: Floats, actions: ActionSet) -> Bools:
+        del context
+        numbers = np.arange(len(actions))
+        return (numbers >= self.low) & (numbers <= self.high)
+
+
+def _filter_contents(inner: BanditPolicy, allowed: _ActionFilter) -> PolicyContents:
+    """Contents of a policy that restricts `inner` by a filter. Raises DataError for a filter that cannot be saved."""
+    match allowed:
+        case ForbiddenActions(names):
+            return PolicyContents(settings={"forbidden": list(names)}, parts={"inner": inner})
+        case ActionRange(low, high):
+            return PolicyContents(settings={"low": low, "high": high}, parts={"inner": inner})
+        case _:
+            raise DataError(
+                f"a filter of the type {type(allowed).__name__} cannot be saved; use ForbiddenActions or ActionRange, "
+                "or save the inner policy and wrap it where it is loaded"
+            )
+
+
+def _saved_filter(contents: PolicyContents) -> _ActionFilter:
+    """The filter of saved contents. Raises DataError where there is none."""
+    forbidden = contents.settings.get("forbidden")
+    if isinstance(forbidden, list):
+        return ForbiddenActions(tuple(map(str, forbidden)))
+    return ActionRange(int(contents.number("low")), int(contents.number("high")))
+
+
+def _some_allowed(allowed: Bools, actions: ActionSet) -> Bools:
+    """The allowed actions `[K]` themselves. Raises DataError where none is."""
+    if not allowed.any():
+        raise DataError(f"the filter allows none of the {len(actions)} actions; an action set needs an allowed one")
+    return allowed
+
+
+# ------------------------------------------------------------------------------------------------------------- wrappers
 
 
 class EpsilonFloor(BanditPolicy):
@@ -77,7 +143,7 @@ class Masked(BanditPolicy):
 
     kind = "masked"
 
-    def __init__(self, inner: DecisionPolicy, allowed: ActionFilter) -> None:
+    def __init__(self, inner: DecisionPolicy, allowed: _ActionFilter) -> None:
         self.inner = as_bandit_policy(inner)
         self.allowed = allowed
 
@@ -86,20 +152,21 @@ class Masked(BanditPolicy):
 
     def distribution(self, context: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution(context, actions)
-        allowed = some_allowed(self.allowed(context, actions), actions)
+        allowed = _some_allowed(self.allowed(context, actions), actions)
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
         logp, scores = self.inner.distribution_rows(contexts, actions)
-        allowed = allowed_rows(self.allowed, contexts, actions)
+        rows = [_some_allowed(self.allowed(context, actions), actions) for context in contexts]
+        allowed = np.array(rows, dtype=np.bool_).reshape(len(contexts), len(actions))
         return PolicyDistribution(_normalized(np.where(allowed, logp, -np.inf), allowed), scores)
 
     def contents(self) -> PolicyContents:
-        return filter_contents(self.inner, self.allowed)
+        return _filter_contents(self.inner, self.allowed)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Masked":
-        return cls(contents.policy("inner"), saved_filter(contents))
+        return cls(contents.policy("inner"), _saved_filter(contents))
 
 
 class Clipped(BanditPolicy):
@@ -111,7 +178,7 @@ class Clipped(BanditPolicy):
 
     kind = "clipped"
 
-    def __init__(self, inner: DecisionPolicy, allowed: ActionFilter) -> None:
+    def __init__(self, inner: DecisionPolicy, allowed: _ActionFilter) -> None:
         self.inner = as_bandit_policy(inner)
         self.allowed = allowed
 
@@ -135,16 +202,16 @@ class Clipped(BanditPolicy):
 
     def _targets(self, context: Floats, actions: ActionSet) -> Ints:
         """The action `[K]` that is executed for each action."""
-        allowed = np.flatnonzero(some_allowed(self.allowed(context, actions), actions))
+        allowed = np.flatnonzero(_some_allowed(self.allowed(context, actions), actions))
         distance = np.abs(np.arange(len(actions))[:, None] - allowed)
         return allowed[distance.argmin(axis=1)]
 
     def contents(self) -> PolicyContents:
-        return filter_contents(self.inner, self.allowed)
+        return _filter_contents(self.inner, self.allowed)
 
     @classmethod
     def from_contents(cls, contents: PolicyContents) -> "Clipped":
-        return cls(contents.policy("inner"), saved_filter(contents))
+        return cls(contents.policy("inner"), _saved_filter(contents))
 
 
 class Shielded(BanditPolicy):

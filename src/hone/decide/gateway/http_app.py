@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, cast
 
+import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,6 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hone.core.errors import did_you_mean
+from hone.core.strict_json import strict_json
 from hone.decide.gateway.access import (
     AccessList,
     AccessScope,
@@ -28,14 +30,130 @@ from hone.decide.gateway.access import (
     require_scope,
     tenant_of,
 )
-from hone.decide.gateway.bodies import answer_body, read_batch, read_decision, read_object, read_reward, to_json
-from hone.decide.gateway.requests import RequestError, shown
+from hone.decide.gateway.requests import (
+    ActionInput,
+    ContextInput,
+    Decided,
+    DecisionRequest,
+    RequestError,
+    Rewarded,
+    RewardRequest,
+    check_number,
+    check_text,
+    shown,
+)
 from hone.decide.gateway.service import DecisionService, ServiceAnswer, ServiceRequest
+
+# --------------------------------------------------------------------------------------------------------------- bodies
+
+
+MAX_DEADLINE_S: Final = 60.0
+MAX_BATCH: Final = 1000
+_DECIDE_FIELDS: Final = ("actions", "context", "deadline_s", "id", "tenant", "unit")
+_REWARD_FIELDS: Final = ("at_s", "id", "key", "kind", "seq", "source", "tenant", "value")
+
+
+def _read_object(body: bytes) -> Mapping[str, object]:
+    """The object of a body. Raises RequestError (400) for anything else."""
+    try:
+        value = strict_json(body)
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise RequestError(f"the body is not JSON: {error!s:.200}", status=400, code="not_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be an object, got {shown(value)}", status=400, code="not_an_object")
+    return cast("dict[str, object]", value)
+
+
+def _read_decision(fields: Mapping[str, object], key: str = "", tenant: str = "") -> DecisionRequest:
+    """A decision request; `key` is the id and `tenant` the tenant if the body gives none."""
+    _refuse_unknown(fields, _DECIDE_FIELDS)
+    deadline_s = fields.get("deadline_s")
+    if deadline_s is not None:
+        deadline_s = check_number(deadline_s, "deadline_s")
+        if not 0 < deadline_s <= MAX_DEADLINE_S:
+            told = f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}, got {deadline_s:g}"
+            raise RequestError(told, code="bad_value", field="deadline_s")
+    return DecisionRequest(
+        unit=check_text(_required(fields, "unit"), "unit"),
+        context=cast("ContextInput", fields.get("context")),
+        actions=cast("Sequence[ActionInput] | None", fields.get("actions")),
+        id=_optional_text(fields, "id") or key,
+        tenant=_optional_text(fields, "tenant") or tenant,
+        deadline_s=deadline_s,
+    )
+
+
+def _read_reward(fields: Mapping[str, object], key: str = "", tenant: str = "") -> RewardRequest:
+    """A reward; `key` is its key and `tenant` the tenant if the body gives none."""
+    _refuse_unknown(fields, _REWARD_FIELDS)
+    at_s = fields.get("at_s")
+    return RewardRequest(
+        id=check_text(_required(fields, "id"), "id"),
+        value=check_number(_required(fields, "value"), "value"),
+        kind=_optional_text(fields, "kind") or "reward",
+        tenant=_optional_text(fields, "tenant") or tenant,
+        at_s=None if at_s is None else check_number(at_s, "at_s"),
+        source=_optional_text(fields, "source"),
+        seq=-1 if fields.get("seq") is None else cast("int", fields["seq"]),
+        key=_optional_text(fields, "key") or key,
+    )
+
+
+def _read_batch(fields: Mapping[str, object], name: str) -> Sequence[object]:
+    """The entries of a batch under the field `name`. Raises RequestError."""
+    _refuse_unknown(fields, (name,))
+    entries = _required(fields, name)
+    if not isinstance(entries, list) or not 0 < len(cast("list[object]", entries)) <= MAX_BATCH:
+        told = f"{name} must be a list of 1 to {MAX_BATCH} entries, got {shown(entries)}"
+        raise RequestError(told, code="bad_batch", field=name)
+    return cast("list[object]", entries)
+
+
+def _answer_body(answer: Decided | Rewarded | RequestError) -> dict[str, object]:
+    """The body of an answer."""
+    match answer:
+        case Decided():
+            return {
+                "id": answer.id, "action": answer.action, "index": answer.index, "logp": answer.logp,
+                "probability": answer.probability, "version": answer.version, "route": answer.route,
+                "intervention": answer.intervention,
+            }  # fmt: skip
+        case Rewarded():
+            return {"id": answer.id, "status": answer.status}
+        case RequestError():
+            return {"error": {"code": answer.code, "message": str(answer), "field": answer.field}}
+
+
+def _to_json(value: object) -> bytes:
+    """JSON in UTF-8."""
+    return orjson.dumps(value)
+
+
+def _refuse_unknown(fields: Mapping[str, object], known: Sequence[str]) -> None:
+    if not fields.keys() <= set(known):
+        name = min(fields.keys() - set(known))
+        told = f"unknown field {shown(name)}{did_you_mean(name[:60], known)}"
+        raise RequestError(told, code="unknown_field", field=name[:60])
+
+
+def _required(fields: Mapping[str, object], name: str) -> object:
+    if name not in fields:
+        raise RequestError(f"{name} is missing", code="missing_field", field=name)
+    return fields[name]
+
+
+def _optional_text(fields: Mapping[str, object], name: str) -> str:
+    value = fields.get(name)
+    return "" if value is None else check_text(value, name)
+
+
+# ------------------------------------------------------------------------------------------------------------- http app
+
 
 _SERVED: Final = "POST /v1/decide, /v1/reward, /v1/decide/batch, /v1/reward/batch; GET /health, /metrics, /openapi.json"
 
 
-class RateLimitError(RequestError):
+class _RateLimitError(RequestError):
     """A tenant sends more than its rate."""
 
     def __init__(self, tenant: str, retry_after_s: float) -> None:
@@ -131,10 +249,10 @@ class GatewayRoutes:
     def app(self) -> ASGIApp:
         """The application."""
         posts = {
-            "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _one_decision, _one),
-            "/v1/reward": _PostEndpoint(self, "/v1/reward", "reward", _one_reward, _one),
-            "/v1/decide/batch": _PostEndpoint(self, "/v1/decide/batch", "decide", _many_decisions, _many),
-            "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _many_rewards, _many),
+            "/v1/decide": _PostEndpoint(self, "/v1/decide", "decide", _read_decision),
+            "/v1/reward": _PostEndpoint(self, "/v1/reward", "reward", _read_reward),
+            "/v1/decide/batch": _PostEndpoint(self, "/v1/decide/batch", "decide", _read_decision, "decisions"),
+            "/v1/reward/batch": _PostEndpoint(self, "/v1/reward/batch", "reward", _read_reward, "rewards"),
         }
         routes = [Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()]
         routes += [
@@ -155,20 +273,20 @@ class GatewayRoutes:
         """200 while requests are answered, 503 once the server stops."""
         del call
         status = {"status": "draining" if self.draining else "ok", "log_waiting": self.service.parts.writer.waiting()}
-        return Response(to_json(status), 503 if self.draining else 200, media_type="application/json")
+        return Response(_to_json(status), 503 if self.draining else 200, media_type="application/json")
 
     async def metrics(self, call: Request) -> Response:
         """Prometheus's text."""
         try:
             require_scope(self.access.caller(call.headers.get("authorization", "")), "read")
         except RequestError as fault:
-            return Response(to_json(answer_body(fault)), fault.status, media_type="application/json")
+            return Response(_to_json(_answer_body(fault)), fault.status, media_type="application/json")
         return Response(self.service.counters_text(), media_type="text/plain; version=0.0.4")
 
     async def schema(self, call: Request) -> Response:
         """The description of the routes."""
         del call
-        return Response(to_json(self.openapi), media_type="application/json")
+        return Response(_to_json(self.openapi), media_type="application/json")
 
     async def _not_served(self, call: Request, error: Exception) -> Response:
         del error
@@ -189,9 +307,9 @@ class GatewayRoutes:
         """Raise RateLimitError if the tenant sends more than its rate."""
         wait_s = self.limits.check(tenant, count, self.service.parts.clock.monotonic_s())
         if wait_s > 0.0:
-            raise RateLimitError(tenant, wait_s)
+            raise _RateLimitError(tenant, wait_s)
 
-    async def hold(self, fault: RateLimitError) -> bool:
+    async def hold(self, fault: _RateLimitError) -> bool:
         """Hold a refusal back for a moment; False: too many are held, its connection must be closed."""
         held = self.held.setdefault(fault.tenant, HeldRefusals())
         hold_s = held.begin(fault.retry_after_s, self.service.parts.clock.monotonic_s())
@@ -205,24 +323,24 @@ class GatewayRoutes:
 
 
 def _refusal(words: str, status: int, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    body = to_json(answer_body(RequestError(words, status=status, code=code)))
+    body = _to_json(_answer_body(RequestError(words, status=status, code=code)))
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-Reader = Callable[[Mapping[str, object], str, str], list[ServiceRequest | RequestError]]
+Reader = Callable[[Mapping[str, object], str, str], ServiceRequest]
 """From a body, the caller's key and its tenant."""
-Shaper = Callable[[Sequence[ServiceAnswer | RequestError]], tuple[int, object]]
 
 
 class _PostEndpoint:
     """A route that takes JSON: an application of ASGI of its own, as Starlette's wrapping costs half of the time."""
 
-    def __init__(self, routes: GatewayRoutes, path: str, scope: AccessScope, read: Reader, shape: Shaper) -> None:
+    def __init__(self, routes: GatewayRoutes, path: str, scope: AccessScope, read: Reader, many: str = "") -> None:
         self._routes = routes
         self._path = path
         self._scope: AccessScope = scope
         self._read = read
-        self._shape = shape
+        self._many = many
+        """Field of a batch's entries; empty: the body is one request."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = self._routes.service.parts
@@ -235,8 +353,8 @@ class _PostEndpoint:
             status, value = await self._answer(caller, found, receive)
         except RequestError as fault:
             self._routes.refuse(self._path, fault, caller)
-            status, value = fault.status, answer_body(fault)
-            if isinstance(fault, RateLimitError):
+            status, value = fault.status, _answer_body(fault)
+            if isinstance(fault, _RateLimitError):
                 headers.append((b"retry-after", str(max(1, round(fault.retry_after_s + 0.5))).encode()))
                 if not await self._routes.hold(fault):
                     headers.append((b"connection", b"close"))
@@ -244,7 +362,7 @@ class _PostEndpoint:
                 headers.append((b"retry-after", b"1"))
             elif status == 401:
                 headers.append((b"www-authenticate", b"Bearer"))
-        body = to_json(value)
+        body = _to_json(value)
         headers.append((b"content-length", str(len(body)).encode()))
         parts.counters.responded(self._path, status, parts.clock.monotonic_s() - began_s)
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -257,10 +375,15 @@ class _PostEndpoint:
         require_scope(caller, self._scope)
         if caller.tenant:
             routes.limit(caller.tenant, 1)
-        fields = read_object(await _body(headers, receive, routes.max_body_bytes))
+        fields = _read_object(await _body(headers, receive, routes.max_body_bytes))
         key = headers.get(b"idempotency-key", b"").decode("latin-1")
         tenants = routes.service.parts.rules.tenants
-        entries = self._read(fields, key, caller.tenant or tenants[0])
+        tenant = caller.tenant or tenants[0]
+        entries: list[ServiceRequest | RequestError]
+        if self._many:
+            entries = [_entry(entry, self._read, tenant) for entry in _read_batch(fields, self._many)]
+        else:
+            entries = [self._read(fields, key, tenant)]
         answers: list[ServiceAnswer | RequestError | None] = []
         requests: list[ServiceRequest] = []
         for entry in entries:
@@ -273,9 +396,13 @@ class _PostEndpoint:
                 more = count - 1 if tenant == caller.tenant else count
                 if more:
                     routes.limit(tenant, more)
-        given = iter(await routes.batcher.answer(requests)) if requests else iter(())
-        whole = [answer if answer is not None else next(given) for answer in answers]
-        return self._shape(whole)
+        answered = iter(await routes.batcher.answer(requests)) if requests else iter(())
+        whole = [answer if answer is not None else next(answered) for answer in answers]
+        if self._many:
+            return 200, {"answers": [_answer_body(answer) for answer in whole]}
+        if isinstance(whole[0], RequestError):
+            raise whole[0]
+        return 200, _answer_body(whole[0])
 
 
 def _bound(
@@ -291,41 +418,13 @@ def _bound(
     return entry
 
 
-def _one_decision(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    return [read_decision(fields, key, tenant)]
-
-
-def _one_reward(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    return [read_reward(fields, key, tenant)]
-
-
-def _many_decisions(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    del key
-    return [_entry(entry, partial(read_decision, tenant=tenant)) for entry in read_batch(fields, "decisions")]
-
-
-def _many_rewards(fields: Mapping[str, object], key: str, tenant: str) -> list[ServiceRequest | RequestError]:
-    del key
-    return [_entry(entry, partial(read_reward, tenant=tenant)) for entry in read_batch(fields, "rewards")]
-
-
-def _entry(entry: object, read: Callable[[Mapping[str, object]], ServiceRequest]) -> ServiceRequest | RequestError:
+def _entry(entry: object, read: Reader, tenant: str) -> ServiceRequest | RequestError:
     if not isinstance(entry, dict):
         return RequestError(f"an entry must be an object, got {shown(entry)}", code="bad_type")
     try:
-        return read(cast("dict[str, object]", entry))
+        return read(cast("dict[str, object]", entry), "", tenant)
     except RequestError as fault:
         return fault
-
-
-def _one(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
-    if isinstance(answers[0], RequestError):
-        raise answers[0]
-    return 200, answer_body(answers[0])
-
-
-def _many(answers: Sequence[ServiceAnswer | RequestError]) -> tuple[int, object]:
-    return 200, {"answers": [answer_body(answer) for answer in answers]}
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

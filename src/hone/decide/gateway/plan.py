@@ -6,10 +6,15 @@ from typing import Final
 
 from hone.core.clock import Clock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError
-from hone.decide.gateway.assembly import make_catalogue, open_access
-from hone.decide.gateway.opening import MOST_OPEN, log_address, read_service_file, service_folder
-from hone.decide.gateway.policy_config import FolderServiceConfig, LearningServiceConfig
-from hone.decide.gateway.service_config import ServiceFileConfig
+from hone.decide.gateway.opening import (
+    MOST_OPEN,
+    log_address,
+    make_catalogue,
+    open_access,
+    read_service_file,
+    service_folder,
+)
+from hone.decide.gateway.service_config import FolderServiceConfig, LearningServiceConfig, ServiceFileConfig
 from hone.decide.rollout.plan import GuardrailHistory, RolloutGuardrail, RolloutPlan, plan_warnings, preview, stage_name
 from hone.decide.shield.certificate import read_certificate
 from hone.decide.shield.service import open_shield
@@ -66,7 +71,8 @@ def _service_lines(path: Path, folder: Path, config: ServiceFileConfig) -> Itera
     yield f"callers    {callers or 'everybody on this machine, without a token'}"
     rate = f"{service.limit.per_s:g} a second, {service.limit.burst:g} at once" if service.limit.per_s else "no limit"
     yield f"tenants    {', '.join(service.tenants)}; requests of each: {rate}"
-    yield f"deadline   {1000 * service.deadline_s:g} ms, then the last good version, then {_default_words(config)}"
+    safe = service.safe_action or "each action with equal probability"
+    yield f"deadline   {1000 * service.deadline_s:g} ms, then the last good version, then {safe}"
 
 
 def _policy_words(config: ServiceFileConfig) -> str:
@@ -77,10 +83,6 @@ def _policy_words(config: ServiceFileConfig) -> str:
         least = f", every action has probability {policy.floor / count:.3g} or more" if count else ""
         return f"{policy.kind}, floor {policy.floor:g}{least}; a version every {policy.publish_every} rewards"
     return "uniform: every action with equal probability; nothing is learnt"
-
-
-def _default_words(config: ServiceFileConfig) -> str:
-    return config.service.safe_action or "each action with equal probability"
 
 
 def _shield_lines(path: Path, config: ServiceFileConfig, clock: Clock) -> Iterator[str]:

@@ -23,7 +23,6 @@ from redis.retry import Retry
 
 from hone.core.decisions import ActionSet, DecisionRecord
 from hone.core.errors import DataError, ResourceError
-from hone.decide.log.arrivals import RecordTally, SourceProgress, StoredRow, differing_fields, erasure_digest, refusal
 from hone.decide.log.codec import (
     EncodedRecord,
     decode_actions,
@@ -33,10 +32,150 @@ from hone.decide.log.codec import (
     encode_batch,
     encode_labels,
 )
-from hone.decide.log.protocol import AppendAck, LogCounts, LoggedRecord, SourceWatermark
-from hone.decide.log.redis_scripts import APPEND, EMPTY
-from hone.decide.log.session import DAY_S, chunks
+from hone.decide.log.protocol import (
+    AppendAck,
+    LogCounts,
+    LoggedRecord,
+    RecordTally,
+    SourceProgress,
+    SourceWatermark,
+    StoredRow,
+    differing_fields,
+    erasure_digest,
+    refusal,
+)
+from hone.decide.log.relational import DAY_S, chunks
 from hone.run.store.durable import DiskFullError, failpoint
+
+# -------------------------------------------------------------------------------------------------------- redis scripts
+
+
+APPEND: Final = """
+local p = KEYS[1]
+if redis.call('HLEN', p .. 'erased') ~= tonumber(ARGV[1]) then return {'stale'} end
+local place, parts = 3, {}
+for _ = 1, tonumber(ARGV[2]) do
+  parts[ARGV[place + 1]] = {p .. ARGV[place], ARGV[place + 2]}
+  place = place + 3
+end
+local function keep(digest)
+  if parts[digest] then redis.call('HSETNX', parts[digest][1], digest, parts[digest][2]) end
+end
+local sources, order, results = {}, {}, {}
+local function opened(tenant, name)
+  local key = #tenant .. ':' .. tenant .. name
+  if sources[key] then return sources[key] end
+  local number = redis.call('HGET', p .. 'sources', key)
+  if not number then
+    number = redis.call('INCR', p .. 'last_source')
+    redis.call('HSET', p .. 'sources', key, number)
+    redis.call('HSET', p .. 'source:' .. number, 'tenant', tenant, 'name', name)
+  end
+  local state = redis.call('HMGET', p .. 'source:' .. number, 'first', 'watermark', 'highest', 'seen')
+  local one = {number = number, key = p .. 'source:' .. number, records = p .. 'records:' .. number,
+    first = tonumber(state[1] or 0), watermark = tonumber(state[2] or -1), highest = tonumber(state[3] or -1),
+    seen = tonumber(state[4] or 0), decisions = 0, outcomes = 0, erased = 0, repeated = 0, refused = 0}
+  sources[key] = one
+  order[#order + 1] = one
+  return one
+end
+while place <= #ARGV do
+  local one, seq = opened(ARGV[place], ARGV[place + 1]), ARGV[place + 2]
+  local record = ARGV[place + 3]
+  place = place + 4
+  if tonumber(seq) < one.first then
+    one.repeated = one.repeated + 1
+    results[#results + 1] = 'repeated'
+  elseif redis.call('HSETNX', one.records, seq, record) == 1 then
+    one.seen = one.seen + 1
+    one.highest = math.max(one.highest, tonumber(seq))
+    if record == '' then
+      one.erased = one.erased + 1
+      results[#results + 1] = 'erased'
+    else
+      redis.call('XADD', p .. 'stream', '*', 'k', one.number .. ':' .. seq)
+      local kind = string.sub(record, 1, 1) == 'd' and 'decisions' or 'outcomes'
+      one[kind] = one[kind] + 1
+      keep(string.sub(record, 26, 41))
+      if kind == 'decisions' then
+        keep(string.sub(record, 10, 25))
+        redis.call('HINCRBY', p .. 'uses', string.sub(record, 10, 25), 1)
+      end
+      results[#results + 1] = 'stored'
+    end
+  else
+    local held = redis.call('HGET', one.records, seq)
+    if held == '' or record == '' or held == record then
+      one.repeated = one.repeated + 1
+      results[#results + 1] = 'repeated'
+    else
+      one.refused = one.refused + 1
+      results[#results + 1] = held
+    end
+  end
+end
+local progress = {}
+for _, one in ipairs(order) do
+  if one.seen == one.highest + 1 then one.watermark = one.highest end
+  while redis.call('HEXISTS', one.records, string.format('%.0f', one.watermark + 1)) == 1 do
+    one.watermark = one.watermark + 1
+  end
+  local numbers = {}
+  for _, name in ipairs({'watermark', 'highest', 'seen'}) do
+    numbers[#numbers + 1] = name
+    numbers[#numbers + 1] = string.format('%.0f', one[name])
+  end
+  redis.call('HSET', one.key, unpack(numbers))
+  for _, name in ipairs({'decisions', 'outcomes', 'erased', 'repeated', 'refused'}) do
+    if one[name] > 0 then redis.call('HINCRBY', one.key, name, one[name]) end
+  end
+  progress[#progress + 1] = tostring(one.number)
+end
+return {'done', results, progress}
+"""
+"""Append: ARGV holds the number of erasures that the client knows, the number of shared parts, (hash, digest, part) of
+each, then (tenant, name, seq, record) of each record; an erased record is empty. A part is stored with the first record
+that uses it."""
+
+EMPTY: Final = """
+local p = KEYS[1]
+local emptied, sources = 0, {}
+for place = 2, #ARGV do
+  local entry = redis.call('XRANGE', p .. 'stream', ARGV[place], ARGV[place])[1]
+  if entry then
+    local number, seq = string.match(entry[2][2], '^(%d+):(%d+)$')
+    local records, source = p .. 'records:' .. number, p .. 'source:' .. number
+    local record = redis.call('HGET', records, seq)
+    redis.call('XDEL', p .. 'stream', ARGV[place])
+    if record and record ~= '' then
+      local is_decision = string.sub(record, 1, 1) == 'd'
+      redis.call('HSET', records, seq, '')
+      redis.call('HINCRBY', source, is_decision and 'decisions' or 'outcomes', -1)
+      redis.call('HINCRBY', source, ARGV[1], 1)
+      sources[number] = true
+      emptied = emptied + 1
+      local digest = string.sub(record, 10, 25)
+      if is_decision and redis.call('HINCRBY', p .. 'uses', digest, -1) <= 0 then
+        redis.call('HDEL', p .. 'uses', digest)
+        redis.call('HDEL', p .. 'actions', digest)
+      end
+    end
+  end
+end
+for number in pairs(sources) do
+  local records, source = p .. 'records:' .. number, p .. 'source:' .. number
+  local first = tonumber(redis.call('HGET', source, 'first') or 0)
+  while redis.call('HGET', records, string.format('%.0f', first)) == '' do
+    redis.call('HDEL', records, string.format('%.0f', first))
+    first = first + 1
+  end
+  redis.call('HSET', source, 'first', string.format('%.0f', first))
+end
+return emptied
+"""
+"""Empty: ARGV holds `erased` or `retired`, then ids of entries. Seqs that no record stands before are known by `first`
+alone."""
+
 
 # ----------------------------------------------------------------------------------------------------- redis connection
 
@@ -46,7 +185,7 @@ _POLL_S: Final = 0.05
 _REWRITE_S: Final = 60.0
 
 
-def connect(connection: Connection) -> None:
+def _connect(connection: Connection) -> None:
     """Greet the server; if it was started on a log, have it rewrite its append-only file. Raises RedisError."""
 
     def ask(*command: str) -> Any:  # noqa: ANN401 - replies have the form of their command
@@ -119,18 +258,6 @@ def _stored_row(data: bytes) -> StoredRow:
     )  # fmt: skip
 
 
-def place_of(value: bytes) -> tuple[str, str]:
-    """Number of the source and seq of an entry of the stream."""
-    number, _, seq = text_of(value).partition(":")
-    return number, seq
-
-
-def _position_of(entry: str) -> int:
-    """Position of a stream's entry: both halves of its id in one number."""
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds) << 64 | int(number)
-
-
 def _entry_id(position: int) -> str:
     """Id of the entry at a position."""
     return f"{position >> 64}-{position & (2**64 - 1)}"
@@ -141,7 +268,7 @@ def _part_digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def text_of(value: str | bytes) -> str:
+def _text_of(value: str | bytes) -> str:
     """A reply as text."""
     return value if isinstance(value, str) else value.decode()
 
@@ -158,7 +285,7 @@ _CACHED: Final = 1024
 Item = TypeVar("Item")
 
 
-def open_redis_log(address: str) -> "RedisLog":
+def open_redis_log(address: str) -> "_RedisLog":
     """Open the log of a Redis database: `redis://host:6379/0`.
 
     Raises ResourceError if the server cannot be reached or may lose what it acknowledged, DataError if the log is of
@@ -166,9 +293,9 @@ def open_redis_log(address: str) -> "RedisLog":
     """
     client = redis.Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         address, socket_timeout=_WAIT_S, socket_connect_timeout=_WAIT_S, retry=Retry(NoBackoff(), 1),
-        redis_connect_func=connect,
+        redis_connect_func=_connect,
     )  # fmt: skip
-    log = RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
+    log = _RedisLog(client, address.rpartition("@")[2].partition("?")[0].removeprefix("redis://"))
     try:
         with log.talking():
             log.prepare()
@@ -179,7 +306,7 @@ def open_redis_log(address: str) -> "RedisLog":
 
 
 @dataclass(slots=True)
-class RedisLog:
+class _RedisLog:
     """A `DecisionLog` over a Redis server. Threads may share it."""
 
     client: redis.Redis
@@ -325,13 +452,13 @@ class RedisLog:
         return sorted(self._ask("HVALS", f"{PREFIX}sources"), key=int)
 
     def _source(self, number: bytes, *names: str) -> list[int]:
-        values = self._ask("HMGET", f"{PREFIX}source:{text_of(number)}", *names)
+        values = self._ask("HMGET", f"{PREFIX}source:{_text_of(number)}", *names)
         return [0 if value is None else int(value) for value in values]
 
     def _progress(self, number: bytes) -> SourceProgress:
-        names = self._ask("HMGET", f"{PREFIX}source:{text_of(number)}", "tenant", "name")
+        names = self._ask("HMGET", f"{PREFIX}source:{_text_of(number)}", "tenant", "name")
         first, watermark, highest, seen = self._source(number, "first", "watermark", "highest", "seen")
-        return SourceProgress(int(number), text_of(names[0]), text_of(names[1]), first, watermark, highest, seen)
+        return SourceProgress(int(number), _text_of(names[0]), _text_of(names[1]), first, watermark, highest, seen)
 
     # ---- records
 
@@ -358,12 +485,14 @@ class RedisLog:
             entries = self._ask("XRANGE", f"{PREFIX}stream", f"({_entry_id(after)}", "+", "COUNT", _PAGE)
             if not entries:
                 return
-            places = [place_of(fields[b"k"]) for _, fields in entries]
+            keys = [_text_of(fields[b"k"]).partition(":") for _, fields in entries]
+            places = [(number, seq) for number, _, seq in keys]
             held = self._held(places)
             sources = {number: self._progress(number.encode()) for number in sorted({one[0] for one in places})}
             self._load_parts(held.values())
             for (entry, _), (number, seq) in zip(entries, places, strict=True):
-                after = _position_of(text_of(entry))
+                milliseconds, _, within = _text_of(entry).partition("-")
+                after = int(milliseconds) << 64 | int(within)  # both halves of the id in one number
                 data = held.get((number, seq))
                 if data and self._has_parts(data, number, seq):
                     yield after, self._unpack(data, sources[number], int(seq))

@@ -21,7 +21,10 @@ from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 from hone.core.errors import ConfigError, ErrorCollector, ResourceError
-from hone.decide.shield.expressions import (
+from hone.decide.shield.game import describe_values
+from hone.decide.shield.model import (
+    DURATION,
+    ControlModel,
     ExpressionNode,
     NameNode,
     NumberNode,
@@ -29,8 +32,6 @@ from hone.decide.shield.expressions import (
     ShieldExpression,
     parse_expression,
 )
-from hone.decide.shield.grid import describe_values
-from hone.decide.shield.model import DURATION, ControlModel
 
 PROOF_TIMEOUT_S: Final = 30.0
 """Seconds after which z3 gives a claim up."""
@@ -67,7 +68,7 @@ class ClaimResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InvariantProof:
+class _InvariantProof:
     """Outcome of the proof: its claims, of which only the last may have failed."""
 
     claims: tuple[ClaimResult, ...]
@@ -89,21 +90,21 @@ def invariant_model(model: ControlModel, invariant: Sequence[str], fallback: int
     return InvariantModel(model=model, invariant=tuple(parsed), fallback=fallback)
 
 
-def prove_invariant(asked: InvariantModel, *, timeout_s: float = PROOF_TIMEOUT_S) -> InvariantProof:
+def prove_invariant(asked: InvariantModel, *, timeout_s: float = PROOF_TIMEOUT_S) -> _InvariantProof:
     """Prove the claims one after another, up to the first that fails. Raises ResourceError without z3."""
     z3 = _z3()
     results: list[ClaimResult] = []
     for claim in (*_claims_of_fallback(z3, asked), *_claims_of_order(z3, asked)):
         results.append(_prove(z3, asked, claim, timeout_s))
         if not results[-1].proved:
-            return InvariantProof(claims=tuple(results))
+            return _InvariantProof(claims=tuple(results))
     failed = list[ClaimResult]()
     for corner in asked.model.corners():
         tried = [_prove(z3, asked, claim, timeout_s) for claim in _claims_of_corner(z3, asked, corner)]
         if all(result.proved for result in tried):
-            return InvariantProof(claims=(*results, *tried), worst=corner)
+            return _InvariantProof(claims=(*results, *tried), worst=corner)
         failed += [result for result in tried if not result.proved][:1]
-    return InvariantProof(claims=(*results, failed[0]))
+    return _InvariantProof(claims=(*results, failed[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,23 +264,15 @@ def translate_expression(z3: Z3Module, node: ExpressionNode, values: Mapping[str
         return values[node.name]
     operands = [translate_expression(z3, operand, values) for operand in node.operands]
     made = _operation(z3, node, operands)
-    return z3.simplify(made) if _is_decided(z3, operands) else made
+    decided = all(z3.is_rational_value(one) for one in operands)
+    decided = decided or any(z3.is_true(one) or z3.is_false(one) for one in operands)
+    return z3.simplify(made) if decided else made
 
 
-def _is_decided(z3: Z3Module, operands: Sequence[Formula]) -> bool:
-    """True if simplification decides something: all operands are numbers, or a condition is decided."""
-    numbers = all(z3.is_rational_value(one) for one in operands)
-    return numbers or any(z3.is_true(one) or z3.is_false(one) for one in operands)
-
-
-def _binary_operations() -> Mapping[str, Callable[[Formula, Formula], Formula]]:
-    return {
-        "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-        "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-    }  # fmt: skip
-
-
-_BINARY: Final = _binary_operations()
+_BINARY: Final[Mapping[str, Callable[[Formula, Formula], Formula]]] = {
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
 
 
 def _operation(z3: Z3Module, node: OperationNode, operands: Sequence[Formula]) -> Formula:

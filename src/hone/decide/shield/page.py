@@ -13,16 +13,72 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.decisions import ActionShield
-from hone.decide.shield.certificate import ShieldCertificate
-from hone.decide.shield.counterexample import Counterexample
-from hone.decide.shield.grid import GridAxis, StateGrid, state_grid
+from hone.core.decisions import ActionSet, ActionShield
+from hone.core.random import generator
+from hone.decide.shield.certificate import Counterexample, ShieldCertificate
+from hone.decide.shield.game import GridAxis, StateGrid, state_grid
+from hone.decide.shield.guard import project_action
 from hone.decide.shield.model import ControlModel
-from hone.decide.shield.rehearsal import ShieldRehearsal, model_actions
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
 from hone.run.report.svg import Attributes, LinearScale, axes, curve_plot, labelled_ticks
 from hone.run.store.animation import animated_png
 from hone.run.store.durable import replace_file
+
+# ------------------------------------------------------------------------------------------------------------ rehearsal
+
+
+Floats = NDArray[np.float64]
+HELD_STEPS: Final = 20
+"""Steps for which the driver wants the same action."""
+RESTART_STEPS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShieldRehearsal:
+    """T steps on a model."""
+
+    intervened: NDArray[np.bool_]
+    """`[T]` another action than the wanted one was executed."""
+    unsafe: NDArray[np.bool_]
+    """`[T]` the step ended in an unsafe state."""
+    unshielded: NDArray[np.bool_]
+    """`[T]` the same driver without the shield ended the step unsafe, and began again."""
+
+
+def rehearse_shield(model: ControlModel, shield: ActionShield, *, steps: int, seed: int) -> _ShieldRehearsal:
+    """Drive `steps` steps of the model with and without the shield, from the least dangerous state.
+
+    The driver wants one action for 20 steps, then another; others choose an extreme disturbance in each step.
+    """
+    draws = generator(seed, "rehearse shield")
+    actions = _model_actions(model)
+    wanted = np.repeat(draws.integers(0, len(actions), steps // HELD_STEPS + 1), HELD_STEPS)[:steps]
+    corners = model.corners()
+    moves = draws.integers(0, len(corners), steps)
+    safest = [float(axis.values()[0 if axis.exact else -1]) for axis in state_grid(model).axes]
+    best = dict(zip(model.variables, safest, strict=True))
+    here, bare = dict(best), dict(best)
+    flags = np.zeros((3, steps), np.bool_)
+    for step in range(steps):
+        if step % RESTART_STEPS == 0:
+            here, bare = dict(best), dict(best)
+        action, corner = int(wanted[step]), corners[int(moves[step])]
+        context = np.array([here[name] for name in model.variables])
+        executed = project_action(shield, context, actions, action)
+        here = {name: float(value) for name, value in model.after(dict(here), executed, corner).items()}
+        bare = {name: float(value) for name, value in model.after(dict(bare), action, corner).items()}
+        flags[:, step] = executed != action, not model.is_safe(dict(here)), not model.is_safe(dict(bare))
+        here, bare = (best if flags[1, step] else here), (best if flags[2, step] else bare)
+    return _ShieldRehearsal(intervened=flags[0], unsafe=flags[1], unshielded=flags[2])
+
+
+def _model_actions(model: ControlModel) -> ActionSet:
+    """Actions of a model, with their columns as features."""
+    return ActionSet(names=model.actions, features=model.action_features())
+
+
+# ---------------------------------------------------------------------------------------------------------- shield page
+
 
 WINDOW: Final = 50
 """Steps of a rehearsal that are counted together."""
@@ -39,21 +95,16 @@ class ShieldPageData:
     model: ControlModel
     certificate: ShieldCertificate | None
     shield: ActionShield | None
-    rehearsal: ShieldRehearsal | None = None
+    rehearsal: _ShieldRehearsal | None = None
     reasons: Sequence[str] = ()
     counterexample: Counterexample | None = None
 
 
 def write_shield_page(path: Path, shown: ShieldPageData) -> None:
-    """Write the page atomically. Raises ResourceError."""
-    replace_file(path, _render_shield_page(shown).encode("utf-8", "replace"))
-
-
-def _render_shield_page(shown: ShieldPageData) -> Html:
-    """Render a shield as an HTML document."""
+    """Write a shield as an HTML document, atomically. Raises ResourceError."""
     tried = "proved, but not with other constants" if shown.certificate is not None else "not proved"
     title = f"{shown.name}: {tried if shown.reasons else 'proved'}"
-    return page(
+    html = page(
         title,
         element("header", styled("p", "kicker", text("shield")), element("h1", text(title))),
         join(styled("p", "verdict", element("b", text("Refused: ")), text(reason)) for reason in shown.reasons),
@@ -63,6 +114,7 @@ def _render_shield_page(shown: ShieldPageData) -> Html:
         _rehearsal(shown.rehearsal),
         _claims(shown.certificate),
     )
+    replace_file(path, html.encode("utf-8", "replace"))
 
 
 def _verdict(certificate: ShieldCertificate | None) -> Html:
@@ -114,7 +166,7 @@ def safe_counts(
 ) -> NDArray[np.int64]:
     """Number of safe actions `[cells of the second variable, cells of the first]`, both ascending; the others are
     `rest`."""
-    actions = model_actions(model)
+    actions = _model_actions(model)
     across, up = np.sort(grid.axes[0].values()), np.sort(grid.axes[1].values())
     return np.array(
         [[int(shield.allowed(np.array([x, y, *rest]), actions).sum()) for x in across] for y in up], np.int64
@@ -163,7 +215,7 @@ def _blocks(counts: NDArray[np.int64], x: LinearScale, y: LinearScale, most: int
 # ------------------------------------------------------------------------------------- rehearsal, counterexample
 
 
-def _rehearsal(found: ShieldRehearsal | None) -> Html:
+def _rehearsal(found: _ShieldRehearsal | None) -> Html:
     if found is None:
         return EMPTY
     count = len(found.intervened) // WINDOW
