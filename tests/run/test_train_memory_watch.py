@@ -8,7 +8,7 @@ import pytest
 from hone.core.errors import DataError
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.run.run import MemoryWatch
-from hone.run.store.memory_use import MemoryUse, memory_line, read_memory_use, write_memory_use
+from hone.run.store.records import MemoryUse, memory_line, read_memory_use, write_memory_use
 
 MIB = 1 << 20
 USE = MemoryUse(

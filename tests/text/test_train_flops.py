@@ -23,7 +23,7 @@ from hone.run.run import closing_lines
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics
-from hone.run.store.speed import read_matmul_rate
+from hone.run.store.records import read_matmul_rate
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.text.flops import forward_flops, layer_parameters, token_compute_cost
 from hone.text.learners import token_learner

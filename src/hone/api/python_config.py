@@ -16,9 +16,8 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.resolve import read_document
-from hone.config.toml import KeyPath, TomlFile
+from hone.config.toml import ConfigDocument, KeyPath, TomlFile, parse_overrides
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.process.source_capture import importable_name, module_text

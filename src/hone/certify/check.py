@@ -25,7 +25,7 @@ from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
 from hone.objectives.terms import LossTerms
-from hone.run.store.certificate import GradientCertificate, GradientCheck
+from hone.run.store.records import GradientCertificate, GradientCheck
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""

@@ -9,7 +9,7 @@ from hone.learner.rounds import RoundLearner
 from hone.learner.shared_statistics import SharedStatistics
 from hone.run.config import RunConfig
 from hone.run.job import TrainingJob
-from hone.run.store.certificate import GradientCertificate
+from hone.run.store.records import GradientCertificate
 
 
 def certify_job(job: TrainingJob[Any], config: RunConfig, config_hash: str) -> GradientCertificate | None:

@@ -10,9 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
-from hone.config.overrides import ConfigDocument
 from hone.config.resolve import leaves
-from hone.config.toml import KeyPath
+from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.config import STAGE_PREFIX, readable_keys
 from hone.core.errors import did_you_mean
 from hone.recipes.registry import is_recipe, load_recipe

@@ -30,8 +30,8 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.state import State, substate
 from hone.run.job import close_nothing
-from hone.run.policy_folder import policy_folder
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
+from hone.run.saved_config import policy_folder
 
 Array = NDArray[np.generic]
 

@@ -11,10 +11,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Transcript
+from hone.core.episodes import Episodes, Routing, Transcript, concatenate_routing
 from hone.core.generation import Completion
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, ranges
-from hone.core.routing import Routing, concatenate_routing
 
 Message: TypeAlias = Mapping[str, object]
 """`{"role": ..., "content": ...}`, and other fields that the chat template reads."""

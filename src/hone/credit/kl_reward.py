@@ -14,7 +14,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import row_sums
 from hone.core.state import State, number
-from hone.credit.columns import CreditFunction, DecisionColumn, behaviour_logp, checked_column
+from hone.credit.grouping import CreditFunction, DecisionColumn, behaviour_logp, checked_column
 from hone.credit.returns import scored_decisions
 
 Floats = NDArray[np.float64]

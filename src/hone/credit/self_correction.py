@@ -14,8 +14,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.core.state import State, integer
-from hone.credit.columns import DecisionColumn, behaviour_logp, checked_column, turn_ends
-from hone.credit.grouping import centred, group_deviation
+from hone.credit.grouping import DecisionColumn, behaviour_logp, centred, checked_column, group_deviation, turn_ends
 
 Floats = NDArray[np.float64]
 

@@ -16,9 +16,16 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints, offsets_of, row_sums
-from hone.credit.columns import CreditFunction, StepEnds, episode_ends, turn_ends
 from hone.credit.group import group_relative
-from hone.credit.grouping import centred, fraction_true, group_deviation
+from hone.credit.grouping import (
+    CreditFunction,
+    StepEnds,
+    centred,
+    episode_ends,
+    fraction_true,
+    group_deviation,
+    turn_ends,
+)
 from hone.credit.returns import discounted_sums
 
 Floats = NDArray[np.float64]

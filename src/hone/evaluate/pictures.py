@@ -14,7 +14,7 @@ from hone.run.saved_config import config_tree, is_control
 from hone.run.store.animation import write_episode
 from hone.run.store.checkpoints import step_name
 from hone.run.store.folder import open_run
-from hone.run.store.maps import PolicyMap, write_map
+from hone.run.store.records import PolicyMap, write_map
 
 
 def write_policy_pictures(run: Path) -> list[str]:

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int64, Real
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.numerics import linear_tail_exp, sum_by_sequence
-from hone.objectives.ratios import at_least_float32
+from hone.objectives.ratios import at_least_float32, linear_tail_exp, sum_by_sequence
 from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair
 from hone.objectives.terms import LossTerms
 

@@ -18,22 +18,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.process.linux import (
+    ALLOW,
     CAP_SYS_ADMIN,
     CAP_SYS_PTRACE,
     CLONE_NEWNS,
+    JUMP_EQUAL,
     PR_SET_DUMPABLE,
     PR_SET_NO_NEW_PRIVS,
+    REFUSE,
+    FilterLine,
+    assemble,
     effective_capabilities,
     enter_namespaces,
+    install_filter,
+    load_argument,
     mount_read_only,
     prctl,
     same_users,
     set_capabilities,
     try_in_child,
 )
-from hone.process.seccomp import ALLOW, JUMP_EQUAL, REFUSE, FilterLine, assemble, install_filter, load_argument
 
 # -------------------------------------------------------------------------------------------------------- signal filter
 

@@ -15,22 +15,23 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
 from hone.estimators.means import mean_interval, paired_difference
-from hone.run.display import ProgressDisplay
+from hone.run.callbacks import ProgressDisplay
 from hone.run.report.run_page import write_report
 from hone.run.resume import allowed_changes, code_fingerprints, refuse_fewer_steps
 from hone.run.run import RunRequest, run
-from hone.run.store.answers import AnswerRow, latest_answers
 from hone.run.store.evaluations import (
+    AnswerRow,
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
     SideBySide,
+    latest_answers,
     write_evaluations,
     write_pipeline,
     write_side_by_side,
 )
 from hone.run.store.folder import check_name, open_run
-from hone.run.store.resume import refuse_differences, resume_differences
+from hone.run.store.manifest import refuse_differences, resume_differences
 
 SHOWN_QUESTIONS = 10
 """Questions shown side by side."""

@@ -18,7 +18,7 @@ import torch
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
 from hone.core.config import ConfigSetting
-from hone.core.episode_state import pack_episodes
+from hone.core.episodes import pack_episodes
 from hone.core.errors import (
     ConfigError,
     DataError,
@@ -31,19 +31,18 @@ from hone.core.errors import (
 )
 from hone.core.out_of_memory import memory_errors
 from hone.core.state import State, integer, substate
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.planner.run_memory import run_memory
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
-from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
+from hone.run.callbacks import NO_CALLBACKS, HangupSafeDisplay, ProgressDisplay, RunCallbacks, StoppedByCallback
 from hone.run.config import RunConfig
-from hone.run.display import HangupSafeDisplay, ProgressDisplay
 from hone.run.job import TrainingJob
 from hone.run.loop import train
 from hone.run.memory_plan import MemoryPlan, planned_words
 from hone.run.report.run_page import write_report
 from hone.run.report.timeline import step_timeline
-from hone.run.report.wait_graph import bottleneck_line
-from hone.run.reporter import RunReporter
+from hone.run.report.timing_section import bottleneck_line
+from hone.run.reporter import RunReporter, Stopwatch, timed
 from hone.run.resume import (
     NO_CONSENT,
     ResumeConsent,
@@ -54,16 +53,25 @@ from hone.run.resume import (
     steps_note,
 )
 from hone.run.signals import StopRequest, stop_on_signals
-from hone.run.step_timing import Stopwatch, timed
-from hone.run.store.certificate import CERTIFICATE, GradientCertificate, read_certificate, write_certificate
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.codec import write_state
 from hone.run.store.evaluations import read_evaluations
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.manifest import RunMetadata, config_hash
-from hone.run.store.memory_use import MemoryUse, memory_line, write_memory_use
 from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
-from hone.run.store.speed import MatmulRate, speed_line, update_flops_per_s, write_matmul_rate
+from hone.run.store.records import (
+    CERTIFICATE,
+    GradientCertificate,
+    MatmulRate,
+    MemoryUse,
+    memory_line,
+    read_certificate,
+    speed_line,
+    update_flops_per_s,
+    write_certificate,
+    write_matmul_rate,
+    write_memory_use,
+)
 
 # -------------------------------------------------------------------------------------------------------------- summary
 

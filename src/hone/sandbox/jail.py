@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.process import landlock
-from hone.process.linux import CAP_DAC_READ_SEARCH, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, set_capabilities
-from hone.process.seccomp import (
+from hone.process import linux as landlock
+from hone.process.linux import (
     ALLOW,
+    CAP_DAC_READ_SEARCH,
     JUMP_BITS,
     JUMP_EQUAL,
     KILL,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
     REFUSE,
     UNKNOWN,
     CallNumbers,
@@ -23,6 +25,8 @@ from hone.process.seccomp import (
     assemble,
     install_filter,
     load_argument,
+    prctl,
+    set_capabilities,
 )
 
 # --------------------------------------------------------------------------------------------------------- system calls

@@ -19,9 +19,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, ResourceError
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import unpack
-from hone.sandbox.folders import remove_folders
-from hone.sandbox.frames import frame
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy, frame, remove_folders
 
 ResultT = TypeVar("ResultT")
 Verdict = Literal["ok", "error", "timeout", "memory", "killed", "output", "refused"]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.process.linux import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -45,7 +45,7 @@ from hone.process.linux import (
     try_in_child,
     unmount,
 )
-from hone.sandbox.folders import delete_folder, new_folder
+from hone.sandbox.frames import delete_folder, new_folder
 from hone.sandbox.jail import (
     DEVICES,
     ProgramLimits,

@@ -20,10 +20,9 @@ from hone.learner.gradient import GradientLearner
 from hone.learner.ranked_build import trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
-from hone.run.loop import Recipe, Source
+from hone.run.loop import Recipe, Source, SourceWrapper, WithState
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.run.store.survivorship import Fate, SurvivorshipCounts
-from hone.run.wrapper import SourceWrapper, WithState
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
 from hone.sources.mixed import of_live_groups

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import SFT, hone, lay_out
 
-from hone.run.store.search import SEARCH, PlanScore, SearchRecord, frontier, read_search, write_search
+from hone.run.store.records import SEARCH, PlanScore, SearchRecord, frontier, read_search, write_search
 
 SEARCH_TABLE = """
 [evaluation.search]

@@ -29,7 +29,7 @@ from hone.run.store.animation import (
     subsample_frames,
     write_episode,
 )
-from hone.run.store.maps import read_map, write_map
+from hone.run.store.records import read_map, write_map
 
 WAYS = {"FrozenLake-v1": 16, "CliffWalking-v1": 48, "Taxi-v4": 500}
 

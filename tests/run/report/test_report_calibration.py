@@ -4,13 +4,7 @@ import math
 from dataclasses import replace
 
 from hone.run.report.run_page import calibration_section
-from hone.run.store.calibration import (
-    CalibrationBin,
-    CalibrationRecord,
-    SelectionRow,
-    read_calibration,
-    write_calibration,
-)
+from hone.run.store.records import CalibrationBin, CalibrationRecord, SelectionRow, read_calibration, write_calibration
 
 RECORD = CalibrationRecord(
     step=6,

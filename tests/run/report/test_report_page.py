@@ -18,17 +18,17 @@ from hone.run.store.evaluations import (
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    SampleRow,
     SideBySide,
     write_evaluations,
     write_pipeline,
+    write_samples,
     write_side_by_side,
 )
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
-from hone.run.store.memory_use import MemoryUse, write_memory_use
 from hone.run.store.metrics import open_metrics
-from hone.run.store.samples import SampleRow, write_samples
-from hone.run.store.speed import MatmulRate, write_matmul_rate
+from hone.run.store.records import MatmulRate, MemoryUse, write_matmul_rate, write_memory_use
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 EVIL = "</td></script><img src=http://x.example/ onerror=alert(1)>&\"'\0"

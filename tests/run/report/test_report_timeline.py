@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hone.core.errors import DataError
 from hone.run.report.svg import LaneBlock, lane_plot
 from hone.run.report.timeline import step_timeline
-from hone.run.report.wait_graph import bottleneck_line, step_waits
+from hone.run.report.timing_section import bottleneck_line, step_waits
 from hone.run.store.metrics import MetricColumns
-from hone.run.store.speed import (
+from hone.run.store.records import (
     MatmulRate,
     format_flops,
     read_matmul_rate,

@@ -12,18 +12,21 @@ from hypothesis import strategies as st
 import hone
 from hone.core.errors import DataError
 from hone.run.store.evaluations import (
+    COLUMNS,
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    SampleRow,
     SideBySide,
     read_evaluations,
     read_pipeline,
+    read_samples,
     read_side_by_side,
     write_evaluations,
     write_pipeline,
+    write_samples,
     write_side_by_side,
 )
-from hone.run.store.samples import COLUMNS, SampleRow, read_samples, write_samples
 
 INTS = st.integers(0, 2**40)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -95,7 +98,7 @@ def test_damaged_samples_are_named(tmp_path):
 
 def test_importing_the_store_brings_neither_torch_nor_pyarrow():
     code = (
-        "import sys, hone.run.store.folder, hone.run.store.samples, hone.run.report.run_page; "
+        "import sys, hone.run.store.folder, hone.run.store.evaluations, hone.run.report.run_page; "
         "sys.exit(bool({'torch', 'pyarrow'} & {name.split('.')[0] for name in sys.modules}))"
     )
     source = str(Path(hone.__file__).parents[1])

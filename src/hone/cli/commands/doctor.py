@@ -20,7 +20,7 @@ import hone
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, ResourceError, did_you_mean
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")

@@ -15,9 +15,9 @@ from hone.core.errors import ConfigError, HoneError
 from hone.recipes.certify import certify, config_of_run, with_stage_models
 from hone.run.config import RunConfig
 from hone.run.report.run_page import write_report
-from hone.run.store.certificate import CERTIFICATE, GradientCertificate, write_certificate
 from hone.run.store.folder import open_run
 from hone.run.store.manifest import config_hash
+from hone.run.store.records import CERTIFICATE, GradientCertificate, write_certificate
 
 LossCheckTarget = tuple[RunConfig, str, Path | None]
 """A config, the hash of its settings, and its run folder if there is one."""

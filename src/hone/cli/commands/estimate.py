@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
-from hone.cli.join_options import join_of, moment_of
-from hone.cli.options import CommandCall, parse_number
+from hone.cli.options import CommandCall, join_of, moment_of, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock

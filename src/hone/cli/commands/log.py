@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import unquote
 
-from hone.cli.join_options import join_of, moment_of
-from hone.cli.options import CommandCall
+from hone.cli.options import CommandCall, join_of, moment_of
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DataError
 from hone.core.strict_json import Json

@@ -10,7 +10,7 @@ from pathlib import Path
 from hone.cli.commands.compare import show_comparison
 from hone.cli.stages import STAGE
 from hone.cli.terminal.screen import TerminalScreen
-from hone.config.overrides import COMMAND_LINE, ConfigDocument
+from hone.config.toml import COMMAND_LINE, ConfigDocument
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun, ResourceError
 from hone.evaluate.comparison import compare

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hone.cli.options import CommandCall
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.config.explain import format_value
+from hone.config.resolve import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
 from hone.run.report.policy_map import text_rows, value_range, value_shares

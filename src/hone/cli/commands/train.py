@@ -1,6 +1,8 @@
 """`hone train` and `hone plan`: from a config file to a run, or to a table of its settings.
 
-Belongs here: the choice of the config class. `hone.run` runs.
+Belongs here: the choice of the config class, the settings of a resume that nobody gave (those of the run, not the
+defaults of a newer hone), and what follows a finished run: pictures and searches, whose failure is told, and no more.
+`hone.run` runs.
 """
 
 import contextlib
@@ -21,11 +23,9 @@ from hone.cli.commands.seeds import (
     set_seed,
     show_seeds,
 )
-from hone.cli.finish import finish_run, write_stage_searches
 from hone.cli.memory import missing_devices, require_layers_fit, require_opened_fit, show_opened
 from hone.cli.memory_request import memory_request
 from hone.cli.options import CommandCall, parse_number
-from hone.cli.resume import keep_saved_defaults
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -35,13 +35,18 @@ from hone.cli.stages import (
     resolve_stage_references,
     stage_reference_faults,
 )
-from hone.cli.terminal.outcome import show_outcome
 from hone.cli.terminal.progress import RunProgress
 from hone.cli.terminal.screen import TerminalScreen, is_plain, standard_screen
-from hone.config.explain import format_value
-from hone.config.overrides import ConfigDocument
-from hone.config.resolve import ResolvedConfig, read_document, require_consent, resolve, table_at, with_location
-from hone.config.toml import KeyPath
+from hone.config.resolve import (
+    ResolvedConfig,
+    format_value,
+    read_document,
+    require_consent,
+    resolve,
+    table_at,
+    with_location,
+)
+from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
@@ -51,13 +56,158 @@ from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
 from hone.run.config import RunConfig
 from hone.run.job import OpenedRun, RecipeSpec, TrainingJob
 from hone.run.resume import NO_CONSENT, ResumeConsent
-from hone.run.store.certificate import GradientCertificate
 from hone.run.store.folder import RunFolder, check_name
+from hone.run.store.records import GradientCertificate
 
 if TYPE_CHECKING:
-    from hone.run.display import ProgressDisplay
+    from hone.run.callbacks import ProgressDisplay
     from hone.run.pipeline import PipelineResult
     from hone.run.run import RunRequest
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hone.core.config import ConfigSetting
+from hone.core.errors import DataError
+from hone.run.report.run_page import write_report
+from hone.run.store.folder import CONFIG, open_run
+from hone.run.store.manifest import read_config, with_current_keys
+from hone.run.store.records import SEARCH, write_search
+
+if TYPE_CHECKING:
+    from hone.run.callbacks import ProgressDisplay
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hone.run.pipeline import PipelineResult
+
+# -------------------------------------------------------------------------------------------------------------- outcome
+
+
+def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
+    """Print the evaluations and comparisons of the stages, and ten answers before and after."""
+    screen.line()
+    screen.title("on the same held-out questions")
+    for one in outcome.evaluations:
+        screen.line(f"{one.stage}: {one.mean:.1%} (95% interval {one.low:.1%} to {one.high:.1%}, n = {one.n})")
+    for pair in outcome.comparisons:
+        screen.line(
+            f"{pair.before} -> {pair.after}: {pair.difference:+.1%} (95% interval {pair.low:+.1%} to {pair.high:+.1%}, "
+            f"paired p = {pair.p_value:.2g})"
+        )
+    if outcome.side_by_side:
+        screen.line()
+        screen.table(
+            ("question", "answer", "before", "", "after", ""),
+            [
+                (
+                    one.prompt.strip(),
+                    one.reference,
+                    one.before,
+                    _score_mark(one.before_score),
+                    one.after,
+                    _score_mark(one.after_score),
+                )
+                for one in outcome.side_by_side
+            ],
+        )
+    screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")
+
+
+def _score_mark(score: float | None) -> str:
+    """Mark of a score: right, wrong, or not scored."""
+    return "?" if score is None else "ok" if score >= 1 else "x"
+
+
+# --------------------------------------------------------------------------------------------------------------- finish
+
+
+def finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
+    """Add pictures of the policy and searches to a finished run."""
+    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
+
+    try:
+        if write_policy_pictures(folder.path):
+            write_report(folder.path)
+    except HoneError as fault:
+        folder.log(f"no picture of the policy: {fault}", level="WARNING")
+    _write_searches(folder, config, progress=progress)
+
+
+def write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
+    """Run the searches of the finished stages of a pipeline, as `_write_searches`, and bring its report up to date."""
+    searched = [config for config in stages if config.has_search()]
+    for config in searched:
+        _write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
+    if any((folder / config.name / SEARCH).exists() for config in searched):
+        write_report(folder)
+
+
+def _write_searches(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
+    """Run the searches of a finished run's config, if it has any; saved, told, and shown in its report."""
+    if not config.has_search():
+        return
+    from hone.evaluate.checkpoint import search_run  # noqa: PLC0415 - as above
+
+    try:
+        found = search_run(folder.path, device=config.run.device)
+    except HoneError as fault:
+        progress.note(f"no search: {fault}")
+        folder.log(f"no search: {fault}", level="WARNING")
+        return
+    if found is None:
+        return
+    write_search(folder.path, found)
+    for note in found.notes:
+        progress.note(note)
+        folder.log(note, level="WARNING")
+    write_report(folder.path)
+
+
+# --------------------------------------------------------------------------------------------------------------- resume
+
+
+SAVED_DEFAULT = "default of the saved run"
+"""Origin of a setting that a resume takes over from its run."""
+
+
+def keep_saved_defaults(
+    document: ConfigDocument, settings: Mapping[str, Mapping[str, ConfigSetting]], root: Path
+) -> list[str]:
+    """Set each key of the document that is left to its default to the default that its run in `root` was started with.
+
+    `settings` are the resolved settings by the name of the run or stage. Returns a note for each key that is set.
+    """
+    folder = root / pipeline_name(document) if STAGE in document.values else root
+    notes: list[str] = []
+    for index, (name, resolved) in enumerate(settings.items()):
+        place: KeyPath = (STAGE, index) if STAGE in document.values else ()
+        for key, saved in _changed_defaults(folder / name / CONFIG, resolved).items():
+            document.set_value((*place, *key.split(".")), saved.value, source=SAVED_DEFAULT)
+            notes.append(
+                f"{name}: {key} stays {format_value(saved.value)}, the default when the run was started; it is "
+                f"{format_value(resolved[key].value)} now"
+            )
+    return notes
+
+
+def _changed_defaults(path: Path, resolved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSetting]:
+    """Saved settings that were defaults then, are defaults now, and differ; none if the run's file cannot be read."""
+    try:
+        saved = with_current_keys(read_config(path), resolved)
+    except DataError:  # the run is missing or damaged, which the resume reports
+        return {}
+    return {
+        key: saved[key]
+        for key, item in resolved.items()
+        if key in saved
+        and item.origin == "default"
+        and saved[key].origin in ("default", SAVED_DEFAULT)
+        and saved[key].value != item.value
+        and not any(part.isdigit() or part == "kind" for part in key.split("."))
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Progress of a run: one live line on a terminal, otherwise a plain line every few seconds.
 
-Belongs here: the choice of metrics that fit on a line. Implements `hone.run.display.ProgressDisplay`.
+Belongs here: the choice of metrics that fit on a line. Implements `hone.run.callbacks.ProgressDisplay`.
 """
 
 import math

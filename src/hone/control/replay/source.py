@@ -7,7 +7,7 @@ from hone.control.replay.mixed import ReplayBuffer
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.core.state import State, integer, substate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 
 P = TypeVar("P")
 

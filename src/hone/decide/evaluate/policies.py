@@ -12,7 +12,7 @@ from typing import Final
 from hone.core.errors import DataError
 from hone.decide.bandits.policy import BanditPolicy
 from hone.decide.bandits.saving import is_policy_folder, load_policy
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 
 ENTRY_POINT_GROUP: Final = "hone.decision_policies"
 

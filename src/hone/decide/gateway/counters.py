@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hone.core.clock import Clock
-from hone.run.http.histogram import SecondsHistogram
+from hone.run.http.listening import SecondsHistogram
 
 _BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MOST_LINES: Final = 20

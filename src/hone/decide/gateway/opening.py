@@ -48,7 +48,7 @@ from hone.decide.monitor.recall import RegistryLibrary
 from hone.decide.monitor.response import DriftAction, DriftResponder
 from hone.decide.monitor.retraining import submit_retraining
 from hone.decide.registry.registry import VersionRegistry
-from hone.run.store.lock import RunLock
+from hone.run.store.folder import RunLock
 
 # ---------------------------------------------------------------------------------------------------------- drift watch
 

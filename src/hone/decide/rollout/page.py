@@ -12,8 +12,7 @@ from hone.decide.registry.versions import PolicyVersion
 from hone.decide.rollout.controller import ROLLED_BACK, format_e_value
 from hone.decide.rollout.history import LadderRung, RolloutHistory, RolloutLook
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
-from hone.run.report.svg import Attributes, LinearScale, axes, label, polyline
-from hone.run.report.svg_lines import CurveSeries, band_plot, legend
+from hone.run.report.svg import Attributes, CurveSeries, LinearScale, axes, band_plot, label, legend, polyline
 from hone.run.store.durable import replace_file
 
 _WIDTH = 960.0

@@ -16,26 +16,36 @@ from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
 from hone.run.report.timeline import is_loop_part
 from hone.run.store.animation import EpisodeRecording, read_episode
-from hone.run.store.calibration import CalibrationRecord, read_calibration
-from hone.run.store.certificate import GradientCertificate, read_certificate
 from hone.run.store.evaluations import (
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    SampleRow,
     SideBySide,
     read_evaluations,
     read_pipeline,
+    read_samples,
     read_side_by_side,
 )
-from hone.run.store.learning import read_learning_findings
 from hone.run.store.manifest import Manifest, read_config, read_manifest
-from hone.run.store.maps import PolicyMap, read_map
-from hone.run.store.memory_use import MemoryUse, read_memory_use
 from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
-from hone.run.store.robustness import PerturbedScore, read_robustness
-from hone.run.store.samples import SampleRow, read_samples
-from hone.run.store.search import SearchRecord, read_search
-from hone.run.store.speed import MatmulRate, read_matmul_rate
+from hone.run.store.records import (
+    CalibrationRecord,
+    GradientCertificate,
+    MatmulRate,
+    MemoryUse,
+    PerturbedScore,
+    PolicyMap,
+    SearchRecord,
+    read_calibration,
+    read_certificate,
+    read_learning_findings,
+    read_map,
+    read_matmul_rate,
+    read_memory_use,
+    read_robustness,
+    read_search,
+)
 from hone.run.store.survivorship import Survivorship, read_survivorship
 
 T = TypeVar("T")

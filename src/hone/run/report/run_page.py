@@ -15,7 +15,15 @@ import numpy as np
 
 from hone.core.config import ConfigSetting
 from hone.estimators.means import wilson_interval
-from hone.run.report.dialogue_section import dialogue_section, dialogue_turns, speakers_legend
+from hone.run.report.dialogue_section import (
+    dialogue_section,
+    dialogue_turns,
+    judge_section,
+    preference_section,
+    search_section,
+    speakers_legend,
+    survivorship_section,
+)
 from hone.run.report.html import (
     EMPTY,
     MISSING,
@@ -31,20 +39,13 @@ from hone.run.report.html import (
     text,
     with_minus_sign,
 )
-from hone.run.report.judge_section import judge_section
-from hone.run.report.memory_section import memory_section
-from hone.run.report.policy_section import policy_section
-from hone.run.report.preference_section import preference_section
+from hone.run.report.policy_map import policy_section
 from hone.run.report.run_data import ReportData, RunData, read_report_data
-from hone.run.report.search_section import search_section
-from hone.run.report.survivorship_section import survivorship_section
-from hone.run.report.svg import IntervalRow, curve_plot, interval_plot
-from hone.run.report.svg_lines import CurveSeries, band_plot, legend
-from hone.run.report.timing_section import timing_section
-from hone.run.store.calibration import CalibrationBin, CalibrationRecord, SelectionRow
+from hone.run.report.svg import CurveSeries, IntervalRow, band_plot, curve_plot, interval_plot, legend
+from hone.run.report.timing_section import memory_section, timing_section
 from hone.run.store.durable import replace_file
-from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide
-from hone.run.store.samples import SampleRow
+from hone.run.store.evaluations import EvaluationScore, PairedDifference, SampleRow, SideBySide
+from hone.run.store.records import CalibrationBin, CalibrationRecord, SelectionRow
 
 # -------------------------------------------------------------------------------------------------- calibration section
 

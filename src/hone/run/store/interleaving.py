@@ -17,8 +17,7 @@ from typing import Final, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from hone.core.errors import DataError
-from hone.core.generation import Completion
-from hone.core.interleaving import AnswerKey, AnswerVersions, answer_versions
+from hone.core.generation import AnswerKey, AnswerVersions, Completion, answer_versions
 from hone.run.store.durable import sync_path, to_json, writing
 
 INTERLEAVING: Final = "interleaving.jsonl"

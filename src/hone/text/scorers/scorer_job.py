@@ -15,7 +15,7 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
-from hone.credit.columns import episode_ends
+from hone.credit.grouping import episode_ends
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import learning_rate_schedule, policy_phase
 from hone.learner.gradient import GradientLearner, OptimizerPhase
@@ -26,7 +26,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe
-from hone.run.store.calibration import write_calibration
+from hone.run.store.records import write_calibration
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.open_scorer import load_scorer, open_scorer
