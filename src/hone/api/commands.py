@@ -108,7 +108,9 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
             stages,
             Path(runs),
             resume=resume,
-            progress=_shown_progress() if progress else SilentProgress(),
+            progress=RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
+            if progress
+            else SilentProgress(),
             callbacks=callbacks,
             consent=ResumeConsent(config=allow_changed_config, code=allow_changed_code),
         )
@@ -127,10 +129,6 @@ def _planned(
     stages = planned_resume(document, runs) if resume else planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=yes)
     return document, stages
-
-
-def _shown_progress() -> RunProgress:
-    return RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
 
 
 def _train(

@@ -137,7 +137,12 @@ class _ObjectWriter:
         """The file of a dataset that is given as rows or as a table; None for any other value."""
         table = _arrow_table(value)
         if table is not None:
-            return str(self._write("rows", ".parquet", _parquet(table)))
+            import pyarrow as arrow  # noqa: PLC0415 - as above
+            from pyarrow import parquet  # noqa: PLC0415 - as above
+
+            sink = arrow.BufferOutputStream()
+            parquet.write_table(table, sink)
+            return str(self._write("rows", ".parquet", cast("bytes", sink.getvalue().to_pybytes())))
         if at and at[-1] == "source" and isinstance(value, list | tuple):
             rows = cast("Sequence[object]", value)
             try:
@@ -174,15 +179,6 @@ def _arrow_table(value: object) -> Any:  # noqa: ANN401 - a pyarrow.Table, which
     if datasets is not None and isinstance(value, datasets.Dataset):
         return cast("Any", value).with_format("arrow")[:]
     return None
-
-
-def _parquet(table: Any) -> bytes:  # noqa: ANN401 - as above
-    import pyarrow as arrow  # noqa: PLC0415 - as above
-    from pyarrow import parquet  # noqa: PLC0415 - as above
-
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(table, sink)
-    return cast("bytes", sink.getvalue().to_pybytes())
 
 
 def _place(at: KeyPath) -> str:

@@ -215,11 +215,7 @@ PLAN_OPTIONS: Final = (
     CommandOption(
         flag="--longest-text", metavar="N", help="with --memory: tokens of the longest text, its prompt included"
     ),
-    CommandOption(
-        flag="--model",
-        metavar="NAME|DIR",
-        help="with --memory: another model: Qwen3-8B, or a folder",
-    ),
+    CommandOption(flag="--model", metavar="NAME|DIR", help="with --memory: another model: Qwen3-8B, or a folder"),
     CommandOption(flag="--exact", help="also count the tensors of the real step, made without numbers (a few seconds)"),
     CommandOption(
         flag="--calibrate", help="first measure this machine (some seconds); later plans use the figures, and say so"
@@ -306,11 +302,7 @@ SERVING = (
     CommandOption(flag="--model", metavar="NAME", help="name for clients (default: the run's or folder's)"),
     CommandOption(flag="--follow", help="take up each new checkpoint of the run, between two answers"),
     CommandOption(flag="--strict", help="refuse requests with fields that have no effect"),
-    CommandOption(
-        flag="--tool-format",
-        metavar="NAME",
-        help="how the model calls tools (default: as its template)",
-    ),
+    CommandOption(flag="--tool-format", metavar="NAME", help="how the model calls tools (default: as its template)"),
     CommandOption(flag="--slots", metavar="N", default="64", help="answers written at the same time (default: 64)"),
     CommandOption(flag="--queue", metavar="N", default="256", help="answers that may wait beside them (default: 256)"),
     CommandOption(flag="--context", metavar="N", default="0", help="most tokens of prompt and answer (default: all)"),
@@ -354,13 +346,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         summary="check a config and print its derived numbers, without training",
         module="hone.cli.commands.plan",
         positionals=(FILE,),
-        options=(
-            NAME,
-            RUNS,
-            PLANNED_DEVICE,
-            YES,
-            *PLAN_OPTIONS,
-        ),
+        options=(NAME, RUNS, PLANNED_DEVICE, YES, *PLAN_OPTIONS),
         overrides=True,
     ),
     CommandSpec(

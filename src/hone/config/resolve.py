@@ -48,7 +48,7 @@ class SchemaNode:
 
     def tagged_member(self, value: str | int) -> "SchemaNode":
         """Member of a tagged union with this tag."""
-        return SchemaNode(models=[model for model in self.models if value in tag_values(model, self.tag or "")])
+        return SchemaNode(models=[model for model in self.models if value in _tag_values(model, self.tag or "")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def _schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
     return SchemaNode()
 
 
-def locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> KeyLocation:
+def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> KeyLocation:
     """Follow pydantic's `loc` through `model`, without the names of union members."""
     path: KeyPath = ()
     table = here = SchemaNode(models=[model])
@@ -117,13 +117,13 @@ def _field_schema(info: FieldInfo) -> SchemaNode:
     return _schema_of(info.annotation, str(info.discriminator) if info.discriminator else None)
 
 
-def tag_values(model: type[BaseModel], tag: str) -> tuple[Any, ...]:
+def _tag_values(model: type[BaseModel], tag: str) -> tuple[Any, ...]:
     """Values of the tag's Literal."""
     info = model.model_fields.get(tag)
     return get_args(info.annotation) if info is not None and get_origin(info.annotation) is Literal else ()
 
 
-def bounds_text(info: FieldInfo | None) -> str:
+def _bounds_text(info: FieldInfo | None) -> str:
     """Format bounds as `> 0 and <= 1`; empty without bounds."""
     bounds: list[str] = []
     for note in _notes(info):
@@ -197,7 +197,21 @@ def explain(
     """
     faults = [_ValidationFault(details, model, document, prefix) for details in error.errors(include_url=False)]
     faults.sort(key=lambda fault: fault.line)
-    return list(dict.fromkeys(_merge_unions([fault.message() for fault in faults])))
+    # merge `x must be a number, got "a"` and `x must be a list, got "a"`, the errors of a union, into one message
+    messages = [fault.message() for fault in faults]
+    merged: dict[tuple[str, str], list[str]] = {}
+    for message in messages:
+        match = re.fullmatch(r"(.*?) must be (.*?)(, got .*)", message, re.DOTALL)
+        head, middle, tail = match.groups() if match else (message, "", "")
+        merged.setdefault((head, tail), []).append(middle)
+    return list(
+        dict.fromkeys(
+            [
+                f"{head} must be {' or '.join(dict.fromkeys(kinds))}{tail}" if tail else head
+                for (head, tail), kinds in merged.items()
+            ]
+        )
+    )
 
 
 class _ValidationFault:
@@ -213,7 +227,7 @@ class _ValidationFault:
         self.model = model
         self.document = document
         self.prefix = prefix
-        self.place: KeyLocation = locate_key(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
+        self.place: KeyLocation = _locate_key(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
 
     @property
     def key(self) -> str:
@@ -265,7 +279,7 @@ class _ValidationFault:
             return f"have at least {least} {'entry' if least == 1 else 'entries'}"
         if self.kind in _BOUNDS:
             own = " and ".join(f"{_SIGNS[name]} {bound}" for name, bound in self.context.items() if name in _SIGNS)
-            return f"be {bounds_text(self.place.field_info) or own or self._plain()}"
+            return f"be {_bounds_text(self.place.field_info) or own or self._plain()}"
         extra = self.place.field_info.json_schema_extra if self.place.field_info is not None else None
         rule = extra.get("rule") if isinstance(extra, dict) else None
         return f"be {rule}" if rule else f"match {self.context.get('pattern')}"
@@ -274,7 +288,7 @@ class _ValidationFault:
         return re.sub(r"^(Value error, |Assertion failed, |Input should be )", "", self.text)
 
     def _allowed(self) -> str:
-        bounds = bounds_text(self.place.field_info)
+        bounds = _bounds_text(self.place.field_info)
         return f" {bounds}" if bounds else ""
 
     def _missing(self) -> str:
@@ -290,14 +304,14 @@ class _ValidationFault:
 
     def _alternatives(self) -> str:
         shape = self.place.node
-        names = [value for model in shape.models for value in tag_values(model, shape.tag or "")]
+        names = [value for model in shape.models for value in _tag_values(model, shape.tag or "")]
         return " or ".join(format_value(name) for name in names)
 
     def _unknown_tag(self) -> str:
         shape = self.place.node
         tag_path = (*self.prefix, *self.place.path, shape.tag or "")
         given = str(self.context.get("tag", ""))
-        known = [str(value) for model in shape.models for value in tag_values(model, shape.tag or "")]
+        known = [str(value) for model in shape.models for value in _tag_values(model, shape.tag or "")]
         return (
             f"{self._at(tag_path, dotted(tag_path))} must be {self._alternatives()}, "
             f"got {format_value(given)}{_near(given, known, quoted=True)}"
@@ -326,8 +340,8 @@ class _ValidationFault:
 
     def _other_member(self, name: str, union: SchemaNode) -> str:
         tag = union.tag or ""
-        owners = [value for model in union.models if name in model.model_fields for value in tag_values(model, tag)]
-        own = [value for model in self.place.table.models for value in tag_values(model, tag)]
+        owners = [value for model in union.models if name in model.model_fields for value in _tag_values(model, tag)]
+        own = [value for model in self.place.table.models for value in _tag_values(model, tag)]
         has = " or ".join(f"{tag} = {format_value(owner)}" for owner in owners)
         return f": {tag} = {format_value(own[0])} has no {name}, {has} has"
 
@@ -371,19 +385,6 @@ def _is_number(text: str) -> bool:
 def _near(name: str, known: list[str], *, quoted: bool) -> str:
     close = nearest_name(name, known)
     return "" if close is None else f"; did you mean {format_value(close) if quoted else close}?"
-
-
-def _merge_unions(messages: list[str]) -> list[str]:
-    """Merge `x must be a number, got "a"` and `x must be a list, got "a"`, the errors of a union, into one message."""
-    merged: dict[tuple[str, str], list[str]] = {}
-    for message in messages:
-        match = re.fullmatch(r"(.*?) must be (.*?)(, got .*)", message, re.DOTALL)
-        head, middle, tail = match.groups() if match else (message, "", "")
-        merged.setdefault((head, tail), []).append(middle)
-    return [
-        f"{head} must be {' or '.join(dict.fromkeys(kinds))}{tail}" if tail else head
-        for (head, tail), kinds in merged.items()
-    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- resolve
@@ -467,7 +468,14 @@ def resolve(
     """
     document.rename_keys(table_at(document, at), at, frozenset(all_keys(model)), ())
     values = {key: value for key, value in table_at(document, at).items() if key not in ignore}
-    _refuse_endless_numbers(values, document, at)
+    # raise ConfigError for integers of more than 64 bits, which TOML does not have and no computation takes
+    faults = [
+        f"{dotted((*at, *path))} in {document.source_of((*at, *path))} must be below 2**63, got {format_value(value)}"
+        for path, value in leaves(values)
+        if isinstance(value, int) and abs(value) >= 2**63
+    ]
+    if faults:
+        raise ConfigError(*faults)
     warnings = tuple(_suspicious_values(values, document, at))
     try:
         preset = {path for path, _ in leaves(dict(model.preset_values(values)))}
@@ -527,31 +535,19 @@ def with_location(message: str, origins: Mapping[str, str], values: Mapping[str,
     """
     given = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
     for key, value in given.items():
-        if any(_begins(message, name) for name in (key, value)):
+        if any(
+            (isinstance(name, str) and bool(name) and message.startswith((f"{name}:", f"{name} ")))
+            for name in (key, value)
+        ):
             return f"{origins[key]}: {message}"
     world = next((key for key in ENVIRONMENT_KEYS if key in given), None)
     return message if world is None else f"{origins[world]}: {world} = {format_value(given[world])}: {message}"
-
-
-def _begins(message: str, name: object) -> bool:
-    return isinstance(name, str) and bool(name) and message.startswith((f"{name}:", f"{name} "))
 
 
 def require_consent(warnings: Sequence[str], *, yes: bool) -> None:
     """Raise ConfigError with the warnings unless the user gave `--yes`."""
     if warnings and not yes:
         raise ConfigError(*warnings, "this looks like a mistake; --yes accepts it")
-
-
-def _refuse_endless_numbers(values: Mapping[str, object], document: ConfigDocument, at: KeyPath) -> None:
-    """Raise ConfigError for integers of more than 64 bits, which TOML does not have and no computation takes."""
-    faults = [
-        f"{dotted((*at, *path))} in {document.source_of((*at, *path))} must be below 2**63, got {format_value(value)}"
-        for path, value in leaves(values)
-        if isinstance(value, int) and abs(value) >= 2**63
-    ]
-    if faults:
-        raise ConfigError(*faults)
 
 
 def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, at: KeyPath) -> Iterator[str]:

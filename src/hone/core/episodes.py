@@ -34,7 +34,7 @@ def routing_dtype(experts: int) -> type[np.uint8] | type[np.uint16]:
     return np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16
 
 
-def as_routing(values: NDArray[np.generic]) -> Routing:
+def _as_routing(values: NDArray[np.generic]) -> Routing:
     """Routes as they were saved."""
     return values.astype(np.uint8 if values.dtype == np.uint8 else np.uint16)
 
@@ -444,5 +444,5 @@ def _transcript(state: State) -> Transcript:
         offsets=array(state, "offsets").astype(np.int64),
         at=array(state, "at").astype(np.int64),
         kept=kept,
-        routing=as_routing(array(state, "routing")) if "routing" in state else None,
+        routing=_as_routing(array(state, "routing")) if "routing" in state else None,
     )

@@ -172,11 +172,7 @@ class AskAnswers:
 
 
 def pack_answers(
-    ask: GenerationAsk,
-    completions: Sequence[Completion],
-    *,
-    stats: GenerationStats,
-    scores: Sequence[ScoreResult] = (),
+    ask: GenerationAsk, completions: Sequence[Completion], *, stats: GenerationStats, scores: Sequence[ScoreResult] = ()
 ) -> AskAnswers:
     """All answers to an ask in columns, whatever the order in which they were finished."""
     places = {request.id: place for place, request in enumerate(ask.requests)}

@@ -185,9 +185,7 @@ def estimate_kl(episodes: Episodes, nats: Floats) -> KlEstimate:
     if not len(whole):
         return KlEstimate(episode_nats=0.0, decision_nats=0.0, episodes=0)
     return KlEstimate(
-        episode_nats=float(whole.mean()),
-        decision_nats=float((whole / length[length > 0]).mean()),
-        episodes=len(whole),
+        episode_nats=float(whole.mean()), decision_nats=float((whole / length[length > 0]).mean()), episodes=len(whole)
     )
 
 

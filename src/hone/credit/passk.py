@@ -164,7 +164,11 @@ def _without_i(score: Floats, *, k: int) -> Floats:
     count = score.shape[1]
     order, ordered = _ascending(score)
     best = _ranked(count, k - 1) / math.comb(count, k)  # of all subsets, those in which rank i is best
-    taken = _companions(count, k)  # those in which rank j is best and a given lower answer takes part
+    # C(j-1, k-2) / C(count, k) for ranks j: the share of subsets in which j is best and a given lower answer takes part
+    whole = math.comb(count, k)
+    taken = np.array(
+        [math.comb(rank - 1, k - 2) / whole if rank and k > 1 else 0.0 for rank in range(count)]
+    )  # those in which rank j is best and a given lower answer takes part
     own = ordered * best + _after(ordered * taken)
     among = _ranked(count - 1, k - 1) / math.comb(count - 1, k)  # ranks above i lose one when i is left out
     others = _before(ordered * np.append(among, 0.0)) + _after(ordered * np.append(0.0, among))
@@ -196,13 +200,6 @@ def _after(values: Floats) -> Floats:
 def _ranked(count: int, k: int) -> Floats:
     """C(j, k) for ranks j = 0 .. count-1."""
     return np.array([float(math.comb(rank, k)) for rank in range(count)])
-
-
-def _companions(count: int, k: int) -> Floats:
-    """C(j-1, k-2) / C(count, k) for ranks j: the share of subsets in which j is best and a given lower answer takes
-    part."""
-    whole = math.comb(count, k)
-    return np.array([math.comb(rank - 1, k - 2) / whole if rank and k > 1 else 0.0 for rank in range(count)])
 
 
 def _ratios(count: int, k: int) -> Floats:

@@ -24,7 +24,6 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, ScoreStatus
@@ -167,20 +166,22 @@ def overlong_filtered(
     As in TRL they still enter the baselines of others, unless `in_statistics=False`, where they are treated as missing.
     Their share is `reward/truncated_dropped`. With token_mean aggregation the loss's denominator still counts them.
     """
-    credits = credit(episodes if in_statistics else _unheard(episodes, episodes.truncated), values)
+    credits = credit(
+        episodes
+        if in_statistics
+        else replace(
+            episodes,
+            score=np.where(episodes.truncated, np.nan, episodes.score),
+            status=np.where(episodes.truncated & episodes.scored, ScoreStatus.UNSCORABLE, episodes.status).astype(
+                np.uint8
+            ),
+            reward=np.where(np.repeat(episodes.truncated, episodes.lengths), np.float32(0), episodes.reward),
+        ),
+        values,
+    )
     silent = np.repeat(episodes.truncated, episodes.lengths)
     metrics = {**credits.metrics, "reward/truncated_dropped": fraction_true(episodes.truncated)}
     return replace(credits, advantage=np.where(silent, np.float32(0), credits.advantage), metrics=metrics)
-
-
-def _unheard(episodes: Episodes, silent: NDArray[np.bool_]) -> Episodes:
-    """The same episodes, with missing scores where `silent` `[E]`."""
-    return replace(
-        episodes,
-        score=np.where(silent, np.nan, episodes.score),
-        status=np.where(silent & episodes.scored, ScoreStatus.UNSCORABLE, episodes.status).astype(np.uint8),
-        reward=np.where(np.repeat(silent, episodes.lengths), np.float32(0), episodes.reward),
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------ curiosity

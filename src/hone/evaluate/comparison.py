@@ -306,7 +306,7 @@ SEED_ENDING = re.compile(r"[-_.]?(seed)?[-_.]?\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunGroup:
+class _RunGroup:
     """Named group of runs with one configuration."""
 
     name: str
@@ -338,7 +338,10 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     curves = dict(zip((run.path for run in runs), score_curves(runs, metric), strict=False))
     some = next(iter(curves.values()), None)
     settings = _settings(groups)
-    span = _profile_thresholds(groups, tasks, scale)
+    # thresholds of a profile: from just below the lowest score to the highest
+    scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
+    room = 0.02 * ((scores.max() - scores.min()) or 1.0)
+    span = np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
     return Comparison(
         metric=" / ".join(dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))),
         tasks=tuple(tasks),
@@ -369,25 +372,21 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def _group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
+def _group_runs(runs: Sequence[LoadedRun]) -> list[_RunGroup]:
     """Group runs that differ in seed, bookkeeping and task only, in the order of the arguments."""
     kinds: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        kinds.setdefault(_config_key(run), []).append(run)
+        kept = {key: value for key, value in sorted(run.settings.items()) if not IGNORED_KEYS.match(key)}
+        kinds.setdefault(json.dumps([run.recipe, kept], sort_keys=True), []).append(run)
     names = [_name(members) for members in kinds.values()]
     twice = {name for name, count in Counter(names).items() if count > 1}
-    groups = [RunGroup(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
+    groups = [_RunGroup(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
     if not twice:
         return groups
     return [
         replace(group, name=_distinct_name(group.name, texts, number) if group.name in twice else group.name)
         for number, (group, texts) in enumerate(zip(groups, _settings(groups), strict=True), start=1)
     ]
-
-
-def _config_key(run: LoadedRun) -> str:
-    kept = {key: value for key, value in sorted(run.settings.items()) if not IGNORED_KEYS.match(key)}
-    return json.dumps([run.recipe, kept], sort_keys=True)
 
 
 def _name(runs: Sequence[LoadedRun]) -> str:
@@ -408,7 +407,7 @@ def _distinct_name(name: str, settings: Mapping[str, str], number: int) -> str:
     return told if len(told) <= MAX_NAME_CHARACTERS else shorten(f"{name} #{number} {texts[0]}")
 
 
-def _settings(groups: Sequence[RunGroup]) -> list[dict[str, str]]:
+def _settings(groups: Sequence[_RunGroup]) -> list[dict[str, str]]:
     """Texts of the settings in which groups differ, for each group: those that all have if the recipes differ."""
     heads = [
         {key: value for key, value in group.runs[0].settings.items() if not IGNORED_KEYS.match(key)} for group in groups
@@ -444,7 +443,7 @@ def _score_interval(estimate: Estimate) -> ScoreInterval:
 
 
 def _lines(
-    group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
+    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
 ) -> dict[str, RunCurveBand]:
     """Interquartile mean of the runs' curves at common positions, per task."""
     result: dict[str, RunCurveBand] = {}
@@ -472,15 +471,6 @@ def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
     return np.where(places > curve.x[-1] * (1 + EXTENSION_SHARE), np.nan, values)
 
 
-def _profile_thresholds(
-    groups: Sequence[RunGroup], tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]
-) -> Floats:
-    """Thresholds of a profile: from just below the lowest score to the highest."""
-    scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
-    room = 0.02 * ((scores.max() - scores.min()) or 1.0)
-    return np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
-
-
 def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
     if not strata:
         return None
@@ -489,7 +479,7 @@ def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
 
 
 def _times_to_threshold(
-    group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
+    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
 ) -> dict[str, TimeToThreshold]:
     result: dict[str, TimeToThreshold] = {}
     for task in tasks:
@@ -515,7 +505,7 @@ def registered_threshold(task: str) -> float | None:
     return None if spec is None else spec.reward_threshold
 
 
-def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
+def _improvements(groups: Sequence[_RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
     """Probability of improvement of each group over the first, on common tasks; needs no common unit."""
     first, *others = groups
     result: list[ProbabilityOfImprovement] = []
@@ -529,7 +519,7 @@ def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[Prob
     return result
 
 
-def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
+def _paired(groups: Sequence[_RunGroup]) -> list[PairedDifference]:
     """Paired differences of each group from the first per question, means over seeds; only for saved answers."""
     first, *others = groups
     before, result = _answers(first), list[PairedDifference]()
@@ -554,7 +544,7 @@ def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
     return result
 
 
-def _answers(group: RunGroup) -> dict[str, float]:
+def _answers(group: _RunGroup) -> dict[str, float]:
     """Mean score of each question (id and text) over the runs that answered it."""
     scores: dict[str, list[float]] = {}
     for run in group.runs:
@@ -564,7 +554,7 @@ def _answers(group: RunGroup) -> dict[str, float]:
     return {question: float(np.mean(values)) for question, values in scores.items()}
 
 
-def _notes(groups: Sequence[RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
+def _notes(groups: Sequence[_RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
     """Limits of the comparison, for the reader."""
     notes: list[str] = []
     kinds = dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))

@@ -105,6 +105,5 @@ def weighted_terms(terms: LossTerms, weight: PerAnswer) -> LossTerms:
     AOT, whose ranks join rows of different weights.
     """
     return LossTerms(
-        loss=terms.loss * weight.detach(),
-        compute_metrics=lambda: {**terms.metrics, "preference/weight": weight},
+        loss=terms.loss * weight.detach(), compute_metrics=lambda: {**terms.metrics, "preference/weight": weight}
     )

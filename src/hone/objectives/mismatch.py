@@ -24,13 +24,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from hone.objectives.ratios import (
-    LOG_RATIO_LIMIT,
-    at_least_float32,
-    logp_difference,
-    sequence_mean,
-    sequence_sum,
-)
+from hone.objectives.ratios import LOG_RATIO_LIMIT, at_least_float32, logp_difference, sequence_mean, sequence_sum
 from hone.objectives.shapes import Indices, Metrics, Multiplier, PerDecision
 from hone.objectives.terms import LossTerms, scale_terms
 from hone.objectives.trust import binary_kl

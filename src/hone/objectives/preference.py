@@ -41,7 +41,7 @@ def _terms(loss: PerPair, chosen: PerPair, rejected: PerPair) -> LossTerms:
     return LossTerms(loss=loss, compute_metrics=lambda: preference_metrics(chosen, rejected))
 
 
-def smoothed_logistic(scaled: PerPair, smoothing: float) -> PerPair:
+def _smoothed_logistic(scaled: PerPair, smoothing: float) -> PerPair:
     """Cross-entropy of sigmoid(`scaled`) against a label that is right with probability 1 - smoothing."""
     if smoothing == 0.0:
         return -F.logsigmoid(scaled)
@@ -55,7 +55,7 @@ def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: flo
     It is Bradley-Terry on the rewards beta * s. TRL 1.16 ignores `label_smoothing` here, TRL 0.24, OpenRLHF and the
     authors do not.
     """
-    return _terms(smoothed_logistic(beta * (chosen - rejected), smoothing), chosen, rejected)
+    return _terms(_smoothed_logistic(beta * (chosen - rejected), smoothing), chosen, rejected)
 
 
 def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.1) -> LossTerms:
@@ -236,7 +236,7 @@ def aot_unpaired(
 def _compared(scaled: PerPair, smoothing: float, comparison: RankComparison | None) -> PerPair:
     """The smoothed comparison; without one, the logistic."""
     if comparison is None:
-        return smoothed_logistic(scaled, smoothing)
+        return _smoothed_logistic(scaled, smoothing)
     if smoothing == 0.0:
         return comparison(scaled)
     return (1.0 - smoothing) * comparison(scaled) + smoothing * comparison(-scaled)
@@ -317,7 +317,7 @@ def simpo(
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     return LossTerms(
-        loss=smoothed_logistic(beta * (chosen - rejected) - margin, smoothing),
+        loss=_smoothed_logistic(beta * (chosen - rejected) - margin, smoothing),
         compute_metrics=lambda: preference_metrics(chosen, rejected),
     )
 

@@ -79,14 +79,6 @@ def _refusal(argument: int, refused: Sequence[int]) -> list[FilterLine]:
     return [load_argument(argument), *(line for test in tests for line in (test, REFUSE)), ALLOW]
 
 
-def _signal_filter(process: int, group: int) -> None:
-    """Refuse this process, and those that it starts, signals to `process`, its `group` and everybody, for good.
-
-    Raises OSError where the system has no such filter. The process must have given up new privileges.
-    """
-    install_filter(filter_program(platform.machine(), [process, -group, -1]))
-
-
 # -------------------------------------------------------------------------------------------------------------- confine
 
 
@@ -154,7 +146,8 @@ def _keep_signals_in(parent: int) -> str:
     if landlock.abi() >= _LANDLOCK_SIGNALS_ABI and landlock.restrict_scopes(landlock.SCOPE_SIGNALS):
         return "Landlock"
     with contextlib.suppress(OSError):
-        _signal_filter(parent, os.getpgid(parent))
+        group = os.getpgid(parent)
+        install_filter(filter_program(platform.machine(), [parent, -group, -1]))
         return "seccomp"
     return ""
 

@@ -10,7 +10,7 @@ _KIB = 1024
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process may ever use: the least of the machine's memory and the limits set on it; None where
     none is known. `root` is the folder that holds `proc` and `sys`."""
-    limits = [_meminfo(root).get("MemTotal"), *_group_limits(root)]
+    limits = [_kilobytes(root / "proc/meminfo").get("MemTotal"), *_group_limits(root)]
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     limits.append(None if soft == resource.RLIM_INFINITY else soft)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -34,10 +34,6 @@ def reset_peak_resident(root: Path = Path("/")) -> None:
 
 def _status(root: Path) -> dict[str, int]:
     return _kilobytes(root / "proc/self/status")
-
-
-def _meminfo(root: Path) -> dict[str, int]:
-    return _kilobytes(root / "proc/meminfo")
 
 
 def _kilobytes(path: Path) -> dict[str, int]:

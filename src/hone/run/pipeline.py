@@ -89,7 +89,19 @@ def run_pipeline(
         _refuse_successors(folder, stage, stages[place + 1 :])
         run(stage.make_request(), progress=progress, clock=clock)
     answers = {stage.name: latest_answers(folder / stage.name) for stage in stages}
-    outcome = _compare_stages(folder, answers, clock.monotonic_s() - began_s)
+    seconds = clock.monotonic_s() - began_s
+    names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
+    evaluations = [_evaluation(name, answers[name]) for name in names]
+    comparisons: list[PairedDifference] = []
+    shown: list[SideBySide] = []
+    for before, after in pairwise(names):
+        pairs = _paired_scores(answers[before], answers[after])
+        if pairs:
+            comparisons.append(_comparison(before, after, pairs))
+            shown = _side_by_side(pairs)
+    outcome = PipelineResult(
+        folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
+    )
     write_evaluations(folder, outcome.evaluations, outcome.comparisons)
     write_side_by_side(folder, outcome.side_by_side)
     write_report(folder)
@@ -124,21 +136,6 @@ def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[Pipel
             f"stage {stage.name} is to go on to step {stage.steps}, but {', '.join(begun)} began after it stopped; "
             "give it the steps that it had, or give the pipeline a new --name"
         )
-
-
-def _compare_stages(folder: Path, answers: dict[str, list[AnswerRow]], seconds: float) -> PipelineResult:
-    names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
-    evaluations = [_evaluation(name, answers[name]) for name in names]
-    comparisons: list[PairedDifference] = []
-    shown: list[SideBySide] = []
-    for before, after in pairwise(names):
-        pairs = _paired_scores(answers[before], answers[after])
-        if pairs:
-            comparisons.append(_comparison(before, after, pairs))
-            shown = _side_by_side(pairs)
-    return PipelineResult(
-        folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
-    )
 
 
 def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> EvaluationScore:

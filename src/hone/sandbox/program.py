@@ -56,7 +56,10 @@ def _become_program(
     tell = len(descriptors) - 1
     try:
         os.setsid()
-        _take_descriptors(descriptors)
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
+        for place, descriptor in enumerate(high):
+            os.dup2(descriptor, place, inheritable=place < REPORT_FD)
+        os.closerange(len(high), 1 << 16)
         os.chdir(folder or "/")
         confine()
         os.close(tell)
@@ -64,7 +67,19 @@ def _become_program(
         os.write(tell, (str(error) or type(error).__name__).encode(errors="replace"))
         os._exit(1)
     try:
-        _clean_interpreter(folder)
+        # make this an interpreter as if it had just been started in `folder`; without one, anywhere
+        sys.setrecursionlimit(_RECURSION)
+        os.environ.clear()
+        os.environ.update({"HOME": folder or "/", "TMPDIR": folder or "/", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
+        sys.path[:0] = [folder] if folder else []
+        sys.argv[:] = [PROGRAM_NAME]
+        tempfile.tempdir = None
+        random.seed(0)  # after the fork, at which it draws a seed of its own
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+            stream = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", line_buffering=number == 2)
+            sys.__dict__[name] = sys.__dict__[f"__{name}__"] = stream
         body()
         _join_threads()
         _flush()
@@ -73,29 +88,6 @@ def _become_program(
     except BaseException:  # noqa: BLE001 - the report says what happened, or that there is none
         os._exit(1)
     os._exit(0)
-
-
-def _take_descriptors(descriptors: list[int]) -> None:
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
-    for place, descriptor in enumerate(high):
-        os.dup2(descriptor, place, inheritable=place < REPORT_FD)
-    os.closerange(len(high), 1 << 16)
-
-
-def _clean_interpreter(folder: str) -> None:
-    """Make this an interpreter as if it had just been started in `folder`; without one, anywhere."""
-    sys.setrecursionlimit(_RECURSION)
-    os.environ.clear()
-    os.environ.update({"HOME": folder or "/", "TMPDIR": folder or "/", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
-    sys.path[:0] = [folder] if folder else []
-    sys.argv[:] = [PROGRAM_NAME]
-    tempfile.tempdir = None
-    random.seed(0)  # after the fork, at which it draws a seed of its own
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
-        stream = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", line_buffering=number == 2)
-        sys.__dict__[name] = sys.__dict__[f"__{name}__"] = stream
 
 
 def run_text(code: str) -> None:

@@ -157,7 +157,20 @@ class _Zygote:
         parser = LineParser(max_bytes=16 * self._policy.output_bytes + (1 << 20))
         self._child = ChildProcess("hone.sandbox.zygote", parser, clock=self._clock, variables=variables, inherit=False)
         self._child.start()
-        self._child.send(frame(json.dumps(_hello(self._policy)).encode()))
+        limits = self._policy.model_dump(exclude={"rung", "if_no_rung"})
+        limits["readable"] = [str(Path(path).resolve()) for path in self._policy.readable]
+        self._child.send(
+            frame(
+                json.dumps(
+                    {
+                        "limits": limits,
+                        "rung": self._policy.rung,
+                        "unsafe": self._policy.if_no_rung == UNSAFE_WORDS,
+                        "libraries": list(LIBRARIES),
+                    }
+                ).encode()
+            )
+        )
         try:
             reply = cast("dict[str, list[str]]", json.loads(self._child.receive(_START_S)))
         except ChildLostError as lost:
@@ -200,17 +213,6 @@ class _Zygote:
             pid = child.pid
             child.shut_down(patience_s)
             remove_folders(pid)
-
-
-def _hello(policy: SandboxPolicy) -> dict[str, object]:
-    limits = policy.model_dump(exclude={"rung", "if_no_rung"})
-    limits["readable"] = [str(Path(path).resolve()) for path in policy.readable]
-    return {
-        "limits": limits,
-        "rung": policy.rung,
-        "unsafe": policy.if_no_rung == UNSAFE_WORDS,
-        "libraries": list(LIBRARIES),
-    }
 
 
 def no_rung_message(report: SandboxReport) -> str:

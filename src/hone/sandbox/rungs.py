@@ -113,7 +113,10 @@ class _NamespaceRung:
             self._user = ProgramUser(number=None, counted=True, others=2)
         self._build_root()
         if child := os.fork():
-            _wait_and_exit(child)
+            # be the outer end of a process that is the first of its namespace: end as it ends
+            os.closerange(3, 64)  # the channel is the child's
+            _, status = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def _build_root(self) -> None:
@@ -154,7 +157,10 @@ class _NamespaceRung:
 
     def clean_up(self, folder: str) -> None:
         """Kill all other processes of the namespace, and take the folder away."""
-        _kill_all()
+        # kill and reap every process that this one may signal; itself it cannot
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        _reap()
         unmount(folder)
 
 
@@ -304,20 +310,6 @@ def _bind(place: int, target: str, *, writable: bool) -> None:
         mount(source, target, "", MS_BIND)
     else:
         bind_read_only(source, target)
-
-
-def _wait_and_exit(child: int) -> None:
-    """Be the outer end of a process that is the first of its namespace: end as it ends."""
-    os.closerange(3, 64)  # the channel is the child's
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _kill_all() -> None:
-    """Kill and reap every process that this one may signal; itself it cannot."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    _reap()
 
 
 def _reap() -> None:

@@ -126,10 +126,27 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     if data is None:
         os._exit(1)  # no request will come
     request = cast("dict[str, object]", json.loads(data))
-    _write_files(cast("dict[str, str]", request["files"]), rung, folder)
+    files = cast("dict[str, str]", request["files"])
+    for name, text in files.items():
+        path = Path(folder, name)
+        for missing in reversed([parent for parent in path.parents if not parent.exists()]):
+            missing.mkdir()
+            rung.own(str(missing))
+        path.write_text(text, encoding="utf-8")
+        rung.own(str(path))
     try:
         if "stdin" in request:
-            reply = _run_program(request, rung, limits, folder)
+            # run one program to its end, and tell what it did
+            code = str(request["code"])
+            stdin = _stdin(str(request["stdin"])) if request["stdin"] else None
+            watched = _start(lambda: program.run_text(code), rung, limits, folder, stdin=stdin)
+            verdict = ""
+            while watched.status is None and not verdict:
+                watch([watched])
+                verdict = watched.passed_limit()
+            seconds, cpu_s = time.monotonic() - watched.began_s, watched.cpu_s()
+            watched.kill()
+            reply = {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
         else:
             reply = _run_examination(str(request["code"]), channel, rung, limits, folder)
     except program.UnconfinedError as error:
@@ -137,22 +154,6 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     with contextlib.suppress(BrokenPipeError):
         channel.reply(json.dumps(reply).encode() + b"\n")
     os._exit(0)
-
-
-def _run_program(
-    request: Mapping[str, object], rung: ConfinementRung, limits: ProgramLimits, folder: str
-) -> dict[str, object]:
-    """Run one program to its end, and tell what it did."""
-    code = str(request["code"])
-    stdin = _stdin(str(request["stdin"])) if request["stdin"] else None
-    watched = _start(lambda: program.run_text(code), rung, limits, folder, stdin=stdin)
-    verdict = ""
-    while watched.status is None and not verdict:
-        watch([watched])
-        verdict = watched.passed_limit()
-    seconds, cpu_s = time.monotonic() - watched.began_s, watched.cpu_s()
-    watched.kill()
-    return {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
 
 
 def _run_examination(
@@ -284,14 +285,3 @@ def _stdin(text: str) -> int:
         file.write(text.encode(errors="replace"))
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _write_files(files: Mapping[str, str], rung: ConfinementRung, folder: str) -> None:
-    """Write the files of a call into its folder; the caller has checked their names."""
-    for name, text in files.items():
-        path = Path(folder, name)
-        for missing in reversed([parent for parent in path.parents if not parent.exists()]):
-            missing.mkdir()
-            rung.own(str(missing))
-        path.write_text(text, encoding="utf-8")
-        rung.own(str(path))

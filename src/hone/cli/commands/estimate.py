@@ -44,7 +44,15 @@ _SHOWN_SEGMENTS = 8
 
 def run(call: CommandCall) -> int:
     """Estimate policies and show the judgement; 3 if a candidate is refused."""
-    settings, join, estimators = _settings(call), join_of(call), _estimators(call)
+    # the estimator that decides, then the others of the default
+    first = call.text("estimator")
+    if first not in ESTIMATORS:
+        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
+    sums = call.text("interval") == "bernstein"
+    others: list[EstimatorName] = [
+        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
+    ]
+    settings, join, estimators = _settings(call), join_of(call), ((first, *others))
     as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)
@@ -63,7 +71,12 @@ def run(call: CommandCall) -> int:
         evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
     if call.switch("json"):
-        print(to_json(_report_json(report), indent=1).decode(), end="")
+        # A report as JSON: every figure, with the words of the verdicts and comparisons
+        made = cast("dict[str, Json]", _finite(asdict(report)))
+        made["verdict"] = report.verdict
+        made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
+        made["comparisons"] = [one.words for one in report.differences]
+        print(to_json(made, indent=1).decode(), end="")
     else:
         page = Path(call.text("html")) if call.text("html") else _page(address)
         write_off_policy_page(page, report, source=source)
@@ -73,15 +86,6 @@ def run(call: CommandCall) -> int:
         if call.text("registry"):
             screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
     return DataError.exit_code if report.verdict == "refuse" else 0
-
-
-def _report_json(report: OffPolicyReport) -> dict[str, Json]:
-    """A report as JSON: every figure, with the words of the verdicts and comparisons."""
-    made = cast("dict[str, Json]", _finite(asdict(report)))
-    made["verdict"] = report.verdict
-    made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
-    made["comparisons"] = [one.words for one in report.differences]
-    return made
 
 
 def _finite(value: object) -> Json:
@@ -172,18 +176,6 @@ def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
         {name: lambda name=name: open_decision_policy(Path(name)) for name in given}
     )
     return dict(opened)
-
-
-def _estimators(call: CommandCall) -> tuple[EstimatorName, ...]:
-    """The estimator that decides, then the others of the default."""
-    first = call.text("estimator")
-    if first not in ESTIMATORS:
-        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
-    sums = call.text("interval") == "bernstein"
-    others: list[EstimatorName] = [
-        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
-    ]
-    return (first, *others)
 
 
 def _settings(call: CommandCall) -> EstimateSettings:

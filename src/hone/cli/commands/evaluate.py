@@ -185,7 +185,15 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     problems = int(parse_number(call.text("problems"), "--problems", least=1))
     if call.texts("perturb"):
         return _evaluate_perturbed(call, screen, problems=problems, seed=seed)
-    target = replace(_policy_target(call, seed), search=_search_options(call))
+    target = replace(
+        _policy_target(call, seed),
+        search=SearchOptions(
+            plans=tuple(call.texts("search")),
+            scorer=call.text("scorer"),
+            step=call.text("step").encode().decode("unicode_escape"),
+            answer=call.text("answer"),
+        ),
+    )
     if call.text("server"):
         if target.search != OWN_SEARCH:
             raise ConfigError("--search draws many answers from a model folder, and --server asks a server once")
@@ -315,16 +323,6 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
         max_tokens=int(parse_number(limit, "--max-tokens", least=1)) if limit else None,
     )
     return PolicyTarget(policy=policy, run=owner, seed=seed, device=call.text("device"), task=task)
-
-
-def _search_options(call: CommandCall) -> SearchOptions:
-    """What `--search` and its options ask for."""
-    return SearchOptions(
-        plans=tuple(call.texts("search")),
-        scorer=call.text("scorer"),
-        step=call.text("step").encode().decode("unicode_escape"),
-        answer=call.text("answer"),
-    )
 
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:

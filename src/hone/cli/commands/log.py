@@ -47,7 +47,15 @@ def run(call: CommandCall) -> int:
     join, as_of_s = join_of(call), moment_of(call.text("as_of"))
     source = call.text("file")
     if is_frozen_view(Path(source)):
-        return _show_frozen(call, Path(source))
+        folder = Path(source)
+        view = read_frozen_view(folder)
+        if call.switch("json"):
+            print(json.dumps(_view_json(view), indent=1))
+            return 0
+        screen = standard_screen()
+        screen.title(f"{folder}: a frozen view, as it was made")
+        _show_view(screen, view)
+        return 0
     if Path(source).is_dir():
         return _join_files(call, Path(source), join, as_of_s)
     if "://" not in source and not Path(source).is_file():
@@ -56,7 +64,12 @@ def run(call: CommandCall) -> int:
         if unit := call.text("erase"):
             return _erase(log, source, unit, call)
         if before := call.text("retain"):
-            return _retain(log, before, call.text("archive"))
+            archive = call.text("archive")
+            if not archive:
+                raise ConfigError(f"--retain {before} needs --archive DIR: the folder that older records move to")
+            report = retain(log, Path(archive), before_s=moment_of(before, "--retain"))
+            standard_screen().line(f"moved {report.retired} records to {archive}, {len(report.files)} files written")
+            return 0
         columns = log_columns(log, tenant=call.text("tenant") or None)
         schemas = [names.split(",") for names in call.texts("features")]
         judged = [
@@ -153,7 +166,9 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
         raise DataError(f"{source} has no records of tenant {name!r}")
     archive, screen = call.text("archive"), standard_screen()
     if archive:
-        report = erase_unit(log, _existing_folder(archive), name, unit)
+        if not Path(archive).is_dir():
+            raise DataError(f"--archive {archive}: there is no such folder")
+        report = erase_unit(log, Path(archive), name, unit)
         screen.line(f"erased {report.from_files} records of unit {unit} of tenant {name} from {archive}")
         erased = report.from_log
     else:
@@ -162,32 +177,7 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
     return 0
 
 
-def _existing_folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise DataError(f"--archive {text}: there is no such folder")
-    return Path(text)
-
-
-def _retain(log: DecisionLog, before: str, archive: str) -> int:
-    if not archive:
-        raise ConfigError(f"--retain {before} needs --archive DIR: the folder that older records move to")
-    report = retain(log, Path(archive), before_s=moment_of(before, "--retain"))
-    standard_screen().line(f"moved {report.retired} records to {archive}, {len(report.files)} files written")
-    return 0
-
-
 # ---------------------------------------------------------------------------------------------- figures
-
-
-def _show_frozen(call: CommandCall, folder: Path) -> int:
-    view = read_frozen_view(folder)
-    if call.switch("json"):
-        print(json.dumps(_view_json(view), indent=1))
-        return 0
-    screen = standard_screen()
-    screen.title(f"{folder}: a frozen view, as it was made")
-    _show_view(screen, view)
-    return 0
 
 
 def _show(call: CommandCall, source: str, judged: Sequence[_JudgedTenant]) -> None:

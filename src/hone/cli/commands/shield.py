@@ -44,22 +44,18 @@ def run(call: CommandCall) -> int:
         certificate = read_certificate(path)
         check_certificate(certificate)
     else:
-        spec = _read_spec(path)
+        # tables of a shield's file. Raises ConfigError with every fault and its line
+        document = read_document(path)
+        kind = document.values.get("kind")
+        if kind not in KINDS:
+            raise ConfigError(f"{path}: kind = {kind!r}{did_you_mean(str(kind), list(KINDS))}")
+        spec = resolve(KINDS[str(kind)], document).config
         if isinstance(spec, RuleShieldConfig):
             rule_shield(spec, spec.sensors)
             screen.line(f"{path}: {len(spec.rules)} rules, and {spec.fallback} is never forbidden; rules prove no more")
             return 0
         certificate = _certified(spec, call, path, screen)
     return _judged(certificate, call, path, screen)
-
-
-def _read_spec(path: Path) -> RuleShieldConfig | ProvedSpec:
-    """Tables of a shield's file. Raises ConfigError with every fault and its line."""
-    document = read_document(path)
-    kind = document.values.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"{path}: kind = {kind!r}{did_you_mean(str(kind), list(KINDS))}")
-    return resolve(KINDS[str(kind)], document).config
 
 
 def _certified(spec: ProvedSpec, call: CommandCall, path: Path, screen: TerminalScreen) -> ShieldCertificate:

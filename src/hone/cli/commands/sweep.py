@@ -97,7 +97,7 @@ class CheckedSweep:
     """What a resume must not change."""
 
 
-def read_sweep_call(call: CommandCall) -> SweepCall:
+def _read_sweep_call(call: CommandCall) -> SweepCall:
     """The sweep that the command line names: a sweep's file, or a config with `--over`. Raises ConfigError."""
     document, stem = read_document(call.text("file")), Path(call.text("file")).stem
     if "config" not in document.values:
@@ -141,7 +141,7 @@ def _values(text: str) -> list[object]:
     return list(value) if isinstance(value, list) else [parse_value(part) for part in text.split(",")]
 
 
-def check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
+def _check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
     """Check every trial's config, open what the values name, and plan the sweep.
 
     Raises HoneError with all faults at once; ConfigError for suspicious values without `yes`.
@@ -163,7 +163,18 @@ def check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
     found.raise_if_any()
     (seeds, fresh), steps = _seeds(config), _steps(asked, keys)
     proposer = make_proposer(search, keys)
-    _open_values(asked, keys)
+    # open what a run opens before its first step, once for every value. Raises HoneError with all faults
+    local = asked.config.ray is None
+
+    def open_one(settings: TrialSettings) -> None:
+        stages = planned_runs(_trial_document(asked, keys, settings))
+        absent = missing_devices([stages[0].resolved.config.run.device]) if local else []
+        if absent:
+            raise ResourceError(*absent)
+        with opened_runs(stages):
+            pass
+
+    run_all_checks({str(number): partial(open_one, one) for number, one in enumerate(one_at_a_time(keys))})
     return CheckedSweep(
         name=asked.name,
         config=config,
@@ -283,21 +294,6 @@ def _trial_document(asked: SweepCall, keys: Sequence[SweptKey], settings: TrialS
     return document
 
 
-def _open_values(asked: SweepCall, keys: Sequence[SweptKey]) -> None:
-    """Open what a run opens before its first step, once for every value. Raises HoneError with all faults."""
-    local = asked.config.ray is None
-
-    def open_one(settings: TrialSettings) -> None:
-        stages = planned_runs(_trial_document(asked, keys, settings))
-        absent = missing_devices([stages[0].resolved.config.run.device]) if local else []
-        if absent:
-            raise ResourceError(*absent)
-        with opened_runs(stages):
-            pass
-
-    run_all_checks({str(number): partial(open_one, one) for number, one in enumerate(one_at_a_time(keys))})
-
-
 def _identity(asked: SweepCall, seeds: Sequence[int], fresh: Sequence[int], steps: int) -> dict[str, JsonValue]:
     """What decides the trials and the runs, flat, so that a message can name what changed."""
     config = asked.config.model_dump(mode="json")
@@ -308,7 +304,7 @@ def _identity(asked: SweepCall, seeds: Sequence[int], fresh: Sequence[int], step
     )
 
 
-def train_arguments(call: CommandCall, sweep: CheckedSweep, run: TrialRun, folder: Path, *, begun: bool) -> list[str]:
+def _train_arguments(call: CommandCall, sweep: CheckedSweep, run: TrialRun, folder: Path, *, begun: bool) -> list[str]:
     """The command line after `hone` of one run."""
     settings = [f"{key}={toml_text(value)}" for key, value in run.trial.settings.items()]
     own = [f"steps={run.steps}", f"seed={run.seed}", f"name={seed_folder(run.seed)}"]
@@ -338,7 +334,7 @@ PAGE = "sweep.html"
 def run(call: CommandCall) -> int:
     """Check everything, then train the trials, or only print the plan; returns the exit code."""
     screen = standard_screen()
-    sweep = check_sweep(read_sweep_call(call), yes=call.switch("yes"))
+    sweep = _check_sweep(_read_sweep_call(call), yes=call.switch("yes"))
     _show_plan(screen, sweep)
     if call.switch("dry_run"):
         return 0
@@ -389,7 +385,7 @@ def _search(call: CommandCall, screen: TerminalScreen, sweep: CheckedSweep, jour
         trainer = TrialTrainer(
             journal=journal,
             runner=runner,
-            arguments=lambda one, begun: train_arguments(call, sweep, one, journal.folder, begun=begun),
+            arguments=lambda one, begun: _train_arguments(call, sweep, one, journal.folder, begun=begun),
             metric=sweep.config.metric,
             retries=sweep.config.retries,
             stopping=lambda: stop.requested,

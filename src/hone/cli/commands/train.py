@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 # -------------------------------------------------------------------------------------------------------------- outcome
 
 
-def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
+def _show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
     """Print the evaluations and comparisons of the stages, and ten answers before and after."""
     screen.line()
     screen.title("on the same held-out questions")
@@ -121,7 +121,7 @@ def _score_mark(score: float | None) -> str:
 # --------------------------------------------------------------------------------------------------------------- finish
 
 
-def finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
+def _finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
     """Add pictures of the policy and searches to a finished run."""
     from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
 
@@ -133,7 +133,7 @@ def finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDispl
     _write_searches(folder, config, progress=progress)
 
 
-def write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
+def _write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
     """Run the searches of the finished stages of a pipeline, as `_write_searches`, and bring its report up to date."""
     searched = [config for config in stages if config.has_search()]
     for config in searched:
@@ -170,7 +170,7 @@ SAVED_DEFAULT = "default of the saved run"
 """Origin of a setting that a resume takes over from its run."""
 
 
-def keep_saved_defaults(
+def _keep_saved_defaults(
     document: ConfigDocument, settings: Mapping[str, Mapping[str, ConfigSetting]], root: Path
 ) -> list[str]:
     """Set each key of the document that is left to its default to the default that its run in `root` was started with.
@@ -276,7 +276,7 @@ def require_stage_consent(stages: "Sequence[PlannedRun]", *, yes: bool) -> None:
 def planned_resume(document: ConfigDocument, root: Path) -> list[PlannedRun]:
     """`planned_runs` of a resume in `root`: defaults are those that the saved runs were started with, and noted."""
     settings = {stage.resolved.config.name: stage.resolved.settings() for stage in planned_runs(document)}
-    document.notes.extend(keep_saved_defaults(document, settings, root))
+    document.notes.extend(_keep_saved_defaults(document, settings, root))
     return planned_runs(document)
 
 
@@ -413,15 +413,10 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     except HoneError as fault:
         raise type(fault)(*(f"{document.source_of(path)}: {message}" for message in fault.messages)) from fault
     if "name" not in table:
-        _name_after_file(document, place, recipe)
+        document.set_value(
+            (*place, "name"), short_name(recipe) if place else default_run_name(document), source="the file's name"
+        )
     return PlannedRun(spec=entry, resolved=resolve(entry.config, document, at=place))
-
-
-def _name_after_file(document: ConfigDocument, place: KeyPath, recipe: str) -> None:
-    """Set the default name: a run's is that of its file, a stage's is that of its recipe."""
-    document.set_value(
-        (*place, "name"), short_name(recipe) if place else default_run_name(document), source="the file's name"
-    )
 
 
 def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
@@ -456,7 +451,7 @@ def _train_document(
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
     if STAGE in document.values:
         outcome = train_pipeline(document, stages, root=root, resume=resume, progress=progress, consent=consent)
-        show_outcome(screen, outcome)
+        _show_outcome(screen, outcome)
         return
     folder = train_one(stages[0], root=root, resume=resume, progress=progress, consent=consent)
     screen.line(f"finished {folder.name}: {folder.path}, report in {folder.report_path}")
@@ -476,7 +471,7 @@ def train_one(
 
     request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
-    finish_run(folder, stage.resolved.config, progress=progress)
+    _finish_run(folder, stage.resolved.config, progress=progress)
     return folder
 
 
@@ -549,5 +544,5 @@ def train_pipeline(
         )
 
     found = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
-    write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
+    _write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
     return found

@@ -27,10 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "replicas": ("fleet/replicas",),
     "lost": ("fleet/lost",),
 }
-SPEED: Mapping[str, tuple[str, ...]] = {
-    "tok/s": ("episodes/tokens", "tokens"),
-    "decisions/s": ("episodes/decisions",),
-}
+SPEED: Mapping[str, tuple[str, ...]] = {"tok/s": ("episodes/tokens", "tokens"), "decisions/s": ("episodes/decisions",)}
 
 
 @dataclass(slots=True, kw_only=True)

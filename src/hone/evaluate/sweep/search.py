@@ -106,12 +106,7 @@ def make_proposer(search: GridSearch | OptunaSearch, keys: list[SweptKey]) -> Tr
     """The proposer of a search. Raises ConfigError for a grid over a range, ResourceError without Optuna."""
     if isinstance(search, GridSearch):
         return GridProposer(combinations=grid(keys))
-    _require_optuna()
-    return OptunaProposer(keys=keys, search=search)
-
-
-def _require_optuna() -> None:
-    """Raise ResourceError that names the extra where Optuna cannot be imported."""
+    # raise ResourceError that names the extra where Optuna cannot be imported
     try:
         import optuna  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -119,6 +114,7 @@ def _require_optuna() -> None:
             f'search.kind = "optuna" needs Optuna, which cannot be imported ({error}): pip install "hone-rl[sweep]"'
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return OptunaProposer(keys=keys, search=search)
 
 
 def _distribution(one: SweptKey) -> "BaseDistribution":

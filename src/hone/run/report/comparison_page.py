@@ -53,16 +53,16 @@ def render_comparison(comparison: Comparison) -> Html:
         title,
         head,
         styled("p", "about", text(about)),
-        comparison_verdicts(comparison),
+        _comparison_verdicts(comparison),
         _summary(comparison),
-        comparison_curves(comparison),
+        _comparison_curves(comparison),
         _profile(comparison),
         _runs(comparison),
         *([element("h2", text("Limits of this comparison")), *notes] if notes else []),
     )
 
 
-def comparison_verdicts(comparison: Comparison) -> Html:
+def _comparison_verdicts(comparison: Comparison) -> Html:
     """Render the probabilities of improvement and the paired differences, a sentence each."""
     lines = [
         styled(
@@ -79,7 +79,7 @@ def comparison_verdicts(comparison: Comparison) -> Html:
             "p",
             "verdict",
             text(f"{pair.after} against {pair.before} on the same {pair.n:,} questions: "),
-            element("b", text(_format_signed(pair.difference))),
+            element("b", text(f"{'+' if pair.difference > 0 else ''}{format_number(pair.difference)}")),
             text(
                 f" ({format_number(pair.low)} to {format_number(pair.high)}, paired p = {format_number(pair.p_value)})."
             ),
@@ -96,11 +96,6 @@ def significance_note(probability: ScoreInterval) -> str:
     if probability.low <= 0.5 <= probability.high:
         return "; the interval includes 1/2: not significant."
     return "."
-
-
-def _format_signed(value: float) -> str:
-    """Format a number with a plus sign if it is positive."""
-    return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
 def format_interval(value: ScoreInterval, number: Callable[[float], str] = format_number) -> str:
@@ -162,7 +157,7 @@ def _interval(group: GroupSummary) -> IntervalRow:
     return IntervalRow(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
 
 
-def comparison_curves(comparison: Comparison) -> Html:
+def _comparison_curves(comparison: Comparison) -> Html:
     """Render the learning curves of all groups, one picture for each task; nothing without curves."""
     parts: list[Html] = []
     for task in comparison.tasks:
@@ -257,7 +252,7 @@ def render_sweep(
         styled("p", "about", text(runs)),
         _winner(record, labels, fresh),
         _trials(record, labels),
-        EMPTY if searched is None else comparison_curves(_first_groups(searched, record, labels)),
+        EMPTY if searched is None else _comparison_curves(_first_groups(searched, record, labels)),
     )
 
 
@@ -317,7 +312,7 @@ def _winner(record: SweepRecord, labels: Mapping[int, str], fresh: Comparison | 
             )
         )
     heading = element("h2", text("Best settings, on seeds that chose nothing"))
-    return join([heading, *lines, EMPTY if fresh is None else comparison_verdicts(fresh)])
+    return join([heading, *lines, EMPTY if fresh is None else _comparison_verdicts(fresh)])
 
 
 def _trials(record: SweepRecord, labels: Mapping[int, str]) -> Html:

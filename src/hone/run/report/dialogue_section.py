@@ -83,12 +83,7 @@ def dialogue_section(stage: RunData, level: str) -> Html:
     seen = {name: own for name, own in stops.items() if np.nansum(own) > 0}
     steps = stage.metrics.steps.astype(np.float64)
     curves = [_curve(name, colour, steps, own) for colour, (name, own) in enumerate(seen.items())]
-    card = styled(
-        "div",
-        "card",
-        *(_plot(curves) if len(curves) > 1 else []),
-        _table(values, seen),
-    )
+    card = styled("div", "card", *(_plot(curves) if len(curves) > 1 else []), _table(values, seen))
     warnings = [styled("p", "bad", text(one)) for one in dialogue_findings(values)]
     return join([element(level, text("Dialogues")), *warnings, card])
 
@@ -309,25 +304,21 @@ def preference_section(stage: RunData, level: str) -> Html:
         if name in values and np.isfinite(values[name]).any()
     ]
     words = "Mean log-ratio of the answers by step, in nats. A margin can grow while both fall."
-    card = styled(
-        "div",
-        "card",
-        styled("p", "note", text(words)),
-        legend([one.name for one in curves]),
-        band_plot(curves, x_label="step"),
-        _preference_table(values),
-    )
-    return join([element(level, text("Preferences")), card])
-
-
-def _preference_table(values: Mapping[str, Floats]) -> Html:
     rows = [
         [text(title), text(format_number(_preference_last(values[name]))), text(meaning)]
         for name, title, meaning in _PREFERENCE_FIGURES
         if name in values and np.isfinite(values[name]).any()
     ]
     heads = ("figure", f"last {LAST} steps", "meaning")
-    return table(heads, rows, style="fit", numeric=(1,))
+    card = styled(
+        "div",
+        "card",
+        styled("p", "note", text(words)),
+        legend([one.name for one in curves]),
+        band_plot(curves, x_label="step"),
+        table(heads, rows, style="fit", numeric=(1,)),
+    )
+    return join([element(level, text("Preferences")), card])
 
 
 def _preference_last(values: Floats) -> float:
@@ -461,7 +452,22 @@ def survivorship_section(stage: RunData, level: str) -> Html:
         "truncated answers were learnt from; unscored ones had no reward, stale ones were too old, and filtered ones "
         "were left out by the recipe's selection of groups."
     )
-    card = [styled("p", "note", text(note)), _picture(deciles), _deciles(deciles)]
+    fates = [fate for fate in FATES if any(fate in one.answers for one in deciles)]
+    rows = [
+        [
+            text(_lengths(one)),
+            *(text(f"{one.answers.get(fate, 0):,}") for fate in fates),
+            text(_reward(one.reward_learnt)),
+            text(_reward(one.reward_dropped)),
+        ]
+        for one in deciles
+    ]
+    heads = ("tokens", *fates, "mean reward, learnt from", "not learnt from")
+    card = [
+        styled("p", "note", text(note)),
+        _picture(deciles),
+        table(heads, rows, style="fit", numeric=tuple(range(1, len(heads)))),
+    ]
     card += [styled("p", "note", text("All lengths together:")), _fates(found)]
     return join(
         [
@@ -487,21 +493,6 @@ def _picture(deciles: list[LengthDecile]) -> Html:
                 begin += count
         lanes.append((_lengths(one), blocks))
     return lane_plot(lanes, max(sum(one.answers.values()) for one in deciles), "answers")
-
-
-def _deciles(deciles: list[LengthDecile]) -> Html:
-    fates = [fate for fate in FATES if any(fate in one.answers for one in deciles)]
-    rows = [
-        [
-            text(_lengths(one)),
-            *(text(f"{one.answers.get(fate, 0):,}") for fate in fates),
-            text(_reward(one.reward_learnt)),
-            text(_reward(one.reward_dropped)),
-        ]
-        for one in deciles
-    ]
-    heads = ("tokens", *fates, "mean reward, learnt from", "not learnt from")
-    return table(heads, rows, style="fit", numeric=tuple(range(1, len(heads))))
 
 
 def _fates(found: Survivorship) -> Html:

@@ -63,7 +63,15 @@ def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
     if cell.worth is not None:
         share = 8 + 72 * (cell.worth - low) / ((high - low) or 1.0)
         square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
-    parts = [element("title", text(_describe_cell(cell))), element("rect", attributes=square)]
+    # describe a cell in words
+    moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
+    worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
+    parts = [
+        element(
+            "title", text("; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here")
+        ),
+        element("rect", attributes=square),
+    ]
     if cell.mark.strip() and cell.mark != "#":
         parts.append(label(x + 5, y + 12, cell.mark, "mark"))
     others = [name for name in cell.moves if name not in TURNS]
@@ -82,13 +90,6 @@ def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
     turn = f"translate({x:.1f} {y:.1f}) rotate({TURNS[name]})"
     style: Attributes = {"d": points, "transform": turn, "class": "arrow", "opacity": max(0.25, share**0.5)}
     return element("path", attributes=style)
-
-
-def _describe_cell(cell: GridCell) -> str:
-    """Describe a cell in words."""
-    moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
-    worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
-    return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here"
 
 
 def text_rows(one: GridSlice) -> list[list[str]]:

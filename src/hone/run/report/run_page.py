@@ -156,12 +156,8 @@ def write_report(folder: Path) -> Path:
     Raises DataError if `folder` is not a folder, ResourceError for the disk. The report names damaged files.
     """
     path = folder / "report.html"
-    replace_file(path, _render_report(read_report_data(folder)).encode("utf-8", "replace"))
-    return path
-
-
-def _render_report(data: ReportData) -> Html:
-    """Render the report as an HTML document."""
+    # render the report as an HTML document
+    data = read_report_data(folder)
     # The evaluations of the pipeline itself replace those of its stages.
     inner = () if data.folder_data.evaluations else _inner(data)
     measured = [*data.folder_data.evaluations, *(e for stage in inner for e in stage.evaluations)]
@@ -173,7 +169,8 @@ def _render_report(data: ReportData) -> Html:
         for position, stage in enumerate(data.stages, start=1):
             body += [_stage_title(stage, position), *_stage_sections(stage, "h3")]
         body += [_log(data.folder_data, "h2"), _problems(data.folder_data, "h2")]
-    return page(data.name, *body)
+    replace_file(path, page(data.name, *body).encode("utf-8", "replace"))
+    return path
 
 
 def _inner(data: ReportData) -> tuple[RunData, ...]:

@@ -102,7 +102,13 @@ def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     first, last = float(steps[0]), float(steps[-1])
     steps, values = steps[known], values[known]
     x = LinearScale(first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT)
-    y = _value_scale(values)
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
+    if 0 <= low < 0.35 * high:  # close to zero: include zero in the axis
+        low = 0.0
+    room = 0.06 * (high - low)
+    y = LinearScale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
     parts = [_axes(x, y)]
     where, means = thinned(steps.astype(np.float64), values)
     smooth = _smoothed(means)
@@ -201,16 +207,6 @@ def lane_plot(rows: Sequence[tuple[str, Sequence[LaneBlock]]], total: float, uni
 def part_style(name: str, index: int) -> str:
     """CSS class of part `index`: seven colours, and grey for the rest."""
     return "p7" if name == "other" else f"p{index % 7}"
-
-
-def _value_scale(values: Floats) -> LinearScale:
-    low, high = float(values.min()), float(values.max())
-    if low == high:
-        low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
-    if 0 <= low < 0.35 * high:  # close to zero: include zero in the axis
-        low = 0.0
-    room = 0.06 * (high - low)
-    return LinearScale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
 
 
 def _axes(x: LinearScale, y: LinearScale) -> Html:

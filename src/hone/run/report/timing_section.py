@@ -116,10 +116,27 @@ def timing_section(stage: RunData, level: str) -> Html:
     timeline = step_timeline(stage.metrics)
     if timeline is None:
         return EMPTY
+    # table of the waits of a step; empty where none is known
+    rows = [
+        [
+            text(f"{one.waiter} for {one.waited_for}"),
+            text(f"{one.seconds_s / timeline.step_s:.1%}"),
+            text(format_duration(one.seconds_s * timeline.steps)),
+            text(f"{1000 * one.seconds_s:,.1f} ms"),
+        ]
+        for one in step_waits(timeline)
+    ]
+    heads = ("who waited for whom", "share", "in all", "a step")
     parts = [
         element(level, text("Time per part of a step")),
         styled("p", "verdict", text(bottleneck_line(timeline))),
-        styled("div", "card", *_picture(timeline), _table(timeline), _waits(timeline)),
+        styled(
+            "div",
+            "card",
+            *_picture(timeline),
+            _table(timeline),
+            (table(heads, rows, style="fit", numeric=(1, 2, 3)) if rows else EMPTY),
+        ),
     ]
     line = speed_line(stage.metrics, stage.matmul)
     if line:
@@ -188,21 +205,6 @@ def _table(timeline: Timeline) -> Html:
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))
 
 
-def _waits(timeline: Timeline) -> Html:
-    """Table of the waits of a step; empty where none is known."""
-    rows = [
-        [
-            text(f"{one.waiter} for {one.waited_for}"),
-            text(f"{one.seconds_s / timeline.step_s:.1%}"),
-            text(format_duration(one.seconds_s * timeline.steps)),
-            text(f"{1000 * one.seconds_s:,.1f} ms"),
-        ]
-        for one in step_waits(timeline)
-    ]
-    heads = ("who waited for whom", "share", "in all", "a step")
-    return table(heads, rows, style="fit", numeric=(1, 2, 3)) if rows else EMPTY
-
-
 # ------------------------------------------------------------------------------------------------------- memory section
 
 
@@ -245,13 +247,11 @@ def _memory_picture(use: MemoryUse) -> Html:
 
 def _memory_table(use: MemoryUse) -> Html:
     rows = [
-        [join([_swatch(name, index), text(name)]), text(human_bytes(size))]
+        [
+            join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
+            text(human_bytes(size)),
+        ]
         for index, (name, size) in enumerate(use.components.items())
     ]
     rows += [[text(f"peak of {name}"), text(human_bytes(size))] for name, size in use.phases.items()]
     return table(("planned", "bytes"), rows, style="fit", numeric=(1,))
-
-
-def _swatch(name: str, index: int) -> Html:
-    """The colour of a component."""
-    return element("span", attributes={"class": f"swatch {part_style(name, index)}"})

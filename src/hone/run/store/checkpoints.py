@@ -45,7 +45,7 @@ POLICY = "policy"
 STATE = "state"
 
 
-def require_known_format(folder: Path, manifest: Mapping[str, Json]) -> None:
+def _require_known_format(folder: Path, manifest: Mapping[str, Json]) -> None:
     """Raise DataError if a newer hone wrote the checkpoint."""
     version = manifest.get("format")
     if isinstance(version, int) and version > CHECKPOINT_FORMAT:
@@ -55,12 +55,12 @@ def require_known_format(folder: Path, manifest: Mapping[str, Json]) -> None:
         )
 
 
-def manifest_digest(manifest: Mapping[str, Json]) -> str:
+def _manifest_digest(manifest: Mapping[str, Json]) -> str:
     """Sha256 of a manifest without its own."""
     return hashlib.sha256(to_json({key: value for key, value in manifest.items() if key != "sha256"})).hexdigest()
 
 
-def checkpoint_faults(
+def _checkpoint_faults(
     folder: Path, manifest: Mapping[str, Json], *, inside: str = "", contents: bool = True
 ) -> Iterator[str]:
     """Yield the faults of a checkpoint, with file, hash and expected value; `inside` limits the search to a subfolder.
@@ -68,7 +68,7 @@ def checkpoint_faults(
 
     A file of weights that the manifest does not list is a fault. Other unlisted files may be the user's own.
     """
-    claimed, actual = manifest.get("sha256"), manifest_digest(manifest)
+    claimed, actual = manifest.get("sha256"), _manifest_digest(manifest)
     files = manifest.get("files")
     if claimed != actual:
         yield f"{folder / MANIFEST} has sha256 {actual}, its own record has {claimed}"
@@ -109,8 +109,8 @@ def verify_checkpoint(checkpoint: Path, *, inside: str = "") -> None:
     Raises DataError with every fault, for a missing or damaged manifest, and for a newer format.
     """
     manifest = read_json_object(checkpoint / MANIFEST)
-    require_known_format(checkpoint, manifest)
-    faults = list(checkpoint_faults(checkpoint, manifest, inside=inside))
+    _require_known_format(checkpoint, manifest)
+    faults = list(_checkpoint_faults(checkpoint, manifest, inside=inside))
     if faults:
         raise DataError(
             *faults,
@@ -129,17 +129,15 @@ def _file_faults(folder: Path, name: str, expected: Json, *, contents: bool) -> 
         yield f"{path} has {size} bytes, expected {expected.get('bytes')}"
     elif contents:
         try:
-            found = _sha256_once(path)
+            about = path.stat()
+            found = _remembered_sha256(
+                str(path.resolve()), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+            )
         except OSError as error:
             yield f"cannot read {path}: {error.strerror or error}"
         else:
             if found != expected.get("sha256"):
                 yield f"{path} has sha256 {found}, expected {expected.get('sha256')}"
-
-
-def _sha256_once(path: Path) -> str:
-    about = path.stat()
-    return _remembered_sha256(str(path.resolve()), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
 @lru_cache(maxsize=4096)
@@ -193,12 +191,7 @@ class CheckpointFolder:
     keep_best: int = 1
 
     def save(
-        self,
-        step: int,
-        state: State,
-        *,
-        write_policy: Callable[[Path], None] | None = None,
-        score: float | None = None,
+        self, step: int, state: State, *, write_policy: Callable[[Path], None] | None = None, score: float | None = None
     ) -> Path:
         """Save `step` and prune; returns the checkpoint's folder.
 
@@ -316,12 +309,7 @@ class CheckpointFolder:
             temporary.mkdir()
 
     def _fill(
-        self,
-        folder: Path,
-        step: int,
-        state: State,
-        write_policy: Callable[[Path], None] | None,
-        score: float | None,
+        self, folder: Path, step: int, state: State, write_policy: Callable[[Path], None] | None, score: float | None
     ) -> None:
         with writing(folder):
             (folder / STATE).mkdir()
@@ -336,7 +324,7 @@ class CheckpointFolder:
         failpoint("ckpt.before_manifest")
         manifest: dict[str, Json] = {"format": CHECKPOINT_FORMAT, "step": step, "score": finite_or_none(score)}
         manifest |= {"files": files}
-        write_file(folder / MANIFEST, to_json(manifest | {"sha256": manifest_digest(manifest)}, indent=1))
+        write_file(folder / MANIFEST, to_json(manifest | {"sha256": _manifest_digest(manifest)}, indent=1))
         failpoint("ckpt.after_manifest")
         for place in (folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
             sync_path(place)
@@ -384,8 +372,8 @@ class CheckpointFolder:
             manifest = read_json_object(folder / MANIFEST)
         except DataError as error:
             return None, str(error)
-        require_known_format(folder, manifest)
-        if fault := next(checkpoint_faults(folder, manifest, contents=contents), ""):
+        _require_known_format(folder, manifest)
+        if fault := next(_checkpoint_faults(folder, manifest, contents=contents), ""):
             return None, fault
         if manifest.get("step") != step:
             return None, f"{folder / MANIFEST} has step {manifest.get('step')}"
