@@ -100,15 +100,12 @@ class DialogueWorld(Protocol):
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
         """Begin the dialogue about a row of the dataset. `seed` is derived from the row and the sample."""
-        ...
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Answer a turn of the policy."""
-        ...
 
     def close(self) -> None:
         """End; called once, also for a dialogue that was cut."""
-        ...
 
 
 class ForkableWorld(DialogueWorld, Protocol):
@@ -116,7 +113,6 @@ class ForkableWorld(DialogueWorld, Protocol):
 
     def fork(self) -> Self:
         """An independent copy of the dialogue so far."""
-        ...
 
 
 # -------------------------------------------------------------------------------------------------------- agent session
@@ -161,12 +157,9 @@ class SessionDriver(Protocol):
     ) -> None:
         """Start the sessions and return at once. `address`: a session's base URL by its id; `report` is called once for
         each, from any thread."""
-        ...
 
     def check(self) -> None:
         """Raise HoneError if it cannot go on, such as a process that died."""
-        ...
 
     def close(self) -> None:
         """End its processes."""
-        ...

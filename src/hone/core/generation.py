@@ -217,22 +217,18 @@ class GenerationSession(Protocol):
 
         Raises DataError and ConfigError, with every fault, before any work.
         """
-        ...
 
     def next_completion(
         self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
     ) -> Completion | None:
         """Wait for the next completion of these requests (None: of any); None when none of them is left, or once `wake`
         is true. An engine asks it between passes, so that a caller with other work (a world that answered) gets on."""
-        ...
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
         """Drop these requests (None: all), with completions that were not yet returned and turns that are kept."""
-        ...
 
     def reset_stats(self) -> None:
         """Reset the statistics."""
-        ...
 
 
 class GenerationEngine(GenerationSession, Protocol):
@@ -241,26 +237,21 @@ class GenerationEngine(GenerationSession, Protocol):
     @property
     def version(self) -> int:
         """Version of the weights that sample."""
-        ...
 
     @property
     def stats(self) -> GenerationStats: ...
 
     def stream(self) -> AsyncIterator[Completion]:
         """Iterate over completions as they finish, until no request is in progress; others may submit meanwhile."""
-        ...
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Compute log-probabilities of given tokens, with the arithmetic of sampling."""
-        ...
 
     def publish(self, version: int) -> None:
         """Announce new weights: later tokens are sampled by `version`."""
-        ...
 
     def pause(self) -> None:
         """Stop sampling until `resume`."""
-        ...
 
     def resume(self) -> None: ...
 

@@ -14,7 +14,7 @@ from hone.run.saved_config import config_tree, is_control
 from hone.run.store.animation import write_episode
 from hone.run.store.checkpoints import step_name
 from hone.run.store.folder import open_run
-from hone.run.store.records import PolicyMap, write_map
+from hone.run.store.records import MAP, PolicyMap
 
 
 def write_policy_pictures(run: Path) -> list[str]:
@@ -42,7 +42,7 @@ def write_policy_pictures(run: Path) -> list[str]:
     try:
         layout = grid_layout(folder, config)
         if layout is not None:
-            write_map(run, policy_map_on(layout, folder, step=step))
+            MAP.write(run, policy_map_on(layout, folder, step=step))
             made.append("a map")
     except DataError as fault:
         opened.log(f"no map of the policy: {fault}", level="WARNING")

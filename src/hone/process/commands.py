@@ -42,19 +42,15 @@ class CommandRunner(Protocol):
 
     def start(self, command: HoneCommand) -> None:
         """Start a command. Raises ResourceError where none can be started."""
-        ...
 
     def wait(self, timeout_s: float) -> list[CommandEnd]:
         """Commands that ended since the last call; waits at most `timeout_s` for one."""
-        ...
 
     def stop(self) -> None:
         """Request every running command to save and stop."""
-        ...
 
     def close(self) -> None:
         """Kill what still runs."""
-        ...
 
 
 class LocalCommands:

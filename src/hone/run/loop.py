@@ -26,11 +26,9 @@ class Source(Protocol[P_contra]):
 
     def publish(self, policy: P_contra) -> None:
         """Act with `policy` from now on."""
-        ...
 
     def metrics(self) -> Metrics:
         """Metrics of the trajectories since the last call: returns, lengths; {} for a log."""
-        ...
 
     def state(self) -> State: ...
 
@@ -45,7 +43,6 @@ class Learner(Protocol[P_co]):
 
     def values(self, episodes: Episodes) -> Values:
         """Predict values with the critic; `NO_VALUES` without one."""
-        ...
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics: ...
 

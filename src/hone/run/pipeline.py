@@ -20,6 +20,8 @@ from hone.run.report.run_page import write_report
 from hone.run.resume import allowed_changes, code_fingerprints, refuse_fewer_steps
 from hone.run.run import RunRequest, run
 from hone.run.store.evaluations import (
+    PIPELINE,
+    SIDE_BY_SIDE,
     AnswerRow,
     EvaluationScore,
     PairedDifference,
@@ -27,8 +29,6 @@ from hone.run.store.evaluations import (
     SideBySide,
     latest_answers,
     write_evaluations,
-    write_pipeline,
-    write_side_by_side,
 )
 from hone.run.store.folder import check_name, open_run
 from hone.run.store.manifest import refuse_differences, resume_differences
@@ -79,7 +79,7 @@ def run_pipeline(
     if resume and not folder.exists():
         raise DataError(f"no pipeline {name} in {root} to resume: leave out --resume to start it")
     folder.mkdir(parents=True, exist_ok=True)
-    write_pipeline(folder, PipelineRecord(name=name, stages=tuple(stage.name for stage in stages)))
+    PIPELINE.write(folder, PipelineRecord(name=name, stages=tuple(stage.name for stage in stages)))
     began_s = clock.monotonic_s()
     for place, stage in enumerate(stages):
         if _is_finished(folder / stage.name, stage.steps, clock):
@@ -103,7 +103,7 @@ def run_pipeline(
         folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
     )
     write_evaluations(folder, outcome.evaluations, outcome.comparisons)
-    write_side_by_side(folder, outcome.side_by_side)
+    SIDE_BY_SIDE.write(folder, outcome.side_by_side)
     write_report(folder)
     return outcome
 

@@ -40,8 +40,8 @@ from hone.run.store.evaluations import (
 )
 from hone.run.store.folder import RunFolder
 from hone.run.store.metrics import MetricsWriter
-from hone.run.store.records import LEARNING, write_learning_findings
-from hone.run.store.survivorship import write_survivorship
+from hone.run.store.records import LEARNING
+from hone.run.store.survivorship import SURVIVORSHIP
 
 # ---------------------------------------------------------------------------------------------------------- step timing
 
@@ -468,8 +468,8 @@ class RunReporter:
     def report_learning(self) -> None:
         """Show, log and save the steps of the run that taught nothing, if any."""
         lines = self.learning.summary()
-        if (self.folder.path / LEARNING).exists():
-            write_learning_findings(self.folder.path, lines)  # those of steps that a resume did over are out of date
+        if (self.folder.path / LEARNING.name).exists():
+            LEARNING.write(self.folder.path, lines)  # those of steps that a resume did over are out of date
         self._show_findings(lines)
 
     def _watch_learning(self, step: int, metrics: Metrics, episodes: Episodes, credits: Credits) -> None:
@@ -484,7 +484,7 @@ class RunReporter:
             self.folder.log(line, level="WARNING")
             self.progress.note(line)
         if lines:
-            write_learning_findings(self.folder.path, self.learning.summary())
+            LEARNING.write(self.folder.path, self.learning.summary())
 
     def report_notices(self) -> None:
         """Show notices on the screen and write them to the log."""
@@ -512,7 +512,7 @@ class RunReporter:
         }
         if (counts := self.job.survivorship) is not None:
             state["survivorship"] = counts.state()
-            self._timed_write(lambda: write_survivorship(self.folder.path, counts.record()))
+            self._timed_write(lambda: SURVIVORSHIP.write(self.folder.path, counts.record()))
         policy, score = self.job.save_policy, self.selection_score
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step

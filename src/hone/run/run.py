@@ -61,6 +61,8 @@ from hone.run.store.manifest import RunMetadata, config_hash
 from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
 from hone.run.store.records import (
     CERTIFICATE,
+    MEMORY,
+    SPEED,
     GradientCertificate,
     MatmulRate,
     MemoryUse,
@@ -69,8 +71,6 @@ from hone.run.store.records import (
     speed_line,
     update_flops_per_s,
     write_certificate,
-    write_matmul_rate,
-    write_memory_use,
 )
 
 # -------------------------------------------------------------------------------------------------------------- summary
@@ -89,7 +89,7 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
             lines.append(line)
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
             rate = measure_matmuls(clock)
-            write_matmul_rate(folder.path, rate)
+            SPEED.write(folder.path, rate)
             lines.append(f"{speed_line(metrics, rate)}.")
     except HoneError as fault:
         folder.log(f"no figures of speed: {fault}", level="WARNING")
@@ -251,7 +251,7 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
             _certify(request, job, folder, progress)
             folder.log(_train(request, job, facts, folder, progress, stop, clock))
             use = memory.used(request.memory)
-            write_memory_use(folder.path, use)
+            MEMORY.write(folder.path, use)
             speed = closing_lines(folder, job.measure_matmuls, clock)
             for line in [*evaluation_lines(folder), *speed, *job.closing_lines(), f"{memory_line(use)}."]:
                 folder.log(line)

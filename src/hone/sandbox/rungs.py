@@ -72,23 +72,18 @@ class ConfinementRung(Protocol):
 
     def enter(self) -> None:
         """Confine what is confined once, for all programs. Raises OSError: this rung does not hold here."""
-        ...
 
     def open_folder(self) -> str:
         """Path of a new, empty work folder."""
-        ...
 
     def own(self, path: str) -> None:
         """Give a file in the work folder to programs."""
-        ...
 
     def confine(self, folder: str) -> None:
         """Confine this process, which is to run a program, for good; an empty folder is none. Raises OSError."""
-        ...
 
     def clean_up(self, folder: str) -> None:
         """Kill every process that a program left, and delete the folder."""
-        ...
 
 
 class _NamespaceRung:

@@ -25,7 +25,7 @@ from hone.run.job import EvaluationRequest
 from hone.run.report.run_page import write_report
 from hone.run.saved_config import config_tree
 from hone.run.store.checkpoints import verify_policy
-from hone.run.store.records import ROBUSTNESS, SEARCH, SearchRecord, frontier, write_robustness, write_search
+from hone.run.store.records import ROBUSTNESS, SEARCH, SearchRecord, frontier, write_robustness
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     if evaluation.search is not None:
         _show_search(screen, evaluation.search)
         if target.run is not None:
-            write_search(target.run, evaluation.search)
-            screen.line(f"saved in {target.run / SEARCH}, report in {write_report(target.run)}")
+            SEARCH.write(target.run, evaluation.search)
+            screen.line(f"saved in {target.run / SEARCH.name}, report in {write_report(target.run)}")
     if evaluation.generation is not None:
         screen.line()
         if evaluation.generation.note:

@@ -71,7 +71,7 @@ from hone.core.errors import DataError
 from hone.run.report.run_page import write_report
 from hone.run.store.folder import CONFIG, open_run
 from hone.run.store.manifest import read_config, with_current_keys
-from hone.run.store.records import SEARCH, write_search
+from hone.run.store.records import SEARCH
 
 if TYPE_CHECKING:
     from hone.run.callbacks import ProgressDisplay
@@ -138,7 +138,7 @@ def _write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress
     searched = [config for config in stages if config.has_search()]
     for config in searched:
         _write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
-    if any((folder / config.name / SEARCH).exists() for config in searched):
+    if any((folder / config.name / SEARCH.name).exists() for config in searched):
         write_report(folder)
 
 
@@ -156,7 +156,7 @@ def _write_searches(folder: RunFolder, config: RunConfig, *, progress: "Progress
         return
     if found is None:
         return
-    write_search(folder.path, found)
+    SEARCH.write(folder.path, found)
     for note in found.notes:
         progress.note(note)
         folder.log(note, level="WARNING")

@@ -8,10 +8,9 @@ Answers: `evaluation/step_00000010.json`, for paired comparisons of two policies
 `samples/step_*.parquet`. pyarrow is imported on use: most commands of hone do not open a parquet file.
 """
 
-from collections.abc import Sequence
-
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (pyarrow has no type information)
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,9 @@ from hone.core.errors import DataError
 from hone.core.strict_json import Json
 from hone.run.store.checkpoints import step_name
 from hone.run.store.durable import read_json, read_json_object, replace_file, to_json, writing
-from hone.run.store.records import Number, parse_record, read_record, record_json
+from hone.run.store.records import Number, RecordFile, parse_record, record_json
 
 EVALUATIONS = "evaluations.json"
-SIDE_BY_SIDE = "side_by_side.json"
-PIPELINE = "pipeline.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +63,18 @@ class SideBySide:
     after_score: float | None
 
 
+SIDE_BY_SIDE = RecordFile("side_by_side.json", list[SideBySide])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRecord:
     """Description of a pipeline's folder, which contains the run folders of the stages, in this order."""
 
     name: str
     stages: tuple[str, ...]
+
+
+PIPELINE = RecordFile("pipeline.json", PipelineRecord, indent=None)
 
 
 def write_evaluations(
@@ -99,26 +102,6 @@ def read_evaluations(folder: Path) -> tuple[list[EvaluationScore], list[PairedDi
         parse_record(list[EvaluationScore], document.get("evaluations"), path),
         parse_record(list[PairedDifference], document.get("paired"), path),
     )
-
-
-def write_side_by_side(folder: Path, rows: Sequence[SideBySide]) -> None:
-    """Write `side_by_side.json` atomically. Raises ResourceError."""
-    replace_file(folder / SIDE_BY_SIDE, to_json([record_json(row) for row in rows], indent=1))
-
-
-def read_side_by_side(folder: Path) -> list[SideBySide]:
-    """Read `side_by_side.json`; empty without the file. Raises DataError for a damaged one."""
-    return read_record(list[SideBySide], folder / SIDE_BY_SIDE) or []
-
-
-def write_pipeline(folder: Path, pipeline: PipelineRecord) -> None:
-    """Write `pipeline.json` atomically. Raises ResourceError."""
-    replace_file(folder / PIPELINE, to_json(record_json(pipeline)))
-
-
-def read_pipeline(folder: Path) -> PipelineRecord | None:
-    """Read `pipeline.json`; None without the file. Raises DataError for a damaged one."""
-    return read_record(PipelineRecord, folder / PIPELINE)
 
 
 # -------------------------------------------------------------------------------------------------------------- answers

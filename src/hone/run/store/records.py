@@ -5,29 +5,24 @@ Numbers that are not finite are null. Who computes them: `hone.run` (memory, spe
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar, cast
 
+import numpy as np
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
-from hone.run.store.durable import read_json, to_json
+from hone.run.store.durable import human_bytes, read_json, replace_file, to_json
+from hone.run.store.metrics import MetricColumns
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
-
-import numpy as np
-
-from hone.run.store.durable import human_bytes, replace_file
-from hone.run.store.metrics import MetricColumns
 
 T = TypeVar("T")
+_REWRITTEN = ("remove the file: the end of a run writes a new one",)
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A float of a record that is NaN where the file has null."""
@@ -39,6 +34,8 @@ def record_json(record: "DataclassInstance") -> dict[str, Json]:
 
 
 def _plain(value: object) -> Json:
+    if is_dataclass(value) and not isinstance(value, type):
+        return record_json(value)
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -69,20 +66,38 @@ def parse_record(kind: type[T], value: Json, path: Path) -> T:
         raise DataError(*faults) from None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordFile(Generic[T]):
+    """A file in the folder of a run that holds a record, or a list of them: `CALIBRATION.read(folder)`."""
+
+    name: str
+    kind: type[T]
+    format: int | None = None
+    """Written beside the record's fields; None: not at all."""
+    remedy: tuple[str, ...] = ()
+    """Said with the faults of a damaged file."""
+    indent: int | None = 1
+
+    def read(self, folder: Path) -> T | None:
+        """Read the file; None without it. Raises DataError for a damaged one."""
+        try:
+            return read_record(self.kind, folder / self.name)
+        except DataError as error:
+            raise DataError(*error.messages, *self.remedy) from None
+
+    def write(self, folder: Path, record: T) -> None:
+        """Write the file atomically. Raises ResourceError."""
+        document = _plain(record)
+        if self.format is not None and isinstance(document, dict):
+            document = {"format": self.format, **document}
+        replace_file(folder / self.name, to_json(document, indent=self.indent))
+
+
 # ------------------------------------------------------------------------------------------------------------- learning
 
 
-LEARNING = "learning.json"
-
-
-def write_learning_findings(folder: Path, lines: Sequence[str]) -> None:
-    """Write the findings atomically. Raises ResourceError."""
-    replace_file(folder / LEARNING, to_json(list(lines), indent=1))
-
-
-def read_learning_findings(folder: Path) -> list[str]:
-    """Read the findings; none without the file. Raises DataError for a damaged one."""
-    return read_record(list[str], folder / LEARNING) or []
+LEARNING = RecordFile("learning.json", list[str])
+"""Sentences about steps that taught nothing."""
 
 
 # ----------------------------------------------------------------------------------------------------------- robustness
@@ -110,7 +125,7 @@ class PerturbedScore:
 
 def write_robustness(folder: Path, rows: Sequence[PerturbedScore]) -> None:
     """Write the file atomically. Raises ResourceError."""
-    replace_file(folder / ROBUSTNESS, to_json([record_json(row) for row in rows], indent=1))
+    replace_file(folder / ROBUSTNESS, to_json(_plain(list(rows)), indent=1))
 
 
 def read_robustness(folder: Path) -> list[PerturbedScore]:
@@ -120,9 +135,6 @@ def read_robustness(folder: Path) -> list[PerturbedScore]:
 
 
 # ---------------------------------------------------------------------------------------------------------- calibration
-
-
-CALIBRATION = "calibration.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,21 +178,10 @@ class CalibrationRecord:
     warnings: tuple[str, ...] = ()
 
 
-def write_calibration(folder: Path, record: CalibrationRecord) -> None:
-    """Write the record atomically. Raises ResourceError."""
-    replace_file(folder / CALIBRATION, to_json(record_json(record), indent=1))
-
-
-def read_calibration(folder: Path) -> CalibrationRecord | None:
-    """Read the record; None without the file. Raises DataError for a damaged one."""
-    return read_record(CalibrationRecord, folder / CALIBRATION)
+CALIBRATION = RecordFile("calibration.json", CalibrationRecord)
 
 
 # ----------------------------------------------------------------------------------------------------------- memory use
-
-
-MEMORY: Final = "memory.json"
-MEMORY_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,17 +206,7 @@ class MemoryUse:
         return self.peak_bytes - self.before_bytes
 
 
-def write_memory_use(folder: Path, use: MemoryUse) -> None:
-    """Write `memory.json` atomically. Raises ResourceError."""
-    replace_file(folder / MEMORY, to_json({"format": MEMORY_FORMAT, **record_json(use)}, indent=1))
-
-
-def read_memory_use(folder: Path) -> MemoryUse | None:
-    """Read `memory.json`; None without the file. Raises DataError for a damaged one."""
-    try:
-        return read_record(MemoryUse, folder / MEMORY)
-    except DataError as error:
-        raise DataError(*error.messages, "remove the file: the end of a run writes a new one") from None
+MEMORY = RecordFile("memory.json", MemoryUse, format=1, remedy=_REWRITTEN)
 
 
 def memory_line(use: MemoryUse) -> str:
@@ -229,9 +220,6 @@ def memory_line(use: MemoryUse) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------- maps
-
-
-MAP = "map.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,16 +256,13 @@ class PolicyMap:
     slices: Sequence[GridSlice]
 
 
-def write_map(folder: Path, found: PolicyMap) -> Path:
-    """Write the file atomically. Raises ResourceError."""
-    replace_file(folder / MAP, to_json(record_json(found)))
-    return folder / MAP
+MAP = RecordFile("map.json", PolicyMap, indent=None)
 
 
 def read_map(folder: Path) -> PolicyMap | None:
     """Read the file; None without it. Raises DataError for a damaged one."""
-    path = folder / MAP
-    found = read_record(PolicyMap, path)
+    path = folder / MAP.name
+    found = MAP.read(folder)
     for one in found.slices if found is not None else ():
         if len(one.cells) != one.rows * one.columns:
             raise DataError(f"{path}: {one.title!r} has {len(one.cells)} cells, expected {one.rows} x {one.columns}")
@@ -287,8 +272,6 @@ def read_map(folder: Path) -> PolicyMap | None:
 # ---------------------------------------------------------------------------------------------------------------- speed
 
 
-SPEED: Final = "speed.json"
-SPEED_FORMAT: Final = 1
 _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
@@ -303,17 +286,7 @@ class MatmulRate:
     """Floating-point operations per second; a multiplication and an addition are two."""
 
 
-def write_matmul_rate(folder: Path, rate: MatmulRate) -> None:
-    """Write `speed.json` atomically. Raises ResourceError."""
-    replace_file(folder / SPEED, to_json({"format": SPEED_FORMAT, **record_json(rate)}, indent=1))
-
-
-def read_matmul_rate(folder: Path) -> MatmulRate | None:
-    """Read `speed.json`; None without the file. Raises DataError for a damaged one."""
-    try:
-        return read_record(MatmulRate, folder / SPEED)
-    except DataError as error:
-        raise DataError(*error.messages, "remove the file: the end of a run writes a new one") from None
+SPEED = RecordFile("speed.json", MatmulRate, format=1, remedy=_REWRITTEN)
 
 
 def update_flops_per_s(metrics: MetricColumns) -> float | None:
@@ -354,7 +327,6 @@ def format_flops(rate: float) -> str:
 # --------------------------------------------------------------------------------------------------------------- search
 
 
-SEARCH = "search.json"
 ORACLE = "pass"
 """Family of the chance that one of N answers is right, which no selection exceeds."""
 SINGLE = "pass:1"
@@ -399,14 +371,7 @@ class SearchRecord:
     """Sentences about selecting that did worse than voting, or than fewer answers."""
 
 
-def write_search(folder: Path, record: SearchRecord) -> None:
-    """Write the file atomically. Raises ResourceError."""
-    replace_file(folder / SEARCH, to_json(record_json(record), indent=1))
-
-
-def read_search(folder: Path) -> SearchRecord | None:
-    """Read the file; None without it. Raises DataError for a damaged one."""
-    return read_record(SearchRecord, folder / SEARCH)
+SEARCH = RecordFile("search.json", SearchRecord)
 
 
 def frontier(plans: Sequence[PlanScore]) -> list[PlanScore]:

@@ -6,17 +6,14 @@ that get no reward or that a limit cuts are seldom a random part of all answers:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.state import State, array
-from hone.run.store.durable import replace_file, to_json
-from hone.run.store.records import read_record, record_json
+from hone.run.store.records import RecordFile
 
-SURVIVORSHIP: Final = "survivorship.json"
 LENGTH_BIAS_BOUND: Final = 0.05
 """Change of the mean length, as a share of it, above which the end of a run tells of it."""
 TRUNCATION_BOUND: Final = 0.1
@@ -128,6 +125,9 @@ class Survivorship:
         return lines
 
 
+SURVIVORSHIP = RecordFile("survivorship.json", Survivorship)
+
+
 @dataclass
 class SurvivorshipCounts:
     """Counts while a run goes on; each fate is counted by one thread."""
@@ -186,16 +186,6 @@ def length_key(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     bits = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1].astype(np.int64)  # 1 + floor(log2)
     shift = np.maximum(bits - _EXACT_BITS, 0)
     return (lengths >> shift) << shift
-
-
-def write_survivorship(folder: Path, record: Survivorship) -> None:
-    """Write `survivorship.json` atomically. Raises ResourceError."""
-    replace_file(folder / SURVIVORSHIP, to_json(record_json(record), indent=1))
-
-
-def read_survivorship(folder: Path) -> Survivorship | None:
-    """Read `survivorship.json`; None without the file. Raises DataError for a damaged one."""
-    return read_record(Survivorship, folder / SURVIVORSHIP)
 
 
 def _add(found: LengthCount, more: LengthCount) -> None:

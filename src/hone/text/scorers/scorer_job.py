@@ -26,7 +26,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe
-from hone.run.store.records import write_calibration
+from hone.run.store.records import CALIBRATION
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.open_scorer import load_scorer, open_scorer
@@ -261,7 +261,7 @@ def _evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Epi
     found = _report_scorer(config, scorer, held_out)
 
     def write(folder: Path, step: int) -> None:
-        write_calibration(folder, scorer_record(found, step=step))
+        CALIBRATION.write(folder, scorer_record(found, step=step))
 
     return EvaluationResult(
         estimate=found.accuracy, metrics=found.metrics(), warnings=found.warnings, write_records=write
