@@ -260,7 +260,12 @@ class _ValidationFault:
             case "union_tag_invalid":
                 return self._unknown_tag()
             case "literal_error" | "enum":
-                return self._literal()
+                expected = str(self.context.get("expected", ""))
+                known = re.findall(r"'([^']*)'", expected)
+                near = _near(self.value, known, quoted=True) if isinstance(self.value, str) else ""
+                return (
+                    f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {format_value(self.value)}{near}"
+                )
             case "finite_number":
                 return f"{self.where} must be a finite number{self._allowed()}, got {format_value(self.value)}"
             case kind if kind in _BOUNDS or kind in ("string_pattern_mismatch", "too_short"):
@@ -317,12 +322,6 @@ class _ValidationFault:
             f"got {format_value(given)}{_near(given, known, quoted=True)}"
         )
 
-    def _literal(self) -> str:
-        expected = str(self.context.get("expected", ""))
-        known = re.findall(r"'([^']*)'", expected)
-        near = _near(self.value, known, quoted=True) if isinstance(self.value, str) else ""
-        return f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {format_value(self.value)}{near}"
-
     def _suggestion(self) -> str:
         """Suggest the nearest key of the same table, or another table with such a key, or list the table's keys."""
         name = str(self.place.path[-1])
@@ -332,18 +331,20 @@ class _ValidationFault:
         if close is not None:
             return f"; did you mean {dotted((*table, close))}?"
         if self.place.union is not None and name in self.place.union.known_keys():
-            return self._other_member(name, self.place.union)
+            tag = self.place.union.tag or ""
+            owners = [
+                value
+                for model in self.place.union.models
+                if name in model.model_fields
+                for value in _tag_values(model, tag)
+            ]
+            own = [value for model in self.place.table.models for value in _tag_values(model, tag)]
+            has = " or ".join(f"{tag} = {format_value(owner)}" for owner in owners)
+            return f": {tag} = {format_value(own[0])} has no {name}, {has} has"
         elsewhere = [path for path in all_keys(self.model) if path[-1] == name]
         if elsewhere:
             return f"; did you mean {dotted((*self.prefix, *elsewhere[0]))}?"
         return f"; known here: {', '.join(known)}" if known else ""
-
-    def _other_member(self, name: str, union: SchemaNode) -> str:
-        tag = union.tag or ""
-        owners = [value for model in union.models if name in model.model_fields for value in _tag_values(model, tag)]
-        own = [value for model in self.place.table.models for value in _tag_values(model, tag)]
-        has = " or ".join(f"{tag} = {format_value(owner)}" for owner in owners)
-        return f": {tag} = {format_value(own[0])} has no {name}, {has} has"
 
 
 def format_value(value: object, limit: int = 60) -> str:

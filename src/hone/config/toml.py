@@ -191,31 +191,25 @@ class _LineLocator:
         first = self._peek()
         self._note(path)
         if first == "[":
-            self._array(path)
+            self.position += 1
+            index = 0
+            while self._peek() != "]":
+                self._value((*path, index))
+                index += 1
+                self._skip_comma()
+            self.position += 1
         elif first == "{":
-            self._inline_table(path)
+            self.position += 1
+            while self._peek() != "}":
+                self._pair(path)
+                self._skip_comma()
+            self.position += 1
         elif first in ("'", '"'):
             self._string()
         else:
             match = _SCALAR.match(self.text, self.position)
             assert match is not None, "the text was read as TOML before"
             self.position = match.end()
-
-    def _array(self, path: KeyPath) -> None:
-        self.position += 1
-        index = 0
-        while self._peek() != "]":
-            self._value((*path, index))
-            index += 1
-            self._skip_comma()
-        self.position += 1
-
-    def _inline_table(self, path: KeyPath) -> None:
-        self.position += 1
-        while self._peek() != "}":
-            self._pair(path)
-            self._skip_comma()
-        self.position += 1
 
     def _string(self) -> None:
         quote = self.text[self.position]

@@ -89,16 +89,13 @@ class SelfCorrectionCredit:
         pay[turns.second] *= 1.0 if stage == 1 else 1.0 + self.progress_weight
         advantage = np.repeat(pay, np.diff(turns.offsets))
         if stage == 1 and self.first_stage_kl:
-            nats = self._log_ratio(episodes)
+            # log pi - log pi_ref of each decision `[N]`, nats
+            now = checked_column(self.current, episodes, "the policy's log-probability")
+            nats = now - checked_column(self.reference, episodes, "the reference's log-probability")
             held = np.repeat(~turns.second & episodes.scored[turns.episode], np.diff(turns.offsets))
             advantage -= self.first_stage_kl * np.where(held, nats, 0.0)
             metrics["correction/first_kl_nats"] = float(row_sums(nats, turns.offsets)[~turns.second].mean())
         return Credits(advantage=advantage.astype(np.float32), metrics=metrics)
-
-    def _log_ratio(self, episodes: Episodes) -> Floats:
-        """log pi - log pi_ref of each decision `[N]`, nats."""
-        now = checked_column(self.current, episodes, "the policy's log-probability")
-        return now - checked_column(self.reference, episodes, "the reference's log-probability")
 
     def state(self) -> State:
         return {"steps": self.steps}

@@ -342,6 +342,16 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
     room = 0.02 * ((scores.max() - scores.min()) or 1.0)
     span = np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
+    # probability of improvement of each group over the first, on common tasks; needs no common unit
+    first, *others = groups
+    result: list[ProbabilityOfImprovement] = []
+    for other in others:
+        common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
+        if common:
+            estimate = improvement_probability(other.strata(common, {}), first.strata(common, {}))
+            result.append(
+                ProbabilityOfImprovement(before=first.name, after=other.name, probability=_score_interval(estimate))
+            )
     return Comparison(
         metric=" / ".join(dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))),
         tasks=tuple(tasks),
@@ -363,7 +373,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
             )
             for group, texts in zip(groups, settings, strict=True)
         ),
-        improvements=tuple(_improvements(groups, tasks)),
+        improvements=tuple(result),
         paired=tuple(_paired(groups)),
         notes=tuple(_notes(groups, tasks, runs)),
     )
@@ -503,20 +513,6 @@ def registered_threshold(task: str) -> float | None:
     """Score at which Gymnasium calls a task solved; None if there is none."""
     spec = gymnasium.registry.get(task)
     return None if spec is None else spec.reward_threshold
-
-
-def _improvements(groups: Sequence[_RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
-    """Probability of improvement of each group over the first, on common tasks; needs no common unit."""
-    first, *others = groups
-    result: list[ProbabilityOfImprovement] = []
-    for other in others:
-        common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
-        if common:
-            estimate = improvement_probability(other.strata(common, {}), first.strata(common, {}))
-            result.append(
-                ProbabilityOfImprovement(before=first.name, after=other.name, probability=_score_interval(estimate))
-            )
-    return result
 
 
 def _paired(groups: Sequence[_RunGroup]) -> list[PairedDifference]:

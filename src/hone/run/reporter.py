@@ -413,8 +413,14 @@ class RunReporter:
             told |= self._evaluate(step, self.job.evaluate)
             best = self._take_best(told.get("eval/score", math.nan))
             self.report_notices()
-        self.selection_score = self._selection_score_of(told)
-        self._watch_learning(step, told, episodes, credits)
+        self.selection_score = (
+            told.get("eval/score") if self.job.evaluate is not None else told.get("reward/mean", self.selection_score)
+        )
+        signals = StepSignals(
+            advantage_is_zero=not credits.advantage.any(),
+            timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
+        )
+        self._show_findings(self.learning.see(step, told, signals))
         now_s = self.clock.monotonic_s()
         self.window.add(told | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
@@ -425,7 +431,9 @@ class RunReporter:
         self.last_step = step
         if (write_episodes := self.job.write_episodes) is not None:
             self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
-        if self._writes_samples(step) and self.job.sample_rows is not None:
+        if (
+            self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
+        ) and self.job.sample_rows is not None:
             rows = self.job.sample_rows(step, episodes, credits)
             self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
         self._call(
@@ -471,13 +479,6 @@ class RunReporter:
         if (self.folder.path / LEARNING.name).exists():
             LEARNING.write(self.folder.path, lines)  # those of steps that a resume did over are out of date
         self._show_findings(lines)
-
-    def _watch_learning(self, step: int, metrics: Metrics, episodes: Episodes, credits: Credits) -> None:
-        signals = StepSignals(
-            advantage_is_zero=not credits.advantage.any(),
-            timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
-        )
-        self._show_findings(self.learning.see(step, metrics, signals))
 
     def _show_findings(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -548,15 +549,6 @@ class RunReporter:
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
 
-    def _selection_score_of(self, metrics: Metrics) -> float | None:
-        """Evaluation scores are compared with evaluation scores only: where there is a judge, a training score is
-        none, and so is an older step's."""
-        return (
-            metrics.get("eval/score")
-            if self.job.evaluate is not None
-            else metrics.get("reward/mean", self.selection_score)
-        )
-
     def _take_best(self, score: float) -> bool:
         """Whether no evaluation scored more; of equal ones the latest is the best, as in `CheckpointFolder`."""
         if not (math.isfinite(score) and (self.best_evaluation is None or score >= self.best_evaluation)):
@@ -598,9 +590,6 @@ class RunReporter:
 
     def _is_due(self, step: int, every: int) -> bool:
         return step == self.steps or (every > 0 and step % every == 0)
-
-    def _writes_samples(self, step: int) -> bool:
-        return self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
 
 
 def _number_or_none(value: object) -> float | None:

@@ -118,7 +118,24 @@ class CodeSandbox:
         _check_file_names(files or {})
         request = {"code": code, "stdin": stdin, "files": dict(files or {})}
         reply = self.call(request)
-        return _result_of(reply)
+        # A reply as a result. Its process cannot be trusted further than its form: what has none is an error
+        verdict = str(reply["verdict"])
+        assert verdict in get_args(Verdict), verdict
+        value, error = None, str(reply.get("error", ""))
+        try:
+            value = unpack(reply.get("value"))
+        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+            verdict, error = "error", "the program reported a value that is none"
+        return SandboxResult(
+            verdict=cast("Verdict", verdict),
+            stdout=str(reply.get("stdout", "")),
+            stderr=str(reply.get("stderr", "")),
+            value=value,
+            shown=str(reply.get("shown", "")),
+            error=error,
+            seconds=float(str(reply.get("seconds", 0.0))),
+            cpu_s=float(str(reply.get("cpu_s", 0.0))),
+        )
 
     def call(self, *requests: Mapping[str, object]) -> dict[str, object]:
         """The reply to requests that are one call; after a lost process once more, in a new one."""
@@ -230,27 +247,6 @@ def require_rung(policy: SandboxPolicy) -> SandboxReport:
     if not report.rung:
         raise ResourceError(no_rung_message(report))
     return report
-
-
-def _result_of(reply: Mapping[str, object]) -> SandboxResult:
-    """A reply as a result. Its process cannot be trusted further than its form: what has none is an error."""
-    verdict = str(reply["verdict"])
-    assert verdict in get_args(Verdict), verdict
-    value, error = None, str(reply.get("error", ""))
-    try:
-        value = unpack(reply.get("value"))
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-        verdict, error = "error", "the program reported a value that is none"
-    return SandboxResult(
-        verdict=cast("Verdict", verdict),
-        stdout=str(reply.get("stdout", "")),
-        stderr=str(reply.get("stderr", "")),
-        value=value,
-        shown=str(reply.get("shown", "")),
-        error=error,
-        seconds=float(str(reply.get("seconds", 0.0))),
-        cpu_s=float(str(reply.get("cpu_s", 0.0))),
-    )
 
 
 def _check_file_names(files: Mapping[str, str]) -> None:

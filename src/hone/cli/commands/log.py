@@ -81,7 +81,10 @@ def run(call: CommandCall) -> int:
         ]
     _show(call, source, judged)
     if any(call.text(name) for name in ("view", "export", "report")):
-        _write(call, _only(judged), columns, as_of_s, join)
+        if len(judged) > 1:
+            names = ", ".join(one.audit.tenant for one in judged[:5])
+            raise ConfigError(f"--view, --export and --report are of one tenant; choose one by --tenant: {names}")
+        _write(call, judged[0], columns, as_of_s, join)
     return DataError.exit_code if any(one.audit.verdict == "refuse" for one in judged) else 0
 
 
@@ -107,13 +110,6 @@ def _view_or_none(
         return build_view(columns, as_of_s=as_of_s, join=join, tenant=tenant, schema=schema or None)
     except DataError:
         return None
-
-
-def _only(judged: Sequence[_JudgedTenant]) -> _JudgedTenant:
-    if len(judged) > 1:
-        names = ", ".join(one.audit.tenant for one in judged[:5])
-        raise ConfigError(f"--view, --export and --report are of one tenant; choose one by --tenant: {names}")
-    return judged[0]
 
 
 def _write(call: CommandCall, judged: _JudgedTenant, columns: RecordColumns, as_of_s: float, join: JoinConfig) -> None:

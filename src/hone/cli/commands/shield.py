@@ -89,22 +89,7 @@ def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, scree
         _write_page(call, shown, screen)
         _add_evidence(call, certificate, screen)
         return 0
-    return _weakened(certificate, shown, call, screen)
-
-
-def _add_evidence(call: CommandCall, certificate: ShieldCertificate, screen: TerminalScreen) -> None:
-    if not call.text("registry"):
-        return
-    evidence = Evidence(
-        kind="certificate", verdict="ok", words=f"{certificate.proved[0]}; sha256 {certificate.sha256}",
-        made_by=f"hone shield {call.text('file')}", at_s=SystemClock().now_s(),
-    )  # fmt: skip
-    open_registry(Path(call.text("registry"))).add_evidence(call.text("version"), evidence)
-    screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
-
-
-def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: CommandCall, screen: TerminalScreen) -> int:
-    """Try the claims with other constants, which the certificate was not made for."""
+    # try the claims with other constants, which the certificate was not made for
     changes = _constants(call.texts("with"), shown.model)
     config = certificate.spec.model
     changed = config.model_copy(update={"constants": {**config.constants, **changes}})
@@ -118,6 +103,17 @@ def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: Comma
     screen.line(f"with {words}: every claim holds, too")
     _write_page(call, shown, screen)
     return 0
+
+
+def _add_evidence(call: CommandCall, certificate: ShieldCertificate, screen: TerminalScreen) -> None:
+    if not call.text("registry"):
+        return
+    evidence = Evidence(
+        kind="certificate", verdict="ok", words=f"{certificate.proved[0]}; sha256 {certificate.sha256}",
+        made_by=f"hone shield {call.text('file')}", at_s=SystemClock().now_s(),
+    )  # fmt: skip
+    open_registry(Path(call.text("registry"))).add_evidence(call.text("version"), evidence)
+    screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
 
 
 def _constants(texts: list[str], model: ControlModel) -> dict[str, float]:

@@ -19,7 +19,7 @@ from hone.decide.gateway.shipping import ServiceRollouts, open_rollouts
 from hone.decide.rollout.controller import format_e_value
 from hone.decide.rollout.driver import RolloutDriver
 from hone.decide.rollout.evidence import EffectReport
-from hone.decide.rollout.history import RolloutHistory, history_json, read_history
+from hone.decide.rollout.history import history_json, read_history
 from hone.decide.rollout.page import write_rollout_page
 from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
 from hone.decide.rollout.watcher import RolloutWatcher
@@ -140,7 +140,26 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
         table: dict[str, Json] = {"service": rollouts.service, "live": rollouts.registry.live(rollouts.service)}
         print(to_json(table | {"rollout": cast("Json", history_json(history))}, indent=1).decode(), end="")
         return 0
-    _show_history(screen, history)
+    # print the judgement, then stages and effects
+    plan = history.plan
+    screen.title(history.words)
+    rows = [
+        [
+            rung.stage,
+            "not reached" if rung.begun_s is None else f"{rung.seen:,} of {rung.needed:,}" if rung.needed else "live",
+            "" if rung.begun_s is None or rung.stage == "shadow" else format_e_value(rung.log_e),
+            rung.left.words if rung.left else "",
+        ]
+        for rung in history.rungs
+    ]
+    screen.table(("stage", "units", f"e (limit {1 / plan.guardrail_alpha:.3g})", "left because"), rows)
+    screen.line()
+    effects = [_effect_row(one) for one in history.looks[-1].effects if one.count]
+    if effects:
+        screen.table(("outcome", "new", "control", "effect (95%, at every look)", "units", "e"), effects)
+    control, new = history.state.evidence.ratio.counts
+    both = history.state.evidence.both_arms
+    screen.line(f"units: {new:,} canary, {control:,} control; in both arms: {both:,}")
     page = Path(call.text("html") or rollouts.folder / f"rollout_{name}.html")
     write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
     screen.line(f"stages, evidence and lineage in {page}")
@@ -193,29 +212,6 @@ def _plan_json(plan: RolloutPlan, histories: Sequence[GuardrailHistory]) -> dict
         "alpha": plan.alpha, "ladder": list(plan.ladder), "needs": list(plan.needs), "stages": stages,
         "warnings": warnings,
     }  # fmt: skip
-
-
-def _show_history(screen: TerminalScreen, history: RolloutHistory) -> None:
-    """Print the judgement, then stages and effects."""
-    plan = history.plan
-    screen.title(history.words)
-    rows = [
-        [
-            rung.stage,
-            "not reached" if rung.begun_s is None else f"{rung.seen:,} of {rung.needed:,}" if rung.needed else "live",
-            "" if rung.begun_s is None or rung.stage == "shadow" else format_e_value(rung.log_e),
-            rung.left.words if rung.left else "",
-        ]
-        for rung in history.rungs
-    ]
-    screen.table(("stage", "units", f"e (limit {1 / plan.guardrail_alpha:.3g})", "left because"), rows)
-    screen.line()
-    effects = [_effect_row(one) for one in history.looks[-1].effects if one.count]
-    if effects:
-        screen.table(("outcome", "new", "control", "effect (95%, at every look)", "units", "e"), effects)
-    control, new = history.state.evidence.ratio.counts
-    both = history.state.evidence.both_arms
-    screen.line(f"units: {new:,} canary, {control:,} control; in both arms: {both:,}")
 
 
 def _effect_row(one: EffectReport) -> list[str]:

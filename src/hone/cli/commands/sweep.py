@@ -335,7 +335,22 @@ def run(call: CommandCall) -> int:
     """Check everything, then train the trials, or only print the plan; returns the exit code."""
     screen = standard_screen()
     sweep = _check_sweep(_read_sweep_call(call), yes=call.switch("yes"))
-    _show_plan(screen, sweep)
+    # print what will be tried, and how many runs that makes
+    plan, per_batch = sweep.plan, sweep.batch
+    screen.title(f"sweep {sweep.name}: {sweep.trials} trials of {sweep.config.config}")
+    screen.rows([(f"over.{one.key}", one.describe(), one.source) for one in sweep.keys])
+    rows = [("seeds", _numbers(plan.seeds)), ("fresh seeds of the best", _numbers(plan.fresh_seeds))]
+    alive = per_batch
+    for steps, following in zip(plan.rungs, [*plan.rungs[1:], 0], strict=True):
+        rest = kept_count(alive, plan.factor)
+        rows.append((f"step {steps}", f"{alive} trials, {rest} go on" if following else f"{alive} trials, the end"))
+        alive = rest
+    fresh = min(plan.finalists, sweep.trials) * len(plan.fresh_seeds)
+    rows.append(
+        ("runs", f"{sweep.trials * len(plan.seeds)}, then {fresh} on fresh seeds, {sweep.config.jobs} at a time")
+    )
+    screen.rows([(name, value, "") for name, value in rows])
+    screen.line()
     if call.switch("dry_run"):
         return 0
     folder = Path(call.text("runs")) / sweep.name
@@ -407,25 +422,6 @@ def _runner(sweep: CheckedSweep) -> CommandRunner:
     return RayCommands(
         config.jobs, address=config.ray.address, folder=Path.cwd(), cpus=config.ray.cpus, gpus=config.ray.gpus
     )
-
-
-def _show_plan(screen: TerminalScreen, sweep: CheckedSweep) -> None:
-    """Print what will be tried, and how many runs that makes."""
-    plan, per_batch = sweep.plan, sweep.batch
-    screen.title(f"sweep {sweep.name}: {sweep.trials} trials of {sweep.config.config}")
-    screen.rows([(f"over.{one.key}", one.describe(), one.source) for one in sweep.keys])
-    rows = [("seeds", _numbers(plan.seeds)), ("fresh seeds of the best", _numbers(plan.fresh_seeds))]
-    alive = per_batch
-    for steps, following in zip(plan.rungs, [*plan.rungs[1:], 0], strict=True):
-        rest = kept_count(alive, plan.factor)
-        rows.append((f"step {steps}", f"{alive} trials, {rest} go on" if following else f"{alive} trials, the end"))
-        alive = rest
-    fresh = min(plan.finalists, sweep.trials) * len(plan.fresh_seeds)
-    rows.append(
-        ("runs", f"{sweep.trials * len(plan.seeds)}, then {fresh} on fresh seeds, {sweep.config.jobs} at a time")
-    )
-    screen.rows([(name, value, "") for name, value in rows])
-    screen.line()
 
 
 def _numbers(seeds: Sequence[int]) -> str:

@@ -121,18 +121,6 @@ def _score_mark(score: float | None) -> str:
 # --------------------------------------------------------------------------------------------------------------- finish
 
 
-def _finish_run(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
-    """Add pictures of the policy and searches to a finished run."""
-    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
-
-    try:
-        if write_policy_pictures(folder.path):
-            write_report(folder.path)
-    except HoneError as fault:
-        folder.log(f"no picture of the policy: {fault}", level="WARNING")
-    _write_searches(folder, config, progress=progress)
-
-
 def _write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
     """Run the searches of the finished stages of a pipeline, as `_write_searches`, and bring its report up to date."""
     searched = [config for config in stages if config.has_search()]
@@ -265,7 +253,11 @@ def read_call(call: CommandCall) -> ConfigDocument:
     """The config that the command line names, with its overrides. Raises ConfigError."""
     if call.text("name"):
         check_name(call.text("name"))
-    return read_document(call.text("file"), [*call.overrides, *_option_overrides(call)])
+    # overrides from options that abbreviate a config key
+    keys = {"name": call.text("name"), "run.device": memory_request(call).own_device}
+    return read_document(
+        call.text("file"), [*call.overrides, *[f'{key}="{value}"' for key, value in keys.items() if value]]
+    )
 
 
 def require_stage_consent(stages: "Sequence[PlannedRun]", *, yes: bool) -> None:
@@ -362,12 +354,6 @@ def _consent(call: CommandCall) -> ResumeConsent:
     if found != NO_CONSENT and not call.switch("resume"):
         raise ConfigError("--allow-changed-config and --allow-changed-code are for --resume; leave them out")
     return found
-
-
-def _option_overrides(call: CommandCall) -> list[str]:
-    """Overrides from options that abbreviate a config key."""
-    keys = {"name": call.text("name"), "run.device": memory_request(call).own_device}
-    return [f'{key}="{value}"' for key, value in keys.items() if value]
 
 
 def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
@@ -471,7 +457,15 @@ def train_one(
 
     request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
-    _finish_run(folder, stage.resolved.config, progress=progress)
+    # add pictures of the policy and searches to a finished run
+    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
+
+    try:
+        if write_policy_pictures(folder.path):
+            write_report(folder.path)
+    except HoneError as fault:
+        folder.log(f"no picture of the policy: {fault}", level="WARNING")
+    _write_searches(folder, stage.resolved.config, progress=progress)
     return folder
 
 

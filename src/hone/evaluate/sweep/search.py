@@ -212,7 +212,16 @@ class SweepSearch:
             history += self._judge_batch(batch, trials)
             batch += 1
         searched = self._searched()
-        finals = self._judge_finalists()
+        # train the best trials again on seeds that chose nothing. The order of the finalists stays that of the search
+        last = self._plan.rungs[-1]
+        scores = {one.trial: one for rung in self._journal.record.rungs if rung.steps == last for one in rung.scores}
+        chosen = best(scores, self._plan.finalists)
+        trials = [self._journal.record.trials[number] for number in chosen]
+        self._journal.write(replace(self._journal.record, finalists=chosen))
+        self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
+        found, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
+        self._journal.write(replace(self._journal.record, fresh=tuple(found[number] for number in chosen)))
+        finals = comparison
         return SweepResult(record=self._journal.record, searched=searched, fresh=finals)
 
     def _batch_trials(self, batch: int, history: Sequence[TrialOutcome]) -> list[SweepTrialRecord]:
@@ -269,16 +278,3 @@ class SweepSearch:
         there = [trial for rung in self._journal.record.rungs if rung.steps == last for trial in rung.kept]
         trials = [one for one in self._journal.record.trials if one.number in there]
         return self._runs.judge(trials, self._plan.seeds, SEARCH_RUNS, {})[1]
-
-    def _judge_finalists(self) -> Comparison | None:
-        """Train the best trials again on seeds that chose nothing. The order of the finalists stays that of the
-        search."""
-        last = self._plan.rungs[-1]
-        scores = {one.trial: one for rung in self._journal.record.rungs if rung.steps == last for one in rung.scores}
-        chosen = best(scores, self._plan.finalists)
-        trials = [self._journal.record.trials[number] for number in chosen]
-        self._journal.write(replace(self._journal.record, finalists=chosen))
-        self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
-        found, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
-        self._journal.write(replace(self._journal.record, fresh=tuple(found[number] for number in chosen)))
-        return comparison

@@ -44,7 +44,21 @@ def judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict
         )
     names = {group.name: one.label for one, group in zip(sound, found.groups, strict=True)}
     scores |= {one.trial: _score(one.trial, group) for one, group in zip(sound, found.groups, strict=True)}
-    return scores, _renamed(found, names)
+    # the comparison with the trials' labels in place of the names of groups
+
+    def text(note: str) -> str:
+        old = next((name for name in names if note.startswith(f"{name}: ")), None)
+        return note if old is None else names[old] + note[len(old) :]
+
+    return scores, replace(
+        found,
+        groups=tuple(replace(group, name=names[group.name]) for group in found.groups),
+        improvements=tuple(
+            replace(one, before=names[one.before], after=names[one.after]) for one in found.improvements
+        ),
+        paired=tuple(replace(one, before=names[one.before], after=names[one.after]) for one in found.paired),
+        notes=tuple(map(text, found.notes)),
+    )
 
 
 def best(scores: Mapping[int, TrialScore], count: int) -> tuple[int, ...]:
@@ -63,24 +77,6 @@ def _score(trial: int, group: GroupSummary) -> TrialScore:
 def _failed(trial: int, why: str) -> TrialScore:
     nan = math.nan
     return TrialScore(trial=trial, mean=nan, low=nan, high=nan, worst=nan, failure=why)
-
-
-def _renamed(comparison: Comparison, names: Mapping[str, str]) -> Comparison:
-    """The comparison with the trials' labels in place of the names of groups."""
-
-    def text(note: str) -> str:
-        old = next((name for name in names if note.startswith(f"{name}: ")), None)
-        return note if old is None else names[old] + note[len(old) :]
-
-    return replace(
-        comparison,
-        groups=tuple(replace(group, name=names[group.name]) for group in comparison.groups),
-        improvements=tuple(
-            replace(one, before=names[one.before], after=names[one.after]) for one in comparison.improvements
-        ),
-        paired=tuple(replace(one, before=names[one.before], after=names[one.after]) for one in comparison.paired),
-        notes=tuple(map(text, comparison.notes)),
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------- trial runs

@@ -348,12 +348,27 @@ def search_section(found: SearchRecord | None, level: str) -> Html:
         "dashed line connects the plans that no plan with fewer tokens reaches."
     )
     families = list(dict.fromkeys(plan.family for plan in found.plans))
+    best = {plan.plan for plan in frontier(found.plans)}
+    rows = [
+        [
+            text(plan.plan),
+            text(_interval(plan)),
+            *map(text, map(format_number, (plan.drawn_tokens, plan.scored_tokens, plan.seconds))),
+            text(
+                "yes"
+                if plan.plan in best
+                else ("knows the answers" if plan.family == ORACLE and plan.plan != SINGLE else "")
+            ),
+        ]
+        for plan in found.plans
+    ]
+    heads = ("plan", "accuracy (95% interval)", "tokens drawn", "tokens scored", "seconds", "on the frontier")
     return join(
         [
             element(level, text("Search at test time")),
             *(styled("p", "bad", text(f"{note}.")) for note in found.notes),
             styled("div", "card", styled("p", "note", text(words)), legend(families), _accuracy_plot(found.plans)),
-            collapsible("As a table", _search_table(found.plans)),
+            collapsible("As a table", table(heads, rows, style="fit", numeric=(2, 3, 4))),
         ]
     )
 
@@ -403,25 +418,6 @@ def _search_curve(plans: Sequence[PlanScore], colour: int, x: LinearScale, y: Li
         dot: Attributes = {"cx": x.at(at), "cy": y.at(mean), "r": 4, "style": f"fill: var(--p{colour})"}
         parts.append(element("circle", title, attributes=dot))
     return element("g", *parts)
-
-
-def _search_table(plans: Sequence[PlanScore]) -> Html:
-    best = {plan.plan for plan in frontier(plans)}
-    rows = [
-        [
-            text(plan.plan),
-            text(_interval(plan)),
-            *map(text, map(format_number, (plan.drawn_tokens, plan.scored_tokens, plan.seconds))),
-            text(
-                "yes"
-                if plan.plan in best
-                else ("knows the answers" if plan.family == ORACLE and plan.plan != SINGLE else "")
-            ),
-        ]
-        for plan in plans
-    ]
-    heads = ("plan", "accuracy (95% interval)", "tokens drawn", "tokens scored", "seconds", "on the frontier")
-    return table(heads, rows, style="fit", numeric=(2, 3, 4))
 
 
 def _interval(plan: PlanScore) -> str:

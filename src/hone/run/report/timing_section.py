@@ -219,11 +219,25 @@ def memory_section(stage: RunData, level: str) -> Html:
         return EMPTY
     line = memory_line(use)
     note = "Measured is the growth of the whole process: evaluation, data and what an allocator keeps are in it, too."
+    rows = [
+        [
+            join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
+            text(human_bytes(size)),
+        ]
+        for index, (name, size) in enumerate(use.components.items())
+    ]
+    rows += [[text(f"peak of {name}"), text(human_bytes(size))] for name, size in use.phases.items()]
     return join(
         [
             element(level, text("Memory, planned and measured")),
             styled("p", "verdict", text(f"{line[0].upper()}{line[1:]}.")),
-            styled("div", "card", styled("p", "note", text(note)), _memory_picture(use), _memory_table(use)),
+            styled(
+                "div",
+                "card",
+                styled("p", "note", text(note)),
+                _memory_picture(use),
+                table(("planned", "bytes"), rows, style="fit", numeric=(1,)),
+            ),
         ]
     )
 
@@ -243,15 +257,3 @@ def _memory_picture(use: MemoryUse) -> Html:
         name=_MEASURED, start=0.0, size=taken, style=style, title=f"measured: {human_bytes(use.taken_bytes)}"
     )
     return lane_plot([("planned", blocks), (_MEASURED, [measured])], max(begin, taken), "MiB")
-
-
-def _memory_table(use: MemoryUse) -> Html:
-    rows = [
-        [
-            join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
-            text(human_bytes(size)),
-        ]
-        for index, (name, size) in enumerate(use.components.items())
-    ]
-    rows += [[text(f"peak of {name}"), text(human_bytes(size))] for name, size in use.phases.items()]
-    return table(("planned", "bytes"), rows, style="fit", numeric=(1,))

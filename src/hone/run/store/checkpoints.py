@@ -204,14 +204,37 @@ class CheckpointFolder:
         try:
             self._fill(temporary, step, state, write_policy, score)
             failpoint("ckpt.before_rename")
-            self._put_in_place(temporary, target)
+            if (
+                target.exists()
+            ):  # a folder cannot replace a folder: move the old one aside; `remove_leftovers` can undo it
+                replaced = self.folder / f"{_REPLACED}{target.name}"
+                if replaced.exists():
+                    remove_tree(replaced)
+                _rename(target, replaced)
+                failpoint("ckpt.replacing")
+                _rename(temporary, target)
+                sync_path(self.folder)
+                remove_tree(replaced)
+            else:
+                _rename(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)  # `remove_leftovers` removes the rest at the next start
             raise
         failpoint("ckpt.after_rename")
         sync_path(self.folder)
         failpoint("ckpt.before_prune")
-        self._prune(step)
+        saved = step
+        earlier = [step for step in self.steps() if step <= saved]
+        keep = set(earlier[-max(self.keep_last, 1) :])
+        scores = {step: score for step in earlier if (score := self._score(step)) is not None}
+        keep |= set(sorted(scores, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best])
+        for step in earlier:
+            if step not in keep:
+                trash = self._free_name(f"{_TRASH}{step_name(step)}")
+                _rename(self.folder / step_name(step), trash)
+                failpoint("ckpt.prune_renamed")
+                remove_tree(trash)
+                failpoint("ckpt.pruned")
         return target
 
     def steps(self) -> list[int]:
@@ -328,32 +351,6 @@ class CheckpointFolder:
         failpoint("ckpt.after_manifest")
         for place in (folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
             sync_path(place)
-
-    def _put_in_place(self, temporary: Path, target: Path) -> None:
-        if target.exists():  # a folder cannot replace a folder: move the old one aside; `remove_leftovers` can undo it
-            replaced = self.folder / f"{_REPLACED}{target.name}"
-            if replaced.exists():
-                remove_tree(replaced)
-            _rename(target, replaced)
-            failpoint("ckpt.replacing")
-            _rename(temporary, target)
-            sync_path(self.folder)
-            remove_tree(replaced)
-        else:
-            _rename(temporary, target)
-
-    def _prune(self, saved: int) -> None:
-        earlier = [step for step in self.steps() if step <= saved]
-        keep = set(earlier[-max(self.keep_last, 1) :])
-        scores = {step: score for step in earlier if (score := self._score(step)) is not None}
-        keep |= set(sorted(scores, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best])
-        for step in earlier:
-            if step not in keep:
-                trash = self._free_name(f"{_TRASH}{step_name(step)}")
-                _rename(self.folder / step_name(step), trash)
-                failpoint("ckpt.prune_renamed")
-                remove_tree(trash)
-                failpoint("ckpt.pruned")
 
     def _score(self, step: int) -> float | None:
         try:
