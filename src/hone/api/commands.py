@@ -193,8 +193,8 @@ def _train_seeds(document: ConfigDocument, asked: Sequence[int], runs: Path, *, 
         train_one(planned_runs(document)[0], root=folder, resume=begun, progress=SilentProgress())
 
     run_sequentially(turns, make, TerminalScreen(console=make_console(io.StringIO())))
-    found = comparison.compare([str(folder)], root=folder)
-    return MultiSeedResult(folder=folder, runs=[folder / seed_folder(seed) for seed in asked], comparison=found)
+    result = comparison.compare([str(folder)], root=folder)
+    return MultiSeedResult(folder=folder, runs=[folder / seed_folder(seed) for seed in asked], comparison=result)
 
 
 def compare(

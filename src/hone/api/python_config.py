@@ -44,9 +44,9 @@ def document_of(config: ConfigInput, overrides: Sequence[str], runs: Path) -> Co
     """
     if isinstance(config, str | Path):
         return read_document(config, overrides)
-    given = config.model_dump(exclude_unset=True) if isinstance(config, Config) else config
+    tables = config.model_dump(exclude_unset=True) if isinstance(config, Config) else config
     writer = _ObjectWriter(folder=runs / FOLDER, faults=ErrorCollector(ConfigError))
-    values = writer.table(given, ())
+    values = writer.table(tables, ())
     writer.faults.raise_if_any()
     recipe = values.get("recipe")
     if "stage" not in values and isinstance(recipe, str):

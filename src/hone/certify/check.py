@@ -97,8 +97,8 @@ def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -
     for piece in (one for one in pieces if len(one)):  # of a rank's share, nothing may be left
         batch = piece.tensors()
         loss = trial.objective(trial.policy, batch).weighted_sum(batch.weight)
-        found = torch.autograd.grad(loss, trial.parameters, allow_unused=True, materialize_grads=True)
-        total += torch.cat([one.flatten() for one in found]).double().cpu()
+        gradients = torch.autograd.grad(loss, trial.parameters, allow_unused=True, materialize_grads=True)
+        total += torch.cat([one.flatten() for one in gradients]).double().cpu()
     return total
 
 
@@ -237,9 +237,9 @@ def _written_out_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[An
     with torch.no_grad():
         for piece in pieces:
             trial.objective_with_backward(trial.policy, piece.tensors())
-    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in trial.parameters]
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in trial.parameters]
     trial.policy.zero_grad(set_to_none=True)
-    return torch.cat([one.flatten() for one in found]).double().cpu()
+    return torch.cat([one.flatten() for one in gradients]).double().cpu()
 
 
 def compare_gradients(name: str, detail: str, whole: Tensor, cut: Tensor) -> GradientCheck:

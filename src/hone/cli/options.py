@@ -241,8 +241,8 @@ class CommandCall:
 
     def texts(self, name: str) -> list[str]:
         """Values of a repeated option, in order."""
-        given = self.values[name]
-        return given if isinstance(given, list) else [str(given)]
+        texts = self.values[name]
+        return texts if isinstance(texts, list) else [str(texts)]
 
     def switch(self, name: str) -> bool:
         """True if the switch `name` was given."""
@@ -581,18 +581,18 @@ def command_names(commands: Sequence[CommandSpec] = COMMANDS) -> list[str]:
 
 def join_of(call: CommandCall) -> JoinConfig:
     """Rules of the join: `--window`, `--default`, `--rule`, `--kind`. Raises ConfigError."""
-    given: dict[str, object] = {}
+    settings: dict[str, object] = {}
     if text := call.text("window"):
-        given["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
+        settings["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
     if text := call.text("default"):
-        given["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
+        settings["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
     if rule := call.text("rule"):
         if rule not in get_args(JoinRule):
             raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
-        given["rule"] = rule
+        settings["rule"] = rule
     if kind := call.text("kind"):
-        given["kind"] = kind
-    return JoinConfig.model_validate(given)
+        settings["kind"] = kind
+    return JoinConfig.model_validate(settings)
 
 
 def moment_of(text: str, flag: str = "--as-of") -> float:

@@ -95,19 +95,19 @@ def _locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknow
     union: SchemaNode | None = None
     around: SchemaNode | None = None
     for depth, part in enumerate(location):
-        found = here.field(part)
+        child = here.field(part)
         if here.tag is not None and here.models:
             around, here = here, here.tagged_member(part)
             continue
-        if found is not None:
-            inside = _field_schema(found)
+        if child is not None:
+            inside = _field_schema(child)
         elif here.element is not None and isinstance(part, str) == here.user_keyed:
             inside = _schema_of(here.element)
         elif unknown_key and depth == len(location) - 1:
             inside = SchemaNode()
         else:
             continue  # pydantic's name of a union member, not a key
-        path, table, info, union = (*path, part), here, found, around
+        path, table, info, union = (*path, part), here, child, around
         here, around = inside, None
     return KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
 
@@ -315,11 +315,11 @@ class _ValidationFault:
     def _unknown_tag(self) -> str:
         shape = self.place.node
         tag_path = (*self.prefix, *self.place.path, shape.tag or "")
-        given = str(self.context.get("tag", ""))
+        tag = str(self.context.get("tag", ""))
         known = [str(value) for model in shape.models for value in _tag_values(model, shape.tag or "")]
         return (
             f"{self._at(tag_path, dotted(tag_path))} must be {self._alternatives()}, "
-            f"got {format_value(given)}{_near(given, known, quoted=True)}"
+            f"got {format_value(tag)}{_near(tag, known, quoted=True)}"
         )
 
     def _suggestion(self) -> str:
@@ -425,12 +425,12 @@ class ResolvedConfig(Generic[C]):
 
     def recipe_defaults(self) -> dict[str, ConfigSetting]:
         """Defaults of the recipe in partially given tables, where they differ from those of the table's class."""
-        given = {tuple(key.split(".")[:-1]) for key in self.non_defaults()} - {()}
+        tables = {tuple(key.split(".")[:-1]) for key in self.non_defaults()} - {()}
         return {
             key: setting
             for key, setting in self.settings().items()
             if setting.origin == "default"
-            and tuple((path := key.split("."))[:-1]) in given
+            and tuple((path := key.split("."))[:-1]) in tables
             and _differs_from_class_default(self.config, path)
         }
 
@@ -486,10 +486,10 @@ def resolve(
         config = model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(*explain(error, model, document, at), *warnings) from None
-    given = {path for path, _ in leaves(values)}
+    set_paths = {path for path, _ in leaves(values)}
 
     def origin(path: KeyPath) -> str:
-        if path in given:
+        if path in set_paths:
             return document.source_of((*at, *path))
         if path not in preset:
             return "default"
@@ -534,15 +534,13 @@ def with_location(message: str, origins: Mapping[str, str], values: Mapping[str,
     (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config
     names, if any.
     """
-    given = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
-    for key, value in given.items():
-        if any(
-            (isinstance(name, str) and bool(name) and message.startswith((f"{name}:", f"{name} ")))
-            for name in (key, value)
-        ):
+    changed = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
+    for key, value in changed.items():
+        names = [name for name in (key, value) if isinstance(name, str) and name]
+        if any(message.startswith((f"{name}:", f"{name} ")) for name in names):
             return f"{origins[key]}: {message}"
-    world = next((key for key in ENVIRONMENT_KEYS if key in given), None)
-    return message if world is None else f"{origins[world]}: {world} = {format_value(given[world])}: {message}"
+    world = next((key for key in ENVIRONMENT_KEYS if key in changed), None)
+    return message if world is None else f"{origins[world]}: {world} = {format_value(changed[world])}: {message}"
 
 
 def require_consent(warnings: Sequence[str], *, yes: bool) -> None:

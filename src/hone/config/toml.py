@@ -80,8 +80,8 @@ def _refuse_other_formats(path: Path) -> None:
 def _text(path: Path) -> str:
     try:
         if path.is_dir():
-            found = sorted(child.name for child in path.glob("*.toml"))
-            there = f"; it contains {', '.join(found[:5])}" if found else ""
+            names = sorted(child.name for child in path.glob("*.toml"))
+            there = f"; it contains {', '.join(names[:5])}" if names else ""
             raise ConfigError(f"{path} is a directory; name a config file{there}")
         if path.exists() and path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
@@ -294,7 +294,7 @@ def split_overrides(
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """Parse `a.b=value` texts. A value is TOML; a bare word is a string. Raises ConfigError naming every bad one."""
-    found: list[Override] = []
+    overrides: list[Override] = []
     faults = ErrorCollector(ConfigError)
     for text in texts:
         key, equals, value = text.removeprefix("--").partition("=")
@@ -302,9 +302,9 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
             faults.add(f"override {text[:80]!r} is not of the form key=value, such as learner.lr=1e-4")
             continue
         path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-        found.append((path, parse_value(value)))
+        overrides.append((path, parse_value(value)))
     faults.raise_if_any()
-    return found
+    return overrides
 
 
 def parse_value(text: str) -> object:
@@ -414,8 +414,8 @@ class ConfigDocument:
         validation to refuse, unless one of them stands on the command line.
         """
         source, target = self.source_of((*place, old)), (*place, *new)
-        given = table.get(str(new[0]), {})
-        if not isinstance(given, dict) or (new[-1] in given and source != COMMAND_LINE):
+        inner = table.get(str(new[0]), {})
+        if not isinstance(inner, dict) or (new[-1] in inner and source != COMMAND_LINE):
             if target in self.sources and self.sources[target] == COMMAND_LINE:
                 del table[old]
             return

@@ -164,11 +164,9 @@ def _without_i(score: Floats, *, k: int) -> Floats:
     count = score.shape[1]
     order, ordered = _ascending(score)
     best = _ranked(count, k - 1) / math.comb(count, k)  # of all subsets, those in which rank i is best
-    # C(j-1, k-2) / C(count, k) for ranks j: the share of subsets in which j is best and a given lower answer takes part
     whole = math.comb(count, k)
-    taken = np.array(
-        [math.comb(rank - 1, k - 2) / whole if rank and k > 1 else 0.0 for rank in range(count)]
-    )  # those in which rank j is best and a given lower answer takes part
+    # C(j-1, k-2) / C(count, k) for ranks j: the share of subsets in which j is best and a given lower answer takes part
+    taken = np.array([math.comb(rank - 1, k - 2) / whole if rank and k > 1 else 0.0 for rank in range(count)])
     own = ordered * best + _after(ordered * taken)
     among = _ranked(count - 1, k - 1) / math.comb(count - 1, k)  # ranks above i lose one when i is left out
     others = _before(ordered * np.append(among, 0.0)) + _after(ordered * np.append(0.0, among))

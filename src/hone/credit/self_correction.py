@@ -108,13 +108,13 @@ def standardised_turns(paid: Floats, group: Ints, *, second: NDArray[np.bool_], 
     """`[T]` (pay - mean) / (std + epsilon) among the first answers, and among the second, to one question (ddof 1); 0
     without pay (NaN), and where fewer than two or equal ones are compared."""
     there = np.isfinite(paid)
-    found = np.zeros(len(paid))
+    standardised = np.zeros(len(paid))
     if there.any():
         numbers = np.unique(2 * group[there] + second[there], return_inverse=True)[1].astype(np.int64)
         deviation, dead = group_deviation(paid[there], numbers)
         normal = centred(paid[there], numbers) / (deviation[numbers] + epsilon)
-        found[there] = np.where(dead[numbers], 0.0, normal)
-    return found
+        standardised[there] = np.where(dead[numbers], 0.0, normal)
+    return standardised
 
 
 def correction_metrics(first: Floats, second: Floats, right_from: float) -> dict[str, float]:

@@ -201,9 +201,9 @@ def with_curiosity(
     """
     nats = surprise(episodes)
     bonus = partial(_with_bonus, bonus=weight * np.minimum(nats, max_nats))
-    found = with_shaped_scores(episodes, values, credit=credit, shapings=[bonus])
-    told = {"curiosity/surprise_nats": float(nats.mean()), "curiosity/surprise_max": float(nats.max())}
-    return replace(found, metrics={**found.metrics, **told})
+    credits = with_shaped_scores(episodes, values, credit=credit, shapings=[bonus])
+    metrics = {"curiosity/surprise_nats": float(nats.mean()), "curiosity/surprise_max": float(nats.max())}
+    return replace(credits, metrics={**credits.metrics, **metrics})
 
 
 def _with_bonus(episodes: Episodes, *, bonus: Floats) -> Episodes:
@@ -224,13 +224,13 @@ def self_imitation(episodes: Episodes, values: Values, *, credit: CreditFunction
     if live.all():
         return credit(episodes, values)
     own = np.flatnonzero(live)
-    found = credit(episodes.take(own), values)
+    own_credits = credit(episodes.take(own), values)
     assert episodes.baseline is not None  # a source of replayed answers gives each the baseline of its question
     better = np.nan_to_num(np.maximum(episodes.score - episodes.baseline, 0.0))
     advantage = (weight * better)[episodes.owner].astype(np.float32)
-    advantage[ranges(episodes.offsets[:-1][own], episodes.lengths[own])] = found.advantage
-    told = {"successes/advantage_mean": float(better[~live].mean())}
-    return replace(found, advantage=advantage, metrics={**found.metrics, **told})
+    advantage[ranges(episodes.offsets[:-1][own], episodes.lengths[own])] = own_credits.advantage
+    metrics = {"successes/advantage_mean": float(better[~live].mean())}
+    return replace(own_credits, advantage=advantage, metrics={**own_credits.metrics, **metrics})
 
 
 # ---------------------------------------------------------------------------------------------------------- adversarial

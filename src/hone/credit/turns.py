@@ -84,11 +84,11 @@ def per_turn(episodes: Episodes, values: Values, *, credit: CreditFunction, step
         logp=row_sums(episodes.logp, turns.offsets).astype(np.float32),
     )
     seen = replace(values, value=values.value[turns.offsets[:-1]]) if len(values.value) else values
-    found = credit(short, seen)
-    if found.discount is not None:
+    credits = credit(short, seen)
+    if credits.discount is not None:
         raise ConfigError("per_turn: a credit with discounts of bootstrapped targets has no turns; wrap another one")
-    target = None if found.target is None else np.repeat(found.target, turns.lengths)
-    return replace(found, advantage=np.repeat(found.advantage, turns.lengths), target=target)
+    target = None if credits.target is None else np.repeat(credits.target, turns.lengths)
+    return replace(credits, advantage=np.repeat(credits.advantage, turns.lengths), target=target)
 
 
 def dialogues_as_one(episodes: Episodes, values: Values, *, credit: CreditFunction) -> Credits:

@@ -289,5 +289,5 @@ def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hear
     if hearer is not None:
         hearer.on_prompts([prompt] * wanted.count)
         actor = StreamingEngine(engine, policy.tokenizer.decode, hearer)
-    found = sorted(generate(actor, [request]), key=lambda one: one.sample_index)
-    return [policy.tokenizer.decode(one.tokens) for one in found]
+    completions = sorted(generate(actor, [request]), key=lambda one: one.sample_index)
+    return [policy.tokenizer.decode(one.tokens) for one in completions]

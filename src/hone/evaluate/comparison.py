@@ -124,7 +124,7 @@ def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[Loa
     Raises DataError with every argument without a run, and every run with unreadable files.
     """
     faults = ErrorCollector(DataError)
-    found: dict[Path, LoadedRun] = {}
+    runs: dict[Path, LoadedRun] = {}
     for text in asked:
         folders = _folders(text, root)
         if not folders:
@@ -132,14 +132,14 @@ def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[Loa
             faults.add(f"{text!r} is not a run or a folder of runs{did_you_mean(text, names)}")
         for folder in folders:
             try:
-                found.setdefault(folder.resolve(), _read(folder, text, metric))
+                runs.setdefault(folder.resolve(), _read(folder, text, metric))
             except DataError as fault:
                 faults.extend(fault.messages)
     faults.raise_if_any()
     known: dict[str, dict[str, Json]] = {}
-    for run in found.values():
+    for run in runs.values():
         known.setdefault(run.recipe, {}).update(run.settings)
-    return [replace(run, settings=with_current_keys(run.settings, known[run.recipe])) for run in found.values()]
+    return [replace(run, settings=with_current_keys(run.settings, known[run.recipe])) for run in runs.values()]
 
 
 def _folders(text: str, root: Path) -> list[Path]:
@@ -260,8 +260,8 @@ def _value_text(config: Mapping[str, Json], key: str) -> str:
     if key in config:
         return shorten(_plain(config[key]))
     inside = {name[len(key) + 1 :]: value for name, value in config.items() if name.startswith(f"{key}.")}
-    told = [f"{name} = {_plain(value)}" for name, value in inside.items() if value not in (None, {}, [])]
-    return shorten(", ".join(told)) if inside else ABSENT
+    leaves = [f"{name} = {_plain(value)}" for name, value in inside.items() if value not in (None, {}, [])]
+    return shorten(", ".join(leaves)) if inside else ABSENT
 
 
 def shorten(text: str) -> str:
@@ -413,8 +413,8 @@ def _name(runs: Sequence[LoadedRun]) -> str:
 def _distinct_name(name: str, settings: Mapping[str, str], number: int) -> str:
     """`name lr=0.1`, with the group's number where more settings differ than a name can hold."""
     texts = [f"{key}={text}" for key, text in settings.items()]
-    told = " ".join([name, *texts])
-    return told if len(told) <= MAX_NAME_CHARACTERS else shorten(f"{name} #{number} {texts[0]}")
+    whole = " ".join([name, *texts])
+    return whole if len(whole) <= MAX_NAME_CHARACTERS else shorten(f"{name} #{number} {texts[0]}")
 
 
 def _settings(groups: Sequence[_RunGroup]) -> list[dict[str, str]]:

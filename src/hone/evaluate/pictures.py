@@ -22,15 +22,15 @@ def write_policy_pictures(run: Path) -> list[str]:
     if not (run / "checkpoints").is_dir():
         return []
     opened = open_run(run, clock=SystemClock())
-    found = opened.checkpoints()
-    steps = found.steps()
+    checkpoints = opened.checkpoints()
+    steps = checkpoints.steps()
     if not steps:
         return []
     if not is_control(
-        found.folder / step_name(steps[-1]) / "policy"
+        checkpoints.folder / step_name(steps[-1]) / "policy"
     ):  # before the checksums are verified: the checkpoint may have gigabytes
         return []
-    newest = found.newest_policy()
+    newest = checkpoints.newest_policy()
     folder, step = newest.policy_folder, newest.step
     config = config_tree(run)
     made: list[str] = []

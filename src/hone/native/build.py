@@ -108,7 +108,7 @@ def within_limit(instruction_sets: Iterable[str]) -> tuple[str, ...]:
 def find_compiler() -> str | None:
     """Find the first of `$CXX`, c++, g++ and clang++ on the path."""
     candidates = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
-    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+    return next((path for name in candidates if name and (path := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
@@ -154,11 +154,11 @@ def build(
 
 
 def _version(compiler: str) -> str:
-    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    lines = said.stdout.splitlines()
-    if said.returncode != 0 or not lines:
+    result = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    lines = result.stdout.splitlines()
+    if result.returncode != 0 or not lines:
         raise ResourceError(
-            f"{compiler} --version failed: {said.stderr.strip()[-200:]}; set another compiler with $CXX"
+            f"{compiler} --version failed: {result.stderr.strip()[-200:]}; set another compiler with $CXX"
         )
     return lines[0]
 
@@ -202,8 +202,8 @@ class _LibraryBuild:
             faults = [fault for part in parts if (fault := part.result())]
             if fault := sets[self.source.instruction_sets[0].name].result():
                 faults.append(fault)
-            said = {name: part.result() for name, part in sets.items()}
-            names = [name for name, fault in said.items() if not fault]
+            messages = {name: part.result() for name, part in sets.items()}
+            names = [name for name, fault in messages.items() if not fault]
             has = [f"-DHONE_HAS_{name.upper()}" for name in names]
             faults += [fault for fault in [self._object(self.source.dispatch_file, folder / "front.o", *has)] if fault]
             library = folder / "library.so"
@@ -216,7 +216,7 @@ class _LibraryBuild:
             listed.write_text(" ".join(names), encoding="utf-8")
             listed.replace(path.with_suffix(".sets"))
             library.replace(path)
-        return self._left_out(said)
+        return self._left_out(messages)
 
     def _left_out(self, said: Mapping[str, str]) -> list[str]:
         """A line for each instruction set with a fault in `said`; the first set has none."""
@@ -247,15 +247,15 @@ def _first_error(said: str) -> str:
 def _call(command: list[str]) -> list[str]:
     """Run the compiler; returns nothing, or one message: lines from its first error on."""
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return [f"timeout after {_PATIENCE_S} s"]
-    if said.returncode == 0:
+    if result.returncode == 0:
         return []
-    lines = said.stderr.strip().splitlines()
+    lines = result.stderr.strip().splitlines()
     first = next((number for number, line in enumerate(lines) if "error:" in line), len(lines))
     begin = max(0, min(first, len(lines) - _LINES_SHOWN))
-    return [_BETWEEN_LINES.join(lines[begin : begin + _LINES_SHOWN]) or f"exit status {said.returncode}"]
+    return [_BETWEEN_LINES.join(lines[begin : begin + _LINES_SHOWN]) or f"exit status {result.returncode}"]
 
 
 # ----------------------------------------------------------------------------------------------------------------- open

@@ -311,10 +311,10 @@ def divergence_mask(
     verl's `seq_mean_k1` with "0.999_1.001" is k1, `sequence_mean` and bounds log 0.999 and log 1.001; its `token_k3`
     with 0.01 is k3, `own_divergence` and `max_nats` 0.01. Several masks multiply: what one rejects is rejected.
     """
-    found = over(statistic(proximal, then), sequence)
-    kept = torch.ones_like(found)
+    values = over(statistic(proximal, then), sequence)
+    kept = torch.ones_like(values)
     if min_nats is not None:
-        kept = kept * (found >= min_nats)
+        kept = kept * (values >= min_nats)
     if max_nats is not None:
-        kept = kept * (found <= max_nats)
+        kept = kept * (values <= max_nats)
     return kept

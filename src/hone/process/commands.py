@@ -89,8 +89,8 @@ class LocalCommands:
 def _end(name: str, reply: bytes | ChildLostError) -> CommandEnd:
     if isinstance(reply, ChildLostError):
         return CommandEnd(name=name, code=LOST, lines=(str(reply),))
-    told = json.loads(reply)
-    return CommandEnd(name=name, code=told["code"], lines=tuple(told["lines"]))
+    answer = json.loads(reply)
+    return CommandEnd(name=name, code=answer["code"], lines=tuple(answer["lines"]))
 
 
 def run_commands(

@@ -52,7 +52,7 @@ def _group_limits(root: Path) -> list[int]:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    found: list[int] = []
+    limits: list[int] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -63,8 +63,8 @@ def _group_limits(root: Path) -> list[int]:
         place = Path(path.lstrip("/"))
         for folder in (place, *place.parents):
             text = _text(root / base / folder / name)
-            found += [int(text)] if text.isdecimal() else []
-    return found
+            limits += [int(text)] if text.isdecimal() else []
+    return limits
 
 
 def _text(path: Path) -> str:

@@ -114,18 +114,18 @@ _IMPORTERS = ("import_module", "__import__")
 def code_references(values: Iterable[object]) -> list[str]:
     """Texts among config values, lists and tables included, that name user code: `file.py`, `file.py:name` of an
     existing file, and `package.module:name`; those of worlds without `dialogue:`."""
-    found: list[str] = []
+    references: list[str] = []
     for value in values:
         if isinstance(value, str):
             reference = value.removeprefix(_WORLD)
             file = _FILE.fullmatch(reference)
             if Path(file["file"]).is_file() if file else _MODULE.fullmatch(reference):
-                found.append(reference)
+                references.append(reference)
         elif isinstance(value, Mapping):
-            found += code_references(cast("Mapping[object, object]", value).values())
+            references += code_references(cast("Mapping[object, object]", value).values())
         elif isinstance(value, list | tuple):
-            found += code_references(cast("Sequence[object]", value))
-    return found
+            references += code_references(cast("Sequence[object]", value))
+    return references
 
 
 def fingerprint_code(references: Iterable[str]) -> dict[str, str]:
@@ -133,8 +133,8 @@ def fingerprint_code(references: Iterable[str]) -> dict[str, str]:
     files = source_files(references)
     here = Path.cwd()
     names = {file: file.relative_to(here) if file.is_relative_to(here) else file for file in files}
-    found = {name.as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file, name in names.items()}
-    return dict(sorted(found.items()))
+    hashes = {name.as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file, name in names.items()}
+    return dict(sorted(hashes.items()))
 
 
 def source_files(references: Iterable[str]) -> set[Path]:
@@ -150,13 +150,13 @@ def source_files(references: Iterable[str]) -> set[Path]:
         if (match := _MODULE.fullmatch(text)) and not _FILE.fullmatch(text)
         for file in _module_files(match["module"], search)
     ]
-    found: set[Path] = set()
+    reached: set[Path] = set()
     while waiting:
         file = waiting.pop()
-        if file not in found and file.is_file():
-            found.add(file)
+        if file not in reached and file.is_file():
+            reached.add(file)
             waiting += _imported_files(file, search)
-    return found
+    return reached
 
 
 def _imported_files(file: Path, search: Sequence[str]) -> Iterator[Path]:

@@ -120,11 +120,11 @@ def _refuse_changes(folder: Path, stage: PipelineStage, clock: Clock) -> None:
     done, request = open_run(folder, clock=clock), stage.make_request()
     refuse_fewer_steps(done.checkpoints(), stage.steps, f"stage {stage.name}")
     before = done.manifest().metadata
-    found = resume_differences(
+    differences = resume_differences(
         done.config(), request.settings, before, replace(before, code=code_fingerprints(request.settings))
     )
     allowed = replace(allowed_changes(request.consent, request.settings), config=False, otherwise="")
-    refuse_differences(f"stage {stage.name} is done, and cannot be passed over", found, allowed)
+    refuse_differences(f"stage {stage.name} is done, and cannot be passed over", differences, allowed)
 
 
 def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[PipelineStage]) -> None:

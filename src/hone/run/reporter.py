@@ -66,9 +66,9 @@ class Stopwatch:
         return result
 
     def pop_metrics(self) -> Metrics:
-        told = {f"time/{name}_s": seconds for name, seconds in self.seconds.items()}
+        metrics = {f"time/{name}_s": seconds for name, seconds in self.seconds.items()}
         self.seconds.clear()
-        return told
+        return metrics
 
 
 @dataclass
@@ -407,22 +407,22 @@ class RunReporter:
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         self.report_notices()
-        told = self.job.recipe.source.metrics() | metrics
+        row = self.job.recipe.source.metrics() | metrics
         best = False
         if self._is_due(step, self.job.evaluate_every) and self.job.evaluate is not None:
-            told |= self._evaluate(step, self.job.evaluate)
-            best = self._take_best(told.get("eval/score", math.nan))
+            row |= self._evaluate(step, self.job.evaluate)
+            best = self._take_best(row.get("eval/score", math.nan))
             self.report_notices()
         self.selection_score = (
-            told.get("eval/score") if self.job.evaluate is not None else told.get("reward/mean", self.selection_score)
+            row.get("eval/score") if self.job.evaluate is not None else row.get("reward/mean", self.selection_score)
         )
         signals = StepSignals(
             advantage_is_zero=not credits.advantage.any(),
             timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
         )
-        self._show_findings(self.learning.see(step, told, signals))
+        self._show_findings(self.learning.see(step, row, signals))
         now_s = self.clock.monotonic_s()
-        self.window.add(told | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
+        self.window.add(row | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
         if step % self.settings.log_every == 0 or step == self.steps:
             line = self.window.means()
@@ -439,7 +439,7 @@ class RunReporter:
         self._call(
             "on_step",
             self.callbacks.on_step,
-            StepEvent(step=step, steps=self.steps, metrics=told, run=self.folder.path),
+            StepEvent(step=step, steps=self.steps, metrics=row, run=self.folder.path),
         )
         every = self.settings.checkpoint_every
         if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
@@ -566,7 +566,7 @@ class RunReporter:
             self.folder.log(f"evaluation of step {step}: {warning}", level="WARNING")
         before, _ = read_evaluations(self.folder.path)
         name = f"step {step}"
-        found = EvaluationScore(
+        score = EvaluationScore(
             stage=name,
             metric="score",
             mean=estimate.mean,
@@ -575,7 +575,7 @@ class RunReporter:
             n=estimate.n,
             warnings=tuple(verdict.warnings),
         )
-        write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
+        write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), score])
         event = EvaluationEvent(
             step=step,
             score=estimate.mean,

@@ -83,8 +83,8 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
     """
     try:
         metrics = read_metrics(folder.metrics_path)
-        found = step_timeline(metrics)
-        lines = [] if found is None else [bottleneck_line(found)]
+        timeline = step_timeline(metrics)
+        lines = [] if timeline is None else [bottleneck_line(timeline)]
         if (line := _mismatch_line(metrics)) is not None:
             lines.append(line)
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
@@ -114,12 +114,12 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
     if len(scores) < 2:
         return warnings
     last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
-    found = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
+    summary = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
     if best == last:
-        return [*warnings, f"{found}, the last."]
+        return [*warnings, f"{summary}, the last."]
     place = folder.checkpoints_folder / step_name(best)
     kept = f"kept in {place}" if place.is_dir() else "not kept (run.keep_best = 1 keeps it)"
-    return [*warnings, f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
+    return [*warnings, f"{summary}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
 
 
 def _mismatch_line(metrics: MetricColumns) -> str | None:
@@ -403,8 +403,8 @@ def _open_records(
     """Record the changes of a resume and open the metrics after step `done`; `notes` and those of both are shown."""
     if order.resume:
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
-        told = [f"from step {done + 1} on: {change}" for change in changes]
-        notes = [*notes, *told, *ranks_note(changes, order.config)]
+        lines = [f"from step {done + 1} on: {change}" for change in changes]
+        notes = [*notes, *lines, *ranks_note(changes, order.config)]
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
@@ -425,8 +425,8 @@ def _initial_state(
         if checkpoints.folder.exists():
             checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
         return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
-    state, done, told = _restore(order, job, checkpoints)
-    return state, done, notes + told
+    state, done, lines = _restore(order, job, checkpoints)
+    return state, done, notes + lines
 
 
 def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder) -> tuple[State, int, list[str]]:

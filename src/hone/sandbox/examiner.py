@@ -83,8 +83,8 @@ class _RemoteObject:
 
     def __call__(self, *arguments: object, **named: object) -> object:
         """Call it in the program's process."""
-        given = {name: _given(value) for name, value in named.items()}
-        return self.__dict__["_channel"].ask("call", self.__dict__["_of"], arguments, {"named": given})
+        kwargs = {name: _given(value) for name, value in named.items()}
+        return self.__dict__["_channel"].ask("call", self.__dict__["_of"], arguments, {"named": kwargs})
 
     def __getattr__(self, name: str) -> object:
         """Read an attribute there."""

@@ -38,12 +38,12 @@ def start_program(confine: Callable[[], None], descriptors: list[int], folder: s
 
     Raises UnconfinedError. It is told through a pipe that is closed before `body` begins: no program can claim it.
     """
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     child = os.fork()
     if child == 0:
         _become_program(confine, [*descriptors, tell], folder, body)
     os.close(tell)
-    with os.fdopen(told, "rb") as reader:
+    with os.fdopen(read_end, "rb") as reader:
         if fault := reader.read():
             os.waitpid(child, 0)
             raise UnconfinedError(fault.decode(errors="replace"))
@@ -126,10 +126,10 @@ def fault(error: BaseException) -> dict[str, object]:
     place: TracebackType | None = error.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != PROGRAM_NAME:
         place = place.tb_next
-    told = "".join(traceback.format_exception(type(error), error, place, limit=-_FRAMES)).rstrip()
-    if len(told) > _ERROR_CHARACTERS:
-        told = f"{told[: _ERROR_CHARACTERS // 2]}\n...\n{told[-_ERROR_CHARACTERS // 2 :]}"
-    return {"error": told, "memory": isinstance(error, MemoryError)}
+    message = "".join(traceback.format_exception(type(error), error, place, limit=-_FRAMES)).rstrip()
+    if len(message) > _ERROR_CHARACTERS:
+        message = f"{message[: _ERROR_CHARACTERS // 2]}\n...\n{message[-_ERROR_CHARACTERS // 2 :]}"
+    return {"error": message, "memory": isinstance(error, MemoryError)}
 
 
 def _shown(value: object) -> dict[str, object]:

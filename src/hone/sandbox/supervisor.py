@@ -198,8 +198,8 @@ class _Tests:
 
     def read(self, channel: ParentChannel, limits: ProgramLimits) -> None:
         """Read them from the caller."""
-        given = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
-        self._setup, self._tests = str(given["setup"]), cast("list[str]", given["tests"])
+        request = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
+        self._setup, self._tests = str(request["setup"]), cast("list[str]", request["tests"])
         self._max_bytes = limits.output_bytes
 
     def run(self) -> None:
@@ -226,8 +226,8 @@ def _start(
     """Start a confined process: standard input, output and errors, the report (unless there are `writers`), more."""
     own = [os.pipe() for _ in range(3 - len(writers))]
     first = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
-    given = [first, *(writer for _, writer in own), *writers, *readers]
-    pid = program.start_program(lambda: rung.confine(folder), given, folder, body)
+    descriptors = [first, *(writer for _, writer in own), *writers, *readers]
+    pid = program.start_program(lambda: rung.confine(folder), descriptors, folder, body)
     for descriptor in (first, *(writer for _, writer in own)):
         os.close(descriptor)
     streams: dict[str, int] = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in own), strict=False))

@@ -76,7 +76,7 @@ def _check_machine(screen: TerminalScreen, runs: Path) -> int:
         lambda: disk(runs),
     ]
     findings = [finding for check in checks for finding in check()]
-    screen.rows([(what, found, "" if verdict == "ok" else verdict) for what, found, verdict in findings])
+    screen.rows([(what, value, "" if verdict == "ok" else verdict) for what, value, verdict in findings])
     failed = any(verdict == "fail" for _, _, verdict in findings)
     screen.line()
     screen.line("a run cannot start here; see the lines marked fail" if failed else "ready")

@@ -52,7 +52,7 @@ def run(call: CommandCall) -> int:
     others: list[EstimatorName] = [
         name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
     ]
-    settings, join, estimators = _settings(call), join_of(call), ((first, *others))
+    settings, join, estimators = _settings(call), join_of(call), (first, *others)
     as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)
@@ -114,7 +114,7 @@ def _show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bo
     screen.line()
     heads = ("policy", "estimator", f"value ({report.logged.level:.0%} interval)", "effective rows", "largest weight",
              "overlap", "verdict")  # fmt: skip
-    rows = [_row(one, found) for one in report.policies for found in one.estimates]
+    rows = [_row(one, estimate) for one in report.policies for estimate in one.estimates]
     screen.table(heads, rows)
     screen.line()
     for one in report.policies:
@@ -163,17 +163,17 @@ def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
     registry, version = call.text("registry"), call.text("version")
     if bool(registry) != bool(version):
         raise ConfigError("--registry and --version go together: the registry's folder, and the version of the policy")
-    given = call.texts("policy")
-    if len(set(given)) < len(given):
-        raise ConfigError(f"a --policy is named twice: {', '.join(given)}")
-    if registry and given:
+    folders = call.texts("policy")
+    if len(set(folders)) < len(folders):
+        raise ConfigError(f"a --policy is named twice: {', '.join(folders)}")
+    if registry and folders:
         raise ConfigError("--registry takes evidence of a version's own policy, which it holds: leave --policy out")
     if registry:
         return {version: open_decision_policy(open_registry(Path(registry)).policy_folder(version))}
-    if not given:
+    if not folders:
         raise ConfigError("--policy is missing: a policy's folder, a checkpoint or a run; several may be given")
     opened: Mapping[str, DecisionPolicy] = run_all_checks(
-        {name: lambda name=name: open_decision_policy(Path(name)) for name in given}
+        {name: lambda name=name: open_decision_policy(Path(name)) for name in folders}
     )
     return dict(opened)
 

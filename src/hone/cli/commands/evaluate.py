@@ -89,9 +89,9 @@ def _show_turn(screen: TerminalScreen, name: str, text: str, *, style: str) -> N
 def ending(dialogue: AnswerRow) -> Text:
     """The line on a dialogue's end: stop reason, score and fault."""
     score = "no score" if dialogue.score is None else f"score {compact_number(dialogue.score)}"
-    said = sum(speaker == "policy" for speaker, _ in dialogue.turns)
+    turns = sum(speaker == "policy" for speaker, _ in dialogue.turns)
     words = [f"stop: {dialogue.stop}"] if dialogue.stop else []
-    words += [score, f"{said} turn{'s' if said != 1 else ''}"]
+    words += [score, f"{turns} turn{'s' if turns != 1 else ''}"]
     parts = [f"{'':<{_WIDTH}}", (", ".join(words), "dim")]
     parts += [(f", fault: {printable(dialogue.fault)}", "red")] if dialogue.fault else []
     return Text.assemble(*parts)

@@ -17,14 +17,14 @@ def serve_file(call: CommandCall) -> int:
     """Serve the decisions of a service file, or print its plan; returns the exit code."""
     # raise ConfigError for options of language models
     others = [option for option in SERVING if option.flag.removeprefix("--").replace("-", "_") not in _OWN]
-    given = [
+    flags = [
         option.flag
         for option in others
         if (call.switch if not option.metavar else call.text)(option.flag.removeprefix("--").replace("-", "_"))
         != (option.default if option.metavar else False)
     ]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: for language models; a service file has its own settings")
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: for language models; a service file has its own settings")
     path, screen = Path(call.text("checkpoint")), standard_screen()
     if call.switch("dry_run"):
         from hone.decide.gateway.plan import plan_lines  # noqa: PLC0415 - see --help

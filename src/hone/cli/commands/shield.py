@@ -118,14 +118,14 @@ def _add_evidence(call: CommandCall, certificate: ShieldCertificate, screen: Ter
 
 def _constants(texts: list[str], model: ControlModel) -> dict[str, float]:
     changes: dict[str, float] = {}
-    for given in texts:
-        name, _, number = given.partition("=")
+    for text in texts:
+        name, _, number = text.partition("=")
         if name not in model.constants:
-            raise ConfigError(f"--with {given}: no such constant{did_you_mean(name, list(model.constants))}")
+            raise ConfigError(f"--with {text}: no such constant{did_you_mean(name, list(model.constants))}")
         try:
             changes[name] = float(number)
         except ValueError:
-            raise ConfigError(f"--with {given}: {number!r} is no number; write --with {name}=4") from None
+            raise ConfigError(f"--with {text}: {number!r} is no number; write --with {name}=4") from None
     return changes
 
 

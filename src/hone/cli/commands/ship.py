@@ -30,9 +30,9 @@ LOOKING = ("status", "back", "dry_run", "once")
 
 def run(call: CommandCall) -> int:
     """Ship a policy, or go on with, show or take back a rollout; returns the exit code."""
-    given = [name for name in LOOKING if call.switch(name)]
-    if len(given) > 1:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    switches = [name for name in LOOKING if call.switch(name)]
+    if len(switches) > 1:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in switches)
         raise ConfigError(f"{flags} exclude each other; give one of them")
     to = call.text("to")
     if to and (call.switch("status") or call.switch("back")):
@@ -187,8 +187,8 @@ def show_plan(screen: TerminalScreen, plan: RolloutPlan, histories: Sequence[Gua
             continue
         exposed = sum(plan.units_needed(one) for one in plan.ladder[1 : number + 2] if one != "shadow")
         requests = plan.shadow_requests + (place + 1) * plan.requests
-        found = [_loss(each[place].detectable) for each in previews.values()]
-        rows.append([stage, f"{requests:,}", f"{exposed:,}", *found])
+        losses = [_loss(each[place].detectable) for each in previews.values()]
+        rows.append([stage, f"{requests:,}", f"{exposed:,}", *losses])
     screen.table(heads, rows)
     needs = f"; needs evidence: {', '.join(plan.needs)}" if plan.needs else ""
     screen.line(f"a version as good as the live one is rolled back with probability {plan.alpha:.1%} at most{needs}")

@@ -118,21 +118,21 @@ def _read_sweep_call(call: CommandCall) -> SweepCall:
 
 def _options(call: CommandCall, faults: ErrorCollector) -> list[tuple[KeyPath, object]]:
     """Keys of the sweep that options of the command line set."""
-    found: list[tuple[KeyPath, object]] = []
+    options: list[tuple[KeyPath, object]] = []
     for text in call.texts("over"):
         key, equals, values = text.partition("=")
         if not equals or not key or not values:
             faults.add(f"--over {text!r} is not of the form key=value,value: --over learner.lr=1e-4,3e-4")
             continue
-        found.append((("over", key), _values(values)))
+        options.append((("over", key), _values(values)))
     texts = {"seeds": call.text("seeds"), "fresh_seeds": call.text("fresh_seeds"), "name": call.text("name")}
     texts |= {"metric": call.text("metric")}
-    found += [((key,), text) for key, text in texts.items() if text]
+    options += [((key,), text) for key, text in texts.items() if text]
     if call.text("jobs"):
-        found.append((("jobs",), parse_value(call.text("jobs"))))
+        options.append((("jobs",), parse_value(call.text("jobs"))))
     if call.text("ray"):
-        found.append((("ray", "address"), call.text("ray")))
-    return found
+        options.append((("ray", "address"), call.text("ray")))
+    return options
 
 
 def _values(text: str) -> list[object]:
@@ -150,7 +150,7 @@ def _check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
     keys = [replace(one, source=asked.sources.source_of(("over", *one.path))) for one in swept_keys(config.over)]
     search, halving = config.search, config.halving
     trials = grid_size(keys) if isinstance(search, GridSearch) else search.trials
-    found = ErrorCollector(ConfigError)
+    faults = ErrorCollector(ConfigError)
     for check in (
         lambda: _refuse_keys(asked, keys),
         lambda: _seeds(config),
@@ -159,8 +159,8 @@ def _check_sweep(asked: SweepCall, *, yes: bool) -> CheckedSweep:
         try:
             check()
         except ConfigError as fault:
-            found.extend(fault.messages)
-    found.raise_if_any()
+            faults.extend(fault.messages)
+    faults.raise_if_any()
     (seeds, fresh), steps = _seeds(config), _steps(asked, keys)
     proposer = make_proposer(search, keys)
     # open what a run opens before its first step, once for every value. Raises HoneError with all faults
@@ -308,7 +308,7 @@ def _train_arguments(call: CommandCall, sweep: CheckedSweep, run: TrialRun, fold
     """The command line after `hone` of one run."""
     settings = [f"{key}={toml_text(value)}" for key, value in run.trial.settings.items()]
     own = [f"steps={run.steps}", f"seed={run.seed}", f"name={seed_folder(run.seed)}"]
-    switches = [flag for flag, given in (("--resume", begun), ("--yes", call.switch("yes"))) if given]
+    switches = [flag for flag, is_set in (("--resume", begun), ("--yes", call.switch("yes"))) if is_set]
     overrides = [one for one in sweep.overrides if one.removeprefix("--").partition("=")[0] != "steps"]
     place = ["--runs", str((folder / run.folder).absolute())]
     return ["train", sweep.config.config, *overrides, *settings, *own, *place, *switches]
@@ -440,8 +440,8 @@ def _show_result(screen: TerminalScreen, result: "SweepResult", labels: dict[int
     screen.table(("trial", "steps", "IQM (95% interval), search seeds", ""), rows)
     screen.line()
     for one in record.fresh:
-        told = one.failure or f"{score_text(one)} on fresh seeds, worst seed {compact_number(one.worst)}"
-        screen.line(f"{labels[one.trial]}: {told}")
+        words = one.failure or f"{score_text(one)} on fresh seeds, worst seed {compact_number(one.worst)}"
+        screen.line(f"{labels[one.trial]}: {words}")
     for better in () if result.fresh is None else result.fresh.improvements:
         chance = f"{compact_number(better.probability.mean)}{significance_note(better.probability)}"
         screen.line(f"{better.after} scores higher than {better.before} with probability {chance}")

@@ -137,15 +137,15 @@ def _write_searches(folder: RunFolder, config: RunConfig, *, progress: "Progress
     from hone.evaluate.checkpoint import search_run  # noqa: PLC0415 - as above
 
     try:
-        found = search_run(folder.path, device=config.run.device)
+        record = search_run(folder.path, device=config.run.device)
     except HoneError as fault:
         progress.note(f"no search: {fault}")
         folder.log(f"no search: {fault}", level="WARNING")
         return
-    if found is None:
+    if record is None:
         return
-    SEARCH.write(folder.path, found)
-    for note in found.notes:
+    SEARCH.write(folder.path, record)
+    for note in record.notes:
         progress.note(note)
         folder.log(note, level="WARNING")
     write_report(folder.path)
@@ -228,11 +228,11 @@ def run(call: CommandCall) -> int:
         show_plan(screen, stage)
     with opened_runs(stages) as opened:
         planned_only = call.command == "plan" or call.switch("dry_run")
-        found = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
+        certified = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
         absent = missing_devices(stage.resolved.config.run.device for stage in stages)
         for warning in absent:
             screen.line(f"warning: {warning}")
-        show_opened(screen, found, build=planned_only and not absent, request=memory_request(call))
+        show_opened(screen, certified, build=planned_only and not absent, request=memory_request(call))
         if planned_only:
             return 0
         if not seeds:
@@ -302,7 +302,7 @@ def _train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRun
             "--allow-changed-code": begun and call.switch("allow_changed_code"),
             "--yes": call.switch("yes"),
         }
-        switches = [flag for flag, given in asked.items() if given]
+        switches = [flag for flag, is_set in asked.items() if is_set]
         overrides = [one for one in call.overrides if one.removeprefix("--").partition("=")[0] != "name"]
         return ["train", call.text("file"), *overrides, *device, *own, "--runs", str(turns.root), *switches]
 
@@ -350,10 +350,10 @@ def _consent(call: CommandCall) -> ResumeConsent:
     """Changes that the user accepts for a resume. Raises ConfigError for a flag without --resume."""
     if call.command != "train":
         return NO_CONSENT
-    found = ResumeConsent(config=call.switch("allow_changed_config"), code=call.switch("allow_changed_code"))
-    if found != NO_CONSENT and not call.switch("resume"):
+    consent = ResumeConsent(config=call.switch("allow_changed_config"), code=call.switch("allow_changed_code"))
+    if consent != NO_CONSENT and not call.switch("resume"):
         raise ConfigError("--allow-changed-config and --allow-changed-code are for --resume; leave them out")
-    return found
+    return consent
 
 
 def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
@@ -537,6 +537,6 @@ def train_pipeline(
             ),
         )
 
-    found = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+    result = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
     _write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
-    return found
+    return result

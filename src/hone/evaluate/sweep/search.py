@@ -177,10 +177,10 @@ class SweepResult:
 
 def rung_steps(steps: int, *, first: int, factor: int) -> tuple[int, ...]:
     """Steps of the rungs: `first`, `first * factor` ... below `steps`, then `steps`."""
-    found = [first]
-    while found[-1] * factor < steps:
-        found.append(found[-1] * factor)
-    return (*(one for one in found if one < steps), steps)
+    rungs = [first]
+    while rungs[-1] * factor < steps:
+        rungs.append(rungs[-1] * factor)
+    return (*(one for one in rungs if one < steps), steps)
 
 
 def kept_count(trials: int, factor: int) -> int:
@@ -219,10 +219,9 @@ class SweepSearch:
         trials = [self._journal.record.trials[number] for number in chosen]
         self._journal.write(replace(self._journal.record, finalists=chosen))
         self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
-        found, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
-        self._journal.write(replace(self._journal.record, fresh=tuple(found[number] for number in chosen)))
-        finals = comparison
-        return SweepResult(record=self._journal.record, searched=searched, fresh=finals)
+        results, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
+        self._journal.write(replace(self._journal.record, fresh=tuple(results[number] for number in chosen)))
+        return SweepResult(record=self._journal.record, searched=searched, fresh=comparison)
 
     def _batch_trials(self, batch: int, history: Sequence[TrialOutcome]) -> list[SweepTrialRecord]:
         """The trials of a batch: those written down, else new ones."""
@@ -260,10 +259,10 @@ class SweepSearch:
         known = next((one for one in self._journal.record.rungs if (one.batch, one.steps) == (batch, steps)), None)
         if known is not None:
             return known
-        found, comparison = self._runs.train_and_judge(trials, self._plan.seeds, SEARCH_RUNS, steps)
+        results, comparison = self._runs.train_and_judge(trials, self._plan.seeds, SEARCH_RUNS, steps)
         last = steps == self._plan.rungs[-1]
-        kept = best(found, len(found) if last else kept_count(len(trials), self._plan.factor))
-        scores = tuple(found[one.number] for one in trials)
+        kept = best(results, len(results) if last else kept_count(len(trials), self._plan.factor))
+        scores = tuple(results[one.number] for one in trials)
         rung = RungRecord(batch=batch, steps=steps, scores=scores, kept=kept)
         self._journal.write(
             replace(self._journal.record, rungs=(*self._journal.record.rungs, rung), metric=comparison.metric)

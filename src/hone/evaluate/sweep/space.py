@@ -59,11 +59,11 @@ class SweptKey:
 def swept_keys(over: Mapping[str, JsonValue]) -> list[SweptKey]:
     """The keys of the table `over`. Raises ConfigError with all faults."""
     faults = ErrorCollector(ConfigError)
-    found = list(_swept(over, (), faults))
-    for key in {one.key for one in found if sum(other.key == one.key for other in found) > 1}:
+    keys = list(_swept(over, (), faults))
+    for key in {one.key for one in keys if sum(other.key == one.key for other in keys) > 1}:
         faults.add(f"over.{key} is given twice")
     faults.raise_if_any()
-    return found
+    return keys
 
 
 def _swept(table: Mapping[str, JsonValue], path: tuple[str, ...], faults: ErrorCollector) -> Iterator[SweptKey]:
@@ -88,16 +88,18 @@ def _swept(table: Mapping[str, JsonValue], path: tuple[str, ...], faults: ErrorC
 
 def _range(key: str, table: Mapping[str, JsonValue]) -> ValueRange:
     try:
-        found = ValueRange.model_validate(table)
+        values = ValueRange.model_validate(table)
     except ValidationError as error:
         raise ConfigError(*(f"over.{key}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())) from None
-    if not found.low < found.high:
-        raise ConfigError(f"over.{key}: low must be below high, got {found.low:g} and {found.high:g}")
-    if found.log and found.low <= 0:
-        raise ConfigError(f"over.{key}: a logarithmic range needs low > 0, got {found.low:g}")
-    if found.whole and (found.low % 1 or found.high % 1):
-        raise ConfigError(f"over.{key}: a range of whole numbers has whole ends, got {found.low:g} and {found.high:g}")
-    return found
+    if not values.low < values.high:
+        raise ConfigError(f"over.{key}: low must be below high, got {values.low:g} and {values.high:g}")
+    if values.log and values.low <= 0:
+        raise ConfigError(f"over.{key}: a logarithmic range needs low > 0, got {values.low:g}")
+    if values.whole and (values.low % 1 or values.high % 1):
+        raise ConfigError(
+            f"over.{key}: a range of whole numbers has whole ends, got {values.low:g} and {values.high:g}"
+        )
+    return values
 
 
 def grid(keys: Sequence[SweptKey]) -> list[TrialSettings]:

@@ -36,14 +36,14 @@ def judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict
     sound = [one for one in trials if not one.failure]
     if not sound:
         return scores, None
-    found = compare([str(path) for one in sound for path in one.runs], root=root, metric=metric)
-    if len(found.groups) != len(sound):
+    comparison = compare([str(path) for one in sound for path in one.runs], root=root, metric=metric)
+    if len(comparison.groups) != len(sound):
         raise DataError(
-            f"{root}: {len(sound)} trials make {len(found.groups)} groups of runs: some trials do the same under "
+            f"{root}: {len(sound)} trials make {len(comparison.groups)} groups of runs: some trials do the same under "
             "different settings; leave those values out"
         )
-    names = {group.name: one.label for one, group in zip(sound, found.groups, strict=True)}
-    scores |= {one.trial: _score(one.trial, group) for one, group in zip(sound, found.groups, strict=True)}
+    names = {group.name: one.label for one, group in zip(sound, comparison.groups, strict=True)}
+    scores |= {one.trial: _score(one.trial, group) for one, group in zip(sound, comparison.groups, strict=True)}
     # the comparison with the trials' labels in place of the names of groups
 
     def text(note: str) -> str:
@@ -51,13 +51,13 @@ def judge(trials: Sequence[TrialRuns], *, root: Path, metric: str) -> tuple[dict
         return note if old is None else names[old] + note[len(old) :]
 
     return scores, replace(
-        found,
-        groups=tuple(replace(group, name=names[group.name]) for group in found.groups),
+        comparison,
+        groups=tuple(replace(group, name=names[group.name]) for group in comparison.groups),
         improvements=tuple(
-            replace(one, before=names[one.before], after=names[one.after]) for one in found.improvements
+            replace(one, before=names[one.before], after=names[one.after]) for one in comparison.improvements
         ),
-        paired=tuple(replace(one, before=names[one.before], after=names[one.after]) for one in found.paired),
-        notes=tuple(map(text, found.notes)),
+        paired=tuple(replace(one, before=names[one.before], after=names[one.after]) for one in comparison.paired),
+        notes=tuple(map(text, comparison.notes)),
     )
 
 

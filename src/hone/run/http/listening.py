@@ -22,8 +22,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(2048)
         except (OSError, OverflowError) as error:
-            told = error.strerror if isinstance(error, OSError) else str(error)
-            raise ResourceError(f"cannot listen on {host}:{port}: {told}; give another --port") from None
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ResourceError(f"cannot listen on {host}:{port}: {reason}; give another --port") from None
         yield listener
 
 

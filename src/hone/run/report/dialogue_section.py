@@ -95,20 +95,22 @@ def dialogue_findings(values: Mapping[str, Floats]) -> list[str]:
         return _last(values[name]) if name in values else np.nan
 
     lost = np.nansum([late(f"{STOPS}deadline"), late(f"{STOPS}world_died")])
-    found: list[str] = []
+    findings: list[str] = []
     if lost > _MOST_LOST:
-        found.append(f"{lost:.0%} of the last dialogues have no score: their world failed or gave no answer in time.")
+        findings.append(
+            f"{lost:.0%} of the last dialogues have no score: their world failed or gave no answer in time."
+        )
     for reason, key in (("max_tokens", "rollout.max_tokens"), ("context", "rollout.context"), ("turns", "task.turns")):
         if (cut := late(f"{STOPS}{reason}")) > _MOST_CUT:
-            found.append(f"{cut:.0%} of the last dialogues were cut by {key}.")
+            findings.append(f"{cut:.0%} of the last dialogues were cut by {key}.")
     if (called := late("tools/called")) < _LEAST_CALLED:
-        found.append(
+        findings.append(
             f"Tools were called in {called:.1%} of the last dialogues: does the prompt say how, and does "
             "task.tools.format fit the chat template?"
         )
     if (invalid := late("tools/invalid")) > _MOST_CUT:
-        found.append(f"{invalid:.0%} of the last dialogues had a call that could not be read.")
-    return found
+        findings.append(f"{invalid:.0%} of the last dialogues had a call that could not be read.")
+    return findings
 
 
 def dialogue_turns(turns: Sequence[Turn]) -> Html:
@@ -198,7 +200,7 @@ ROWS = (
 
 def judge_section(stage: RunData, level: str) -> Html:
     """Render the section; empty for a run without judges."""
-    names = [found[1] for key in stage.metrics.values if (found := _NAME.fullmatch(key))]
+    names = [match[1] for key in stage.metrics.values if (match := _NAME.fullmatch(key))]
     if not names:
         return EMPTY
     return join([element(level, text("Judge health")), *(_judge(stage, name) for name in names)])
@@ -433,16 +435,16 @@ def _known(value: float) -> bool:
 
 def survivorship_section(stage: RunData, level: str) -> Html:
     """Render the section; empty for a run that learnt from every answer as it ended."""
-    found = stage.survivorship
-    if found is None or found.total(FATES[1:]).answers == 0:
+    record = stage.survivorship
+    if record is None or record.total(FATES[1:]).answers == 0:
         return EMPTY
-    warnings = [styled("p", "bad", text(f"{line[0].upper()}{line[1:]}")) for line in found.warnings()]
-    bias, all_ = found.length_bias_tokens, found.total()
+    warnings = [styled("p", "bad", text(f"{line[0].upper()}{line[1:]}")) for line in record.warnings()]
+    bias, all_ = record.length_bias_tokens, record.total()
     line = (
         f"The answers that were learnt from are {abs(bias):.3g} tokens {'longer' if bias > 0 else 'shorter'} on "
         f"average than all {all_.answers:,} answers ({bias * all_.answers / max(all_.tokens, 1):+.1%})."
     )
-    deciles = found.deciles()
+    deciles = record.deciles()
     note = (
         "Each lane is about a tenth of all answers, the shortest first; answers of one length stay together. Kept and "
         "truncated answers were learnt from; unscored ones had no reward, stale ones were too old, and filtered ones "
@@ -464,7 +466,7 @@ def survivorship_section(stage: RunData, level: str) -> Html:
         _picture(deciles),
         table(heads, rows, style="fit", numeric=tuple(range(1, len(heads)))),
     ]
-    card += [styled("p", "note", text("All lengths together:")), _fates(found)]
+    card += [styled("p", "note", text("All lengths together:")), _fates(record)]
     return join(
         [
             element(level, text("Answers by length")),

@@ -411,10 +411,10 @@ def _advantage(value: float | None, largest: float) -> Html:
 def _config(stage: RunData, level: str) -> Html:
     if not stage.config:
         return EMPTY
-    given = {key: setting for key, setting in stage.config.items() if setting.origin != "default"}
+    changed = {key: setting for key, setting in stage.config.items() if setting.origin != "default"}
     defaults = {key: setting for key, setting in stage.config.items() if setting.origin == "default"}
     parts = [element(level, text("Configuration"))]
-    parts += [_settings(given)] if given else []
+    parts += [_settings(changed)] if changed else []
     parts += [collapsible(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
     if stage.manifest is not None:
         changes = (f"Changed after step {one.after_step:,}: {one.change}." for one in stage.manifest.changes)

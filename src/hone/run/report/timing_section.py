@@ -66,23 +66,23 @@ def step_waits(timeline: Timeline) -> list[StepWait]:
     parts = {span.name: span.seconds_s for span in (*timeline.collect_parts, *timeline.overlapping)}
     loop = {span.name: span.seconds_s for span in timeline.loop}
     made = sum(parts.get(name, 0.0) for name in _GENERATED)
-    found: list[tuple[str, str, float]] = [
+    waits: list[tuple[str, str, float]] = [
         ("generation", "tools", parts.get("tools", 0.0)),
         ("generation", "rewards", parts.get("rewards", 0.0)),
     ]
     if timeline.is_parallel:
         awaited = timeline.awaited_s
         awaited = loop.get("collect", 0.0) + loop.get("publish", 0.0) if awaited is None else awaited
-        found += [("learner", "rollout", awaited), ("rollout", "learner", parts.get(HELD, 0.0))]
+        waits += [("learner", "rollout", awaited), ("rollout", "learner", parts.get(HELD, 0.0))]
     elif made:
-        found += [
+        waits += [
             ("learner", "rollout", loop.get("collect", 0.0)),
             ("rollout", "learner", timeline.step_s - loop.get("collect", 0.0)),
         ]
-    found = [one for one in found if one[2] > 0]
+    waits = [one for one in waits if one[2] > 0]
     return [
         StepWait(waiter=waiter, waited_for=other, seconds_s=seconds)
-        for waiter, other, seconds in sorted(found, key=lambda one: -one[2])
+        for waiter, other, seconds in sorted(waits, key=lambda one: -one[2])
     ]
 
 

@@ -130,14 +130,14 @@ def _file_faults(folder: Path, name: str, expected: Json, *, contents: bool) -> 
     elif contents:
         try:
             about = path.stat()
-            found = _remembered_sha256(
+            digest = _remembered_sha256(
                 str(path.resolve()), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
             )
         except OSError as error:
             yield f"cannot read {path}: {error.strerror or error}"
         else:
-            if found != expected.get("sha256"):
-                yield f"{path} has sha256 {found}, expected {expected.get('sha256')}"
+            if digest != expected.get("sha256"):
+                yield f"{path} has sha256 {digest}, expected {expected.get('sha256')}"
 
 
 @lru_cache(maxsize=4096)
@@ -204,37 +204,14 @@ class CheckpointFolder:
         try:
             self._fill(temporary, step, state, write_policy, score)
             failpoint("ckpt.before_rename")
-            if (
-                target.exists()
-            ):  # a folder cannot replace a folder: move the old one aside; `remove_leftovers` can undo it
-                replaced = self.folder / f"{_REPLACED}{target.name}"
-                if replaced.exists():
-                    remove_tree(replaced)
-                _rename(target, replaced)
-                failpoint("ckpt.replacing")
-                _rename(temporary, target)
-                sync_path(self.folder)
-                remove_tree(replaced)
-            else:
-                _rename(temporary, target)
+            self._put_in_place(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)  # `remove_leftovers` removes the rest at the next start
             raise
         failpoint("ckpt.after_rename")
         sync_path(self.folder)
         failpoint("ckpt.before_prune")
-        saved = step
-        earlier = [step for step in self.steps() if step <= saved]
-        keep = set(earlier[-max(self.keep_last, 1) :])
-        scores = {step: score for step in earlier if (score := self._score(step)) is not None}
-        keep |= set(sorted(scores, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best])
-        for step in earlier:
-            if step not in keep:
-                trash = self._free_name(f"{_TRASH}{step_name(step)}")
-                _rename(self.folder / step_name(step), trash)
-                failpoint("ckpt.prune_renamed")
-                remove_tree(trash)
-                failpoint("ckpt.pruned")
+        self._prune(step)
         return target
 
     def steps(self) -> list[int]:
@@ -266,10 +243,10 @@ class CheckpointFolder:
     def newest_policy(self) -> Checkpoint:
         """`newest_intact`, for its policy: issues a CheckpointWarning for each damaged newer one, and names the one
         that is used instead."""
-        found = self.newest_intact()
-        for skipped in found.warnings:
-            warnings.warn(f"{skipped}; {found.folder} is used instead", CheckpointWarning, stacklevel=2)
-        return found
+        checkpoint = self.newest_intact()
+        for skipped in checkpoint.warnings:
+            warnings.warn(f"{skipped}; {checkpoint.folder} is used instead", CheckpointWarning, stacklevel=2)
+        return checkpoint
 
     def at(self, step: int) -> Checkpoint:
         """Checkpoint of one step, verified. Raises DataError if it is missing or damaged."""
@@ -283,15 +260,15 @@ class CheckpointFolder:
 
     def faults(self, *, contents: bool) -> dict[int, str]:
         """First fault of each damaged or unreadable checkpoint by its step; without `contents`, by file sizes alone."""
-        found: dict[int, str] = {}
+        faults: dict[int, str] = {}
         for step in self.steps():
             try:
                 _, fault = self._verify(step, contents=contents)
             except DataError as error:  # of a newer format
                 fault = str(error)
             if fault:
-                found[step] = fault
-        return found
+                faults[step] = fault
+        return faults
 
     def remove_leftovers(self) -> list[str]:
         """Remove the leftovers of a killed process; call it at start, under the run's lock. Returns messages."""
@@ -351,6 +328,32 @@ class CheckpointFolder:
         failpoint("ckpt.after_manifest")
         for place in (folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
             sync_path(place)
+
+    def _put_in_place(self, temporary: Path, target: Path) -> None:
+        if target.exists():  # a folder cannot replace a folder: move the old one aside; `remove_leftovers` can undo it
+            replaced = self.folder / f"{_REPLACED}{target.name}"
+            if replaced.exists():
+                remove_tree(replaced)
+            _rename(target, replaced)
+            failpoint("ckpt.replacing")
+            _rename(temporary, target)
+            sync_path(self.folder)
+            remove_tree(replaced)
+        else:
+            _rename(temporary, target)
+
+    def _prune(self, saved: int) -> None:
+        earlier = [step for step in self.steps() if step <= saved]
+        keep = set(earlier[-max(self.keep_last, 1) :])
+        scores = {step: score for step in earlier if (score := self._score(step)) is not None}
+        keep |= set(sorted(scores, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best])
+        for step in earlier:
+            if step not in keep:
+                trash = self._free_name(f"{_TRASH}{step_name(step)}")
+                _rename(self.folder / step_name(step), trash)
+                failpoint("ckpt.prune_renamed")
+                remove_tree(trash)
+                failpoint("ckpt.pruned")
 
     def _score(self, step: int) -> float | None:
         try:

@@ -240,8 +240,8 @@ class SweepRecord:
 
     def seeds(self, name: str) -> tuple[int, ...]:
         """The plan's `seeds` or `fresh_seeds`."""
-        given = self.plan.get(name)
-        return tuple(one for one in given if isinstance(one, int)) if isinstance(given, list) else ()
+        seeds = self.plan.get(name)
+        return tuple(one for one in seeds if isinstance(one, int)) if isinstance(seeds, list) else ()
 
 
 def read_sweep(folder: Path) -> SweepRecord | None:

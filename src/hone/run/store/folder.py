@@ -286,8 +286,8 @@ def resume_run(
     manifest = read_manifest(path / MANIFEST)
     lock = RunLock.acquire(path / LOCK, name)
     try:
-        found = resume_differences(read_config(path / CONFIG), config, manifest.metadata, metadata)
-        refuse_differences(f"run {name} cannot be resumed", found, allowed)
+        differences = resume_differences(read_config(path / CONFIG), config, manifest.metadata, metadata)
+        refuse_differences(f"run {name} cannot be resumed", differences, allowed)
         lock.write_holder(_iso(clock))
     except BaseException:
         lock.release()
@@ -316,8 +316,8 @@ def check_run(
         RunLock.acquire(path / LOCK, name).release()
     if resume:
         before = read_manifest(path / MANIFEST).metadata
-        found = resume_differences(read_config(path / CONFIG), config, before, replace(before, code=code))
-        refuse_differences(f"run {name} cannot be resumed", found, allowed)
+        differences = resume_differences(read_config(path / CONFIG), config, before, replace(before, code=code))
+        refuse_differences(f"run {name} cannot be resumed", differences, allowed)
     else:
         _refuse_existing(path, config)
 

@@ -262,11 +262,11 @@ MAP = RecordFile("map.json", PolicyMap, indent=None)
 def read_map(folder: Path) -> PolicyMap | None:
     """Read the file; None without it. Raises DataError for a damaged one."""
     path = folder / MAP.name
-    found = MAP.read(folder)
-    for one in found.slices if found is not None else ():
+    grid = MAP.read(folder)
+    for one in grid.slices if grid is not None else ():
         if len(one.cells) != one.rows * one.columns:
             raise DataError(f"{path}: {one.title!r} has {len(one.cells)} cells, expected {one.rows} x {one.columns}")
-    return found
+    return grid
 
 
 # ---------------------------------------------------------------------------------------------------------------- speed
@@ -442,8 +442,8 @@ class GradientCertificate:
             names = ", ".join(check.name for check in failed if check.is_empty)
             return f"the gradient of the synthetic batch is 0, which shows nothing: {names}"
         if failed:
-            found = ", ".join(f"{check.name} (relative difference {check.relative:.1e})" for check in failed)
-            return f"the gradient depends on the split of a batch: {found}"
+            shown = ", ".join(f"{check.name} (relative difference {check.relative:.1e})" for check in failed)
+            return f"the gradient depends on the split of a batch: {shown}"
         worst = max((check.relative for check in self.checks), default=0.0)
         return (
             f"the gradient does not depend on the split of a batch: {len(self.checks)} splits agree to {worst:.1e} "

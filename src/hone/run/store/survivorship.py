@@ -60,11 +60,11 @@ class Survivorship:
 
     def total(self, fates: Sequence[str] = FATES) -> LengthCount:
         """All answers of some fates together."""
-        found = LengthCount()
+        count = LengthCount()
         for fate in fates:
             for one in self.counts.get(fate, {}).values():
-                _add(found, one)
-        return found
+                _add(count, one)
+        return count
 
     @property
     def length_bias_tokens(self) -> float:
@@ -84,15 +84,15 @@ class Survivorship:
 
     def _decile(self, lengths: list[int]) -> LengthDecile:
         fates = {fate: LengthCount() for fate in FATES}
-        for fate, found in fates.items():
+        for fate, count in fates.items():
             for length in lengths:
-                _add(found, self._at(fate, length))
+                _add(count, self._at(fate, length))
         return LengthDecile(
             shortest=lengths[0],
             longest=lengths[-1],
-            answers={fate: found.answers for fate, found in fates.items() if found.answers},
+            answers={fate: count.answers for fate, count in fates.items() if count.answers},
             reward_learnt=_mean_reward([fates[fate] for fate in LEARNT]),
-            reward_dropped=_mean_reward([found for fate, found in fates.items() if fate not in LEARNT]),
+            reward_dropped=_mean_reward([count for fate, count in fates.items() if fate not in LEARNT]),
         )
 
     def _at(self, fate: str, length: int) -> LengthCount:
@@ -107,9 +107,9 @@ class Survivorship:
         lines: list[str] = []
         if abs(bias) > LENGTH_BIAS_BOUND * mean:
             dropped = [
-                f"{found.answers:,} {fate} ({found.tokens / found.answers:.4g} tokens on average)"
+                f"{lost.answers:,} {fate} ({lost.tokens / lost.answers:.4g} tokens on average)"
                 for fate in FATES
-                if fate not in LEARNT and (found := self.total([fate])).answers
+                if fate not in LEARNT and (lost := self.total([fate])).answers
             ]
             lines.append(
                 f"length bias: the answers that were learnt from have {learnt.tokens / learnt.answers:.4g} tokens on "
