@@ -10,9 +10,11 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Wall-clock seconds since the epoch; for humans and logs, may jump."""
+        ...
 
     def monotonic_s(self) -> float:
         """Seconds that never run backwards; for durations and deadlines."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

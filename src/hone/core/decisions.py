@@ -68,12 +68,15 @@ class DecisionPolicy(Protocol):
 
     def logp(self, context: Floats, actions: ActionSet) -> Floats:
         """Log-probabilities `[K]` in nats for features `[d]`; -inf for an action that is never taken; they sum to 1."""
+        ...
 
     def logp_rows(self, contexts: Floats, actions: ActionSet) -> Floats:
         """Log-probabilities `[n, K]` for features `[n, d]`: row i is `logp(contexts[i], actions)` up to rounding."""
+        ...
 
     def act(self, context: Floats, actions: ActionSet, draw_key: int) -> Choice:
         """Draw an action from `logp(context, actions)`; the same key draws the same action, to the bit."""
+        ...
 
 
 class ActionShield(Protocol):
@@ -82,12 +85,15 @@ class ActionShield(Protocol):
     @property
     def certificate(self) -> str:
         """sha256 of the proof that it stands on; empty: rules without a proof."""
+        ...
 
     def allowed(self, context: Floats, actions: ActionSet) -> Bools:
         """Safe actions `[K]` for features `[d]`; all False: nothing is known to be safe, take `fallback`."""
+        ...
 
     def fallback(self, context: Floats, actions: ActionSet) -> int:
         """The action to take where no action is known to be safe, or the shield's deadline has passed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,9 +100,11 @@ class DialogueWorld(Protocol):
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> WorldTurn:
         """Begin the dialogue about a row of the dataset. `seed` is derived from the row and the sample."""
+        ...
 
     def answer(self, said: PolicyTurn) -> WorldTurn:
         """Answer a turn of the policy."""
+        ...
 
     def close(self) -> None:
         """End; called once, also for a dialogue that was cut."""
@@ -113,6 +115,7 @@ class ForkableWorld(DialogueWorld, Protocol):
 
     def fork(self) -> Self:
         """An independent copy of the dialogue so far."""
+        ...
 
 
 # -------------------------------------------------------------------------------------------------------- agent session

@@ -223,6 +223,7 @@ class GenerationSession(Protocol):
     ) -> Completion | None:
         """Wait for the next completion of these requests (None: of any); None when none of them is left, or once `wake`
         is true. An engine asks it between passes, so that a caller with other work (a world that answered) gets on."""
+        ...
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
         """Drop these requests (None: all), with completions that were not yet returned and turns that are kept."""
@@ -237,15 +238,18 @@ class GenerationEngine(GenerationSession, Protocol):
     @property
     def version(self) -> int:
         """Version of the weights that sample."""
+        ...
 
     @property
     def stats(self) -> GenerationStats: ...
 
     def stream(self) -> AsyncIterator[Completion]:
         """Iterate over completions as they finish, until no request is in progress; others may submit meanwhile."""
+        ...
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Compute log-probabilities of given tokens, with the arithmetic of sampling."""
+        ...
 
     def publish(self, version: int) -> None:
         """Announce new weights: later tokens are sampled by `version`."""

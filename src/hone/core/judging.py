@@ -51,14 +51,17 @@ class DatasetRow(Protocol):
     @property
     def columns(self) -> Mapping[str, object]:
         """All columns beside the prompt; None where the row lacks one."""
+        ...
 
     @property
     def row(self) -> int:
         """Number in its file, counted from 1; the line of a JSONL file."""
+        ...
 
     @property
     def source(self) -> str:
         """File or task that it came from."""
+        ...
 
 
 class ScoreBatch(Protocol):
@@ -73,11 +76,13 @@ class ScoreBatch(Protocol):
     @property
     def functions(self) -> Mapping[str, NDArray[np.float64]]:
         """Each reward function's own scores, unweighted; NaN where it gave none."""
+        ...
 
     @property
     def turn_scores(self) -> Mapping[int, Sequence[float]]:
         """Scores of single turns or steps, by the place of the answer: each becomes the reward of its last decision.
         Answers that are left out are rewarded with `score` at their last decision."""
+        ...
 
 
 class Scorer(Protocol):
@@ -85,9 +90,11 @@ class Scorer(Protocol):
 
     def submit(self, answers: Sequence[ScorerInput]) -> object:
         """A ticket for the scores of `answers`, which all answer one prompt."""
+        ...
 
     def gather(self, tickets: Sequence[Any]) -> ScoreBatch:
         """Wait for the scores of all tickets, in their order."""
+        ...
 
     def state(self) -> State: ...
 

@@ -21,9 +21,11 @@ class Reduction(Protocol):
     @property
     def rank(self) -> int:
         """Position of this process among the ranks."""
+        ...
 
     def gather(self, column: Array) -> Sequence[Array]:
         """`[n_r, ...]` of every rank r, in the order of the ranks; `column` is the part of this one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

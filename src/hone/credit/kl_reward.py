@@ -66,12 +66,14 @@ class KlController(Protocol):
     @property
     def weight(self) -> float:
         """Coefficient for the next batch."""
+        ...
 
     def observe(self, distance: KlEstimate) -> None:
         """Updates the coefficient after a batch that was rewarded with `weight`."""
 
     def state(self) -> State:
         """Everything a resumed run needs."""
+        ...
 
     def restore(self, state: State) -> None:
         """Load a state that `state` returned."""

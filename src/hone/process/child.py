@@ -125,6 +125,7 @@ class ReplyParser(Protocol[ReplyT_co]):
 
     def feed(self, data: bytes) -> Iterable[ReplyT_co]:
         """The replies that are complete now. Raises ValueError, TypeError or KeyError for bytes that are none."""
+        ...
 
 
 class LineParser:

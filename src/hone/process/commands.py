@@ -45,6 +45,7 @@ class CommandRunner(Protocol):
 
     def wait(self, timeout_s: float) -> list[CommandEnd]:
         """Commands that ended since the last call; waits at most `timeout_s` for one."""
+        ...
 
     def stop(self) -> None:
         """Request every running command to save and stop."""

@@ -29,6 +29,7 @@ class Source(Protocol[P_contra]):
 
     def metrics(self) -> Metrics:
         """Metrics of the trajectories since the last call: returns, lengths; {} for a log."""
+        ...
 
     def state(self) -> State: ...
 
@@ -43,6 +44,7 @@ class Learner(Protocol[P_co]):
 
     def values(self, episodes: Episodes) -> Values:
         """Predict values with the critic; `NO_VALUES` without one."""
+        ...
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics: ...
 

@@ -103,7 +103,7 @@ def run_pipeline(
         folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
     )
     write_evaluations(folder, outcome.evaluations, outcome.comparisons)
-    SIDE_BY_SIDE.write(folder, outcome.side_by_side)
+    SIDE_BY_SIDE.write(folder, shown)
     write_report(folder)
     return outcome
 

@@ -75,6 +75,7 @@ class ConfinementRung(Protocol):
 
     def open_folder(self) -> str:
         """Path of a new, empty work folder."""
+        ...
 
     def own(self, path: str) -> None:
         """Give a file in the work folder to programs."""

@@ -55,6 +55,7 @@ class TrialProposer(Protocol):
 
     def propose(self, history: Sequence[TrialOutcome]) -> list[TrialSettings]:
         """The settings of the next batch of trials, none of them tried before; empty at the end of the search."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

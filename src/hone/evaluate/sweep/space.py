@@ -88,18 +88,16 @@ def _swept(table: Mapping[str, JsonValue], path: tuple[str, ...], faults: ErrorC
 
 def _range(key: str, table: Mapping[str, JsonValue]) -> ValueRange:
     try:
-        values = ValueRange.model_validate(table)
+        ends = ValueRange.model_validate(table)
     except ValidationError as error:
         raise ConfigError(*(f"over.{key}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())) from None
-    if not values.low < values.high:
-        raise ConfigError(f"over.{key}: low must be below high, got {values.low:g} and {values.high:g}")
-    if values.log and values.low <= 0:
-        raise ConfigError(f"over.{key}: a logarithmic range needs low > 0, got {values.low:g}")
-    if values.whole and (values.low % 1 or values.high % 1):
-        raise ConfigError(
-            f"over.{key}: a range of whole numbers has whole ends, got {values.low:g} and {values.high:g}"
-        )
-    return values
+    if not ends.low < ends.high:
+        raise ConfigError(f"over.{key}: low must be below high, got {ends.low:g} and {ends.high:g}")
+    if ends.log and ends.low <= 0:
+        raise ConfigError(f"over.{key}: a logarithmic range needs low > 0, got {ends.low:g}")
+    if ends.whole and (ends.low % 1 or ends.high % 1):
+        raise ConfigError(f"over.{key}: a range of whole numbers has whole ends, got {ends.low:g} and {ends.high:g}")
+    return ends
 
 
 def grid(keys: Sequence[SweptKey]) -> list[TrialSettings]:

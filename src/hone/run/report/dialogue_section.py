@@ -95,22 +95,20 @@ def dialogue_findings(values: Mapping[str, Floats]) -> list[str]:
         return _last(values[name]) if name in values else np.nan
 
     lost = np.nansum([late(f"{STOPS}deadline"), late(f"{STOPS}world_died")])
-    findings: list[str] = []
+    lines: list[str] = []
     if lost > _MOST_LOST:
-        findings.append(
-            f"{lost:.0%} of the last dialogues have no score: their world failed or gave no answer in time."
-        )
+        lines.append(f"{lost:.0%} of the last dialogues have no score: their world failed or gave no answer in time.")
     for reason, key in (("max_tokens", "rollout.max_tokens"), ("context", "rollout.context"), ("turns", "task.turns")):
         if (cut := late(f"{STOPS}{reason}")) > _MOST_CUT:
-            findings.append(f"{cut:.0%} of the last dialogues were cut by {key}.")
+            lines.append(f"{cut:.0%} of the last dialogues were cut by {key}.")
     if (called := late("tools/called")) < _LEAST_CALLED:
-        findings.append(
+        lines.append(
             f"Tools were called in {called:.1%} of the last dialogues: does the prompt say how, and does "
             "task.tools.format fit the chat template?"
         )
     if (invalid := late("tools/invalid")) > _MOST_CUT:
-        findings.append(f"{invalid:.0%} of the last dialogues had a call that could not be read.")
-    return findings
+        lines.append(f"{invalid:.0%} of the last dialogues had a call that could not be read.")
+    return lines
 
 
 def dialogue_turns(turns: Sequence[Turn]) -> Html:
