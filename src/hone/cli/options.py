@@ -4,16 +4,11 @@ Belongs here: names, summaries and options. The code of a command is in the modu
 """
 
 import argparse
-import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final, NoReturn, get_args
+from typing import Final, NoReturn
 
-from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, did_you_mean
-from hone.decide.joins.config import JoinConfig, JoinRule
+from hone.core.errors import ConfigError
 
 # --------------------------------------------------------------------------------------------------------- command spec
 
@@ -574,38 +569,3 @@ def parse_number(text: str, flag: str, *, least: float, whole: bool = True) -> f
 def command_names(commands: Sequence[CommandSpec] = COMMANDS) -> list[str]:
     """Names of the commands."""
     return [command.name for command in commands]
-
-
-# --------------------------------------------------------------------------------------------------------- join options
-
-
-def join_of(call: CommandCall) -> JoinConfig:
-    """Rules of the join: `--window`, `--default`, `--rule`, `--kind`. Raises ConfigError."""
-    settings: dict[str, object] = {}
-    if text := call.text("window"):
-        settings["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
-    if text := call.text("default"):
-        settings["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
-    if rule := call.text("rule"):
-        if rule not in get_args(JoinRule):
-            raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
-        settings["rule"] = rule
-    if kind := call.text("kind"):
-        settings["kind"] = kind
-    return JoinConfig.model_validate(settings)
-
-
-def moment_of(text: str, flag: str = "--as-of") -> float:
-    """Seconds since the epoch of an option's time; now, where it is empty. Raises ConfigError."""
-    if not text:
-        return SystemClock().now_s()
-    with contextlib.suppress(ValueError):  # it is no number, but may be a time
-        if math.isfinite(seconds := float(text)):
-            return seconds
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{flag} must be seconds since 1970 or a time as 2026-11-23T12:00:00Z, got {text!r}"
-        ) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

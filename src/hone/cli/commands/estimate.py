@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
-from hone.cli.options import CommandCall, join_of, moment_of, parse_number
+from hone.cli.commands.log import join_of, moment_of
+from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import SystemClock
@@ -44,15 +45,13 @@ _SHOWN_SEGMENTS = 8
 
 def run(call: CommandCall) -> int:
     """Estimate policies and show the judgement; 3 if a candidate is refused."""
-    # the estimator that decides, then the others of the default
+    settings, join = _settings(call), join_of(call)
     first = call.text("estimator")
     if first not in ESTIMATORS:
         raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
     sums = call.text("interval") == "bernstein"
-    others: list[EstimatorName] = [
-        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
-    ]
-    settings, join, estimators = _settings(call), join_of(call), (first, *others)
+    others = [name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)]
+    estimators: list[EstimatorName] = [first, *others]
     as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)

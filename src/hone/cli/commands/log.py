@@ -3,20 +3,21 @@
 import json
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 from urllib.parse import unquote
 
-from hone.cli.options import CommandCall, join_of, moment_of
+from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.core.errors import ConfigError, DataError
+from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.core.strict_json import Json
 from hone.decide.joins.audit import LogAudit, audit_log
 from hone.decide.joins.columns import RecordColumns, distinct_texts
-from hone.decide.joins.config import JoinConfig
+from hone.decide.joins.config import JoinConfig, JoinRule
 from hone.decide.joins.join import build_view
 from hone.decide.joins.large import LargeJoin
 from hone.decide.joins.parquet import freeze_view, is_frozen_view, read_frozen_view, view_bytes
@@ -243,3 +244,38 @@ def _span(figures: ViewSummary) -> str:
 def _tell(screen: TerminalScreen | None, words: str) -> None:
     if screen is not None:
         screen.line(words)
+
+
+# --------------------------------------------------------------------------------------------------------- join options
+
+
+def join_of(call: CommandCall) -> JoinConfig:
+    """Rules of the join: `--window`, `--default`, `--rule`, `--kind`. Raises ConfigError."""
+    settings: dict[str, object] = {}
+    if text := call.text("window"):
+        settings["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
+    if text := call.text("default"):
+        settings["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
+    if rule := call.text("rule"):
+        if rule not in get_args(JoinRule):
+            raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
+        settings["rule"] = rule
+    if kind := call.text("kind"):
+        settings["kind"] = kind
+    return JoinConfig.model_validate(settings)
+
+
+def moment_of(text: str, flag: str = "--as-of") -> float:
+    """Seconds since the epoch of an option's time; now, where it is empty. Raises ConfigError."""
+    if not text:
+        return SystemClock().now_s()
+    with suppress(ValueError):  # it is no number, but may be a time
+        if math.isfinite(seconds := float(text)):
+            return seconds
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{flag} must be seconds since 1970 or a time as 2026-11-23T12:00:00Z, got {text!r}"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
