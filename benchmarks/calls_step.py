@@ -33,7 +33,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 from hone.models.language.tokenizers import character_tokenizer
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.run.loop import train
 from hone.text.games.calculator import sum_rows

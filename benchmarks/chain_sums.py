@@ -15,7 +15,7 @@ from hone.recipes.reward_models import reward_outcome, reward_steps
 from hone.recipes.text import sft
 from hone.run.job import RecipeSpec
 from hone.run.loop import train
-from hone.run.store.search import SearchRecord
+from hone.run.store.records import SearchRecord
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.reward_members import reward_scorer

@@ -36,7 +36,7 @@ from hone.control.off_policy import ReplayConfig
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.learner.config import LearnerConfig
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.recipes.bandits import thompson
 from hone.recipes.off_policy import sac
 from hone.recipes.offline import bc, cql

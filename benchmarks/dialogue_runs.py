@@ -11,7 +11,7 @@ import numpy as np
 from text_runs import MODEL, run_recipe, write_rows
 
 from hone.core.credit import Metrics
-from hone.run.store.answers import AnswerRow
+from hone.run.store.evaluations import AnswerRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

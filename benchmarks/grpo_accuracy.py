@@ -32,7 +32,7 @@ from tables import Row, rewrite, tell
 
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.run.job import TrainingJob
 from hone.run.loop import train

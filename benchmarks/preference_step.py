@@ -26,7 +26,7 @@ from peers import require_peer
 from tables import Row, grow, tell
 
 from hone.core.random import generator
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
 

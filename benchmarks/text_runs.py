@@ -11,7 +11,7 @@ from hone.core.generation import Request, SamplingParams, generate
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
-from hone.run.store.answers import AnswerRow
+from hone.run.store.evaluations import AnswerRow
 from hone.text.evaluate.engine_actor import make_engine
 
 MODEL = {

@@ -32,7 +32,7 @@ from hone.core.episodes import Episodes
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.native.products import widens_half_products
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.text.rows import TokenRows
 from hone.text.token_batch import TokenBatch

@@ -13,7 +13,7 @@ from chain_sums import TASK, answers, base, searched, step_scorer
 
 from demonstrations import Bar
 from hone.lab.tasks.chain_of_sums import make_problems
-from hone.run.store.search import SearchRecord
+from hone.run.store.records import SearchRecord
 
 TITLE = "search over steps against whole answers, chain of sums"
 SEEDS = (100, 101, 102, 103, 104)

@@ -19,8 +19,7 @@ import torch
 
 from demonstrations import Bar
 from hone.core.credit import Credits
-from hone.core.episodes import Episodes
-from hone.core.routing import routing_coverage
+from hone.core.episodes import Episodes, routing_coverage
 from hone.engine.native.runner import NativeRunner
 from hone.lab.tasks.chain_of_sums import ALPHABET, SumProblem, hurried_solution, make_problems
 from hone.models.language.decoder import Decoder

@@ -13,7 +13,7 @@ import numpy as np
 from demonstrations import Bar
 
 from hone.sandbox.battery import run_battery
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 TITLE = "Sandbox"

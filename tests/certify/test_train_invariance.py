@@ -43,7 +43,7 @@ from hone.objectives.policy import clipped_surrogate, reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.recipes.registry import recipe_names
 from hone.rewards.workers import RewardWorkerPool
-from hone.run.store.certificate import GradientCheck
+from hone.run.store.records import GradientCheck
 from hone.text.rows import TokenBatch, TokenRows
 
 TEXT = [name for name in recipe_names() if learns_from_answers(name)]

@@ -29,7 +29,7 @@ from hone.objectives.terms import LossTerms, add_terms
 from hone.recipes.registry import recipe_names
 from hone.recipes.text import grpo
 from hone.rewards.workers import RewardWorkerPool
-from hone.run.store.certificate import GradientCheck
+from hone.run.store.records import GradientCheck
 from hone.text import recipe
 from hone.text.loss import TokenLossSpec, TokenView
 from hone.text.rows import TokenBatch, TokenRows

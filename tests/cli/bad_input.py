@@ -16,7 +16,7 @@ import hone.run.reporter
 import hone.run.store.durable
 import hone.run.store.folder
 from hone.cli.terminal.progress import RunProgress
-from hone.run.store.lock import RunLock
+from hone.run.store.folder import RunLock
 
 HERE = Path(__file__).parent
 REWARDS = HERE / "bad_rewards.py"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from hone.config.overrides import parse_overrides, parse_value, split_overrides
 from hone.config.resolve import ResolvedConfig, load, read_document, require_consent, resolve
+from hone.config.toml import parse_overrides, parse_value, split_overrides
 from hone.core.config import Config, ConfigSetting
 from hone.core.errors import ConfigError
 

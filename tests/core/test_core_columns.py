@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import ABSENT, Column, Episodes, Transcript, column_table, concatenate
+from hone.core.episodes import (
+    ABSENT,
+    Column,
+    Episodes,
+    Transcript,
+    column_table,
+    concatenate,
+    pack_episodes,
+    unpack_episodes,
+)
 from hone.core.errors import DataError
 from hone.core.ragged import RaggedArray, offsets_of
 

@@ -11,8 +11,8 @@ from plain_episodes import plain_episodes
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.credit.adversarial import log_odds_reward, negative_reward, positive_reward, with_imitation_reward
 from hone.credit.returns import gae
+from hone.credit.shaping import log_odds_reward, negative_reward, positive_reward, with_imitation_reward
 
 FORMS = (positive_reward, negative_reward, log_odds_reward)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import concatenate
 from hone.core.errors import ConfigError, DataError
-from hone.credit.components import gdpo
+from hone.credit.group import gdpo
 
 ZERO = "reward/zero_variance_groups"
 

@@ -10,8 +10,7 @@ from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import ConfigError
 from hone.core.ragged import offsets_of
-from hone.credit.decoupled_gae import decoupled_gae, explained_variance, length_adaptive_lambda
-from hone.credit.returns import gae
+from hone.credit.returns import decoupled_gae, explained_variance, gae, length_adaptive_lambda
 
 
 def guessed(episodes: Episodes, seed: int = 0) -> Values:

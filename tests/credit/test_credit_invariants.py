@@ -15,15 +15,15 @@ from plain_episodes import plain_episodes
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
-from hone.credit.columns import CreditFunction, episode_ends
-from hone.credit.components import gdpo
 from hone.credit.group import (
     batch_relative,
+    gdpo,
     group_policy_gradient,
     group_relative,
     leave_one_out,
     length_baseline,
 )
+from hone.credit.grouping import CreditFunction, episode_ends
 from hone.credit.kl_reward import AdaptiveKlController, KlRewardCredit, distillation_credit
 from hone.credit.passk import best_of_group, max_rl, pass_at_k, pkpo
 from hone.credit.process import prime, step_group_relative
@@ -34,7 +34,15 @@ from hone.credit.reinforce import (
     remax,
     whitened,
 )
-from hone.credit.returns import discounted_returns, gae, n_step, one_step_target, reward_as_advantage, td_lambda
+from hone.credit.returns import (
+    discounted_returns,
+    gae,
+    n_step,
+    one_step_target,
+    reward_as_advantage,
+    td_lambda,
+    v_trace,
+)
 from hone.credit.shaping import (
     cosine_reward,
     length_rank_reward,
@@ -43,7 +51,6 @@ from hone.credit.shaping import (
     overlong_penalty,
     with_shaped_scores,
 )
-from hone.credit.vtrace import v_trace
 
 ZERO = "reward/zero_variance_groups"
 few = settings(max_examples=25)  # of each of some twenty credits

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES
 from hone.core.errors import ConfigError, UserCodeError
-from hone.credit.maclaurin import maclaurin, subset_maclaurin
-from hone.credit.passk import max_rl
+from hone.credit.passk import maclaurin, max_rl, subset_maclaurin
 
 
 def weights(credit, right: int, count: int) -> tuple[float, float]:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES
-from hone.credit.components import gdpo
-from hone.credit.group import batch_relative, group_relative, leave_one_out
+from hone.credit.group import batch_relative, gdpo, group_relative, leave_one_out
 from hone.credit.passk import best_of_group
 from hone.credit.reinforce import (
     reinforce_plus_plus,

@@ -10,7 +10,7 @@ from plain_episodes import plain_episodes
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import offsets_of
-from hone.credit.pairs import best_and_worst, desirability
+from hone.credit.grouping import best_and_worst, desirability
 
 
 def answers_of(score: list[float | None], group: list[int]) -> Episodes:

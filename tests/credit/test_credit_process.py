@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, Transcript
-from hone.credit.columns import delimiter_ends, episode_ends, turn_ends
 from hone.credit.group import leave_one_out
+from hone.credit.grouping import delimiter_ends, episode_ends, turn_ends
 from hone.credit.process import implicit_reward, prime, step_group_relative
 
 ZERO = "reward/zero_variance_groups"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
-from hone.credit.curiosity import with_curiosity
 from hone.credit.group import group_relative
-from hone.credit.self_imitation import self_imitation
+from hone.credit.shaping import self_imitation, with_curiosity
 
 
 def heard(episodes: Episodes, values: Values, *, scores: list[float]) -> Credits:

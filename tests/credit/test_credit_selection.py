@@ -5,8 +5,7 @@ from credit_batches import Batch, answers, any_scores, by_group, nan, of
 from hypothesis import given
 
 from hone.core.credit import NO_VALUES
-from hone.credit.group import group_relative
-from hone.credit.selection import has_score_variance, solved_between
+from hone.credit.group import group_relative, has_score_variance, solved_between
 
 
 def test_by_hand() -> None:

@@ -12,8 +12,10 @@ from credit_batches import answers, nan
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
-from hone.credit import components, group, grouping, maclaurin, passk, reinforce, returns
-from hone.credit.columns import checked_column
+from hone.credit import group, grouping, passk, reinforce, returns
+from hone.credit import group as components
+from hone.credit import passk as maclaurin
+from hone.credit.grouping import checked_column
 
 MANY = 400
 """Answers with ties: numpy's unstable sort keeps the order of a few equal values, not of so many."""

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.credit.columns import CreditFunction, delimiter_ends, turn_ends
-from hone.credit.decoupled_gae import decoupled_gae
 from hone.credit.group import group_relative
+from hone.credit.grouping import CreditFunction, delimiter_ends, turn_ends
 from hone.credit.process import step_group_relative
 from hone.credit.reinforce import reinforce_plus_plus
-from hone.credit.returns import discounted_returns, gae, one_step_target
+from hone.credit.returns import decoupled_gae, discounted_returns, gae, one_step_target
 from hone.credit.turns import (
     anchored,
     dialogues_as_one,

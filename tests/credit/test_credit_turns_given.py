@@ -9,8 +9,8 @@ from credit_dialogues import Dialogue, Turn, critic, dialogues
 
 from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes
-from hone.credit.columns import CreditFunction, turn_ends
 from hone.credit.group import group_relative
+from hone.credit.grouping import CreditFunction, turn_ends
 from hone.credit.returns import discounted_returns
 from hone.credit.turns import anchored, dialogues_as_one, observed_texts, per_turn, turn_table, with_turn_discount
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
-from hone.credit.returns import gae
-from hone.credit.vtrace import v_trace
+from hone.credit.returns import gae, v_trace
 
 
 def lived(lengths: list[int], seed: int) -> tuple[Episodes, Values, np.ndarray]:

@@ -12,8 +12,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from hone.cli.commands.train import planned_runs
-from hone.config.overrides import ConfigDocument
-from hone.config.toml import parse_toml
+from hone.config.toml import ConfigDocument, parse_toml
 from hone.parallel.config import ClusterConfig
 from hone.parallel.placement import NodeRoom, placement_faults
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from hone.core.errors import ConfigError, did_you_mean
-from hone.objectives import covariance, kl, mismatch, policy, selection, sequence, trust, weights
+from hone.objectives import kl, mismatch, policy, selection, sequence, trust, weights
+from hone.objectives import policy as covariance
 
 PeerLibrary = Literal["trl", "verl"]
 PresetFunction: TypeAlias = Callable[..., Any]

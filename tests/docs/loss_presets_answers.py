@@ -10,7 +10,20 @@ from typing import Final
 
 from loss_presets import LossPreset
 
-from hone.objectives import distill, implicit, preference, reference_free, reward_model, unpaired, value, weights
+from hone.objectives import (
+    distill,
+    implicit,
+    preference,
+    reward_model,
+    value,
+    weights,
+)
+from hone.objectives import (
+    preference as reference_free,
+)
+from hone.objectives import (
+    preference as unpaired,
+)
 
 PRESETS: Final[tuple[LossPreset, ...]] = (
     LossPreset(

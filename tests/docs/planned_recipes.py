@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hone.config.schema import all_keys
+from hone.config.resolve import all_keys
 from hone.planner.run_settings import PLANNED_KEYS, PlannedRecipe
 from hone.recipes.preference.online_dpo import OnlineDpoConfig
 from hone.recipes.registry import load_recipe, recipe_families

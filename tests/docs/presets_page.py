@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from pages import made_by, table, write
 
-from hone.config.explain import format_value
-from hone.config.overrides import dotted
-from hone.config.resolve import leaves
+from hone.config.resolve import format_value, leaves
+from hone.config.toml import dotted
 from hone.recipes.registry import load_recipe
 from hone.text.presets import PRESETS, VERSIONS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.config.schema import all_keys
+from hone.config.resolve import all_keys
 from hone.recipes.registry import load_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,11 +11,9 @@ from manual_clock import ManualClock
 from hone.cli.main import main
 from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
-from hone.evaluate.comparison import compare, registered_threshold
-from hone.evaluate.run_curves import read_runs, score_curves
+from hone.evaluate.comparison import compare, read_runs, registered_threshold, score_curves
 from hone.run.report.comparison_page import render_comparison, write_comparison
-from hone.run.store.answers import AnswerRow, write_answers
-from hone.run.store.evaluations import EvaluationScore, write_evaluations
+from hone.run.store.evaluations import AnswerRow, EvaluationScore, write_answers, write_evaluations
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from hone.core.errors import NativeBuildWarning, ResourceError
-from hone.native.build import BuiltLibrary, InstructionSet, NativeSource, find_compiler
+from hone.native.build import BuiltLibrary, InstructionSet, NativeSource, find_compiler, load_functions
 from hone.native.build import build as build_source
-from hone.native.open import load_functions
 
 SETS = (
     InstructionSet(name="portable", file="isa.cpp", flags=()),

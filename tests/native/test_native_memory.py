@@ -11,7 +11,7 @@ PROGRAM = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -17,12 +17,18 @@ from hone.objectives import (
     distributional,
     offline,
     preference,
-    reference_free,
     reward_model,
-    soft,
     td,
-    unpaired,
     value,
+)
+from hone.objectives import (
+    preference as reference_free,
+)
+from hone.objectives import (
+    preference as unpaired,
+)
+from hone.objectives import (
+    td as soft,
 )
 from hone.objectives.distributional import ValueSupport
 from hone.objectives.implicit import alpha_link, forward_kl_link, js_link, weighted_terms

@@ -13,7 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.objectives import covariance, entropy, kl, mismatch, policy, selection, sequence, simko, trust, weights
+from hone.objectives import (
+    kl,
+    mismatch,
+    policy,
+    selection,
+    sequence,
+    trust,
+    weights,
+)
+from hone.objectives import (
+    policy as covariance,
+)
+from hone.objectives import (
+    policy as entropy,
+)
+from hone.objectives import (
+    selection as simko,
+)
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
 
 LENGTHS = (3, 1, 5, 2, 6, 4, 1, 5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
+from hone.objectives.value import discriminator_loss, gradient_norm_penalty
 
 logits = st.floats(-30, 30)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hone.core.errors import DataError
 from hone.objectives.batchwide import RunningShift, kto_baseline, q_value_scale, same_rank
-from hone.objectives.preference import apo_zero, bco_pair
+from hone.objectives.preference import apo_zero, apo_zero_unpaired, bco, bco_pair, kto
 from hone.objectives.reward_model import (
     UNLABELLED,
     bradley_terry,
@@ -20,7 +20,6 @@ from hone.objectives.reward_model import (
     step_classification,
     step_regression,
 )
-from hone.objectives.unpaired import apo_zero_unpaired, bco, kto
 
 L3 = log(3)
 numbers = st.floats(-20, 20)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from hone.objectives.batchwide import RunningShift, aot_partners, kto_baseline, q_value_scale, same_rank
 from hone.objectives.offline import td3_bc_actor_loss
-from hone.objectives.preference import aot, aot_unpaired, bco_pair
+from hone.objectives.preference import aot, aot_unpaired, bco, bco_pair, kto
 from hone.objectives.terms import LossTerms
-from hone.objectives.unpaired import bco, kto
 
 Columns = dict[str, Tensor]
 WEIGHT = 1 / ROWS

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.objectives import covariance, mismatch, policy, selection, sequence, trust
+from hone.objectives import mismatch, policy, selection, sequence, trust
+from hone.objectives import policy as covariance
 from hone.objectives.terms import LossTerms
 
 LOW, HIGH = 0.1, 0.5

@@ -10,8 +10,7 @@ from torch.autograd import gradcheck
 
 from hone.objectives.offline import behaviour_cloning, cql_penalty, cql_penalty_sampled
 from hone.objectives.policy import clipped_surrogate, reinforce_loss
-from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
-from hone.objectives.td import double_target
+from hone.objectives.td import double_target, sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.value import clipped_value, huber, squared_error
 
 numbers = st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.objectives.experts import balanced_bias, load_balance
 from hone.objectives.mismatch import (
     geometric_rejection,
     icepop,
@@ -17,14 +16,20 @@ from hone.objectives.mismatch import (
     truncated_weight,
     with_mismatch_correction,
 )
-from hone.objectives.policy import surrogate
+from hone.objectives.policy import forking_tokens, surrogate
+from hone.objectives.preference import simpo_hinge
 from hone.objectives.ratios import sequence_quantile
-from hone.objectives.reference_free import simpo_hinge
 from hone.objectives.selection import clip_cov_mask
 from hone.objectives.sequence import gspo, gspo_token, luspo
-from hone.objectives.simko import forking_tokens
 from hone.objectives.terms import LossTerms
-from hone.objectives.value import bounded_cross_entropy, clipped_value, huber, squared_error
+from hone.objectives.value import (
+    balanced_bias,
+    bounded_cross_entropy,
+    clipped_value,
+    huber,
+    load_balance,
+    squared_error,
+)
 
 
 def logs(*ratios: float) -> Tensor:

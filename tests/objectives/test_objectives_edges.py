@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hone.objectives import batchwide, constraint, distill, distributional, implicit, mismatch, offline, policy, td
 from hone.objectives.distributional import ValueSupport
-from hone.objectives.numerics import log1mexp
-from hone.objectives.ratios import is_saturated
+from hone.objectives.ratios import is_saturated, log1mexp
 from hone.objectives.reward_model import implicit_process_reward, step_classification, step_regression
 
 

@@ -3,7 +3,7 @@
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from hone.objectives.experts import balanced_bias, load_balance
+from hone.objectives.value import balanced_bias, load_balance
 
 
 def load_of(logits: torch.Tensor, per_token: int) -> torch.Tensor:

@@ -9,11 +9,10 @@ from objectives_cases import CASES
 from policy_cases import LOSSES, factors, make_batch, view, weight
 from torch import Tensor
 
-from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
-from hone.objectives.dynamics import gaussian_nll
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.preference import aot_unpaired
 from hone.objectives.terms import LossTerms
+from hone.objectives.value import discriminator_loss, gaussian_nll, gradient_norm_penalty
 
 BY_NAME = {case.name: case for case in CASES}
 PAIR = "preference/accuracy preference/chosen_nats preference/margin_nats preference/rejected_nats"

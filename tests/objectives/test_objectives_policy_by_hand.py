@@ -10,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.objectives import covariance, entropy, mismatch, policy, sequence, simko, trust
+from hone.objectives import (
+    mismatch,
+    policy,
+    sequence,
+    trust,
+)
+from hone.objectives import (
+    policy as covariance,
+)
+from hone.objectives import (
+    policy as entropy,
+)
+from hone.objectives import (
+    selection as simko,
+)
 from hone.objectives.ratios import quantile, sequence_mean, sequence_quantile, sequence_sum
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
 

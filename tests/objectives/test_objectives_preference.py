@@ -22,24 +22,25 @@ from hone.objectives.implicit import (
     wpo_aligned_logp,
     wpo_weight,
 )
-from hone.objectives.numerics import linear_tail_exp, log1mexp, sum_by_sequence
 from hone.objectives.preference import (
     aot,
     aot_unpaired,
     apo_down,
     apo_zero,
     bco_pair,
+    cpo,
     discopop,
     dpo,
     exo_pair,
     hinge,
     ipo,
     nca_pair,
+    orpo,
     robust_dpo,
+    simpo,
     sppo,
 )
-from hone.objectives.ratios import decision_rows, gather_decisions
-from hone.objectives.reference_free import cpo, orpo, simpo
+from hone.objectives.ratios import decision_rows, gather_decisions, linear_tail_exp, log1mexp, sum_by_sequence
 from hone.objectives.reward_model import bradley_terry
 
 L3 = log(3)  # sigmoid(log 3) = 3/4, sigmoid(-log 3) = 1/4

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.objectives import mismatch, rejection
+from hone.objectives import mismatch
+from hone.objectives import mismatch as rejection
 from hone.objectives.ratios import sequence_mean, sequence_sum
 from hone.objectives.trust import binary_kl
 

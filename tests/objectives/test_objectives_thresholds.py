@@ -10,21 +10,31 @@ from torch import Tensor
 
 from hone.objectives import (
     batchwide,
-    covariance,
     implicit,
     kl,
     mismatch,
     policy,
     ratios,
-    reference_free,
-    rejection,
     reward_model,
     selection,
     sequence,
-    simko,
     trust,
-    unpaired,
     value,
+)
+from hone.objectives import (
+    mismatch as rejection,
+)
+from hone.objectives import (
+    policy as covariance,
+)
+from hone.objectives import (
+    preference as reference_free,
+)
+from hone.objectives import (
+    preference as unpaired,
+)
+from hone.objectives import (
+    selection as simko,
 )
 from hone.objectives.terms import LossTerms
 

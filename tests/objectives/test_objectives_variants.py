@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.objectives import implicit, policy, preference, reference_free, selection, sequence, value
+from hone.objectives import implicit, policy, preference, selection, sequence, value
+from hone.objectives import preference as reference_free
 from hone.objectives.batchwide import aot_partners
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import sequence_mean, sequence_sum, token_mean

@@ -12,7 +12,7 @@ import pytest
 from hone.cli.closed_plan import closed_plan
 from hone.cli.main import main
 from hone.cli.processor import processor_traits
-from hone.config.overrides import ConfigDocument
+from hone.config.toml import ConfigDocument
 from hone.core.errors import DataError, HoneError
 from hone.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
 from hone.models.language.config import model_config_from_hf

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.process.source_files import code_references, fingerprint_code, source_files
+from hone.process.user_files import code_references, fingerprint_code, source_files
 
 FILES = {
     "rewards.py": "import json, numpy, helper\nfrom tools import text as words\n\ndef f(): import late\n",

@@ -16,8 +16,8 @@ from hone.core.errors import ResourceError
 from hone.recipes.certify import certify, config_of_run, scaled_down_config, with_stage_models
 from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.run.job import RunConfig
-from hone.run.store.certificate import GradientCertificate, read_certificate
 from hone.run.store.folder import open_run
+from hone.run.store.records import GradientCertificate, read_certificate
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 
 

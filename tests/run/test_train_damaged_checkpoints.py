@@ -10,10 +10,9 @@ from tiny_runs import hone, lay_out
 
 from hone import api
 from hone.core.errors import CheckpointWarning, DataError
-from hone.run.policy_folder import policy_folder
-from hone.run.store import verification
-from hone.run.store.checkpoints import CheckpointFolder
-from hone.run.store.verification import checkpoint_of, verify_policy
+from hone.run.saved_config import policy_folder
+from hone.run.store import checkpoints as verification
+from hone.run.store.checkpoints import CheckpointFolder, checkpoint_of, verify_policy
 
 PPO = """
 recipe = "ppo"

@@ -8,7 +8,7 @@ import pytest
 from hone.core.errors import DataError
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 from hone.run.run import MemoryWatch
-from hone.run.store.memory_use import MemoryUse, memory_line, read_memory_use, write_memory_use
+from hone.run.store.records import MEMORY, MemoryUse, memory_line
 
 MIB = 1 << 20
 USE = MemoryUse(
@@ -44,13 +44,13 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_the_figures_are_kept_and_told(tmp_path: Path) -> None:
-    assert read_memory_use(tmp_path) is None
-    write_memory_use(tmp_path, USE)
-    assert read_memory_use(tmp_path) == USE
+    assert MEMORY.read(tmp_path) is None
+    MEMORY.write(tmp_path, USE)
+    assert MEMORY.read(tmp_path) == USE
     assert memory_line(USE) == (
         "memory of cpu: at most 50.0 MiB beyond 100.0 MiB at the start; planned 40.0 MiB (in learn) for networks, "
         "activations and pages"
     )
     (tmp_path / "memory.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match=r"memory\.json"):
-        read_memory_use(tmp_path)
+        MEMORY.read(tmp_path)

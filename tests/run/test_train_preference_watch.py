@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.run.preference_watch import PreferenceWatch
-from hone.run.reporter import LearningWatch, StepSignals
+from hone.run.reporter import LearningWatch, PreferenceWatch, StepSignals
 
 SIGNALS = StepSignals(advantage_is_zero=False, timeouts=0.0)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tiny_runs import CONFIGS, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
-from hone.core.episode_state import unpack_episodes
+from hone.core.episodes import unpack_episodes
 from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.learner.metrics import MetricsAccumulator
 from hone.models.language.token_policy import TokenPolicy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 

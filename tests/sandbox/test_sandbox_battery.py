@@ -11,17 +11,17 @@ import pytest
 
 from hone.cli.commands import doctor_sandbox
 from hone.cli.main import main
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.process.linux import may_map_users
 from hone.sandbox import rungs
 from hone.sandbox.battery import HOSTILE, ORDINARY, BatteryOutcome
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox, SandboxReport
 
 BATTERY = """
 import json, os, sys
 from hone.process.linux import PR_SET_NO_NEW_PRIVS, enter_namespaces, prctl, set_capabilities
-from hone.process.seccomp import ALLOW, REFUSE, UNKNOWN, assemble, install_filter
+from hone.process.linux import ALLOW, REFUSE, UNKNOWN, assemble, install_filter
 from hone.sandbox.battery import run_battery
 
 machine, rung = sys.argv[1:]
@@ -125,7 +125,7 @@ def test_a_program_that_may_have_processes_has_no_more_and_leaves_none(rung: str
 
 CALLER = """
 import sys, threading, time
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 sandbox = CodeSandbox(SandboxPolicy.model_validate(__import__("json").loads(sys.argv[1])))
 print(sandbox.probe().rung, flush=True)
@@ -178,7 +178,7 @@ def test_several_processes_need_a_means_to_end_them() -> None:
     code = (
         "import os\nfrom hone.process.linux import enter_namespaces, set_capabilities\n"
         'enter_namespaces(0, {"uid_map": f"1000 {os.geteuid()} 1", "gid_map": f"1000 {os.getegid()} 1"})\n'
-        "set_capabilities(0)\nfrom hone.sandbox.policy import SandboxPolicy\nfrom hone.sandbox.run import run_python\n"
+        "set_capabilities(0)\nfrom hone.sandbox.frames import SandboxPolicy\nfrom hone.sandbox.run import run_python\n"
         "print(run_python('1', SandboxPolicy(rung='landlock', processes=2)).error)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ import pytest
 from hone.core.errors import DataError
 from hone.sandbox.examination import OutputTest, run_output_tests, run_tests
 from hone.sandbox.examiner import free_names
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 POLICY = SandboxPolicy(cpu_s=0.5, wall_s=30.0, output_bytes=20_000)

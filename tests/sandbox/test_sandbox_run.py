@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hone.core.errors import ConfigError
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.sandbox import run
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import CodeSandbox, close_shared, run_python
 
 POLICY = SandboxPolicy(cpu_s=0.5, wall_s=30.0, output_bytes=20_000)
@@ -102,7 +102,7 @@ def test_a_program_that_sleeps_is_killed_by_the_clock() -> None:
 
 LIMITED = """
 import resource
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import run_python
 for kind, value in ((resource.RLIMIT_NOFILE, 48), (resource.RLIMIT_AS, 3 << 30), (resource.RLIMIT_FSIZE, 1 << 22)):
     resource.setrlimit(kind, (value, value))
@@ -160,10 +160,10 @@ def test_run_python_keeps_a_warm_process_of_each_policy() -> None:
 FILTERED = """
 import os, sys
 from hone.process.linux import PR_SET_NO_NEW_PRIVS, prctl
-from hone.process.seccomp import ALLOW, REFUSE, assemble, install_filter
+from hone.process.linux import ALLOW, REFUSE, assemble, install_filter
 from hone.process import landlock
 from hone.sandbox import run
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 numbers = {"unshare": (272, 97), "landlock": (444, 444)}

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scripted_episodes import episodes_of
 from tiny_runs import hone, lay_out, lines_of
 
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes, Transcript
+from hone.core.episodes import Episodes, Transcript, pack_episodes, unpack_episodes
 from hone.core.errors import DivergedError, UserCodeError
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.state import State, integer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.state import State, integer
-from hone.credit.selection import has_score_variance
+from hone.credit.group import has_score_variance
 from hone.text.recipe import DynamicSampling
 from hone.text.tasks.world import supervised_episodes
 

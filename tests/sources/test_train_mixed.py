@@ -12,7 +12,7 @@ from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.ragged import offsets_of
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
-from hone.credit.self_imitation import self_imitation
+from hone.credit.shaping import self_imitation
 from hone.sources.logged import LogSource
 from hone.sources.mixed import MixedSource, informative_groups, of_live_groups, with_columns_of
 from hone.sources.successes import SuccessReplay, group_means

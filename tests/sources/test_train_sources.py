@@ -19,7 +19,7 @@ from hone.core.state import State, integer
 from hone.learner.config import LearnerConfig, learning_rate_schedule
 from hone.recipes.registry import recipe_names
 from hone.run.loop import Recipe, train
-from hone.run.step_timing import Stopwatch, timed
+from hone.run.reporter import Stopwatch, timed
 from hone.sources.live import EpisodeStats, LiveSource
 from hone.sources.logged import LogSource
 

@@ -8,7 +8,7 @@ from scripted_episodes import episodes_of
 from tiny_runs import hone, lay_out
 
 from hone.core.episodes import Episodes, ScoreStatus
-from hone.run.store.survivorship import SurvivorshipCounts, read_survivorship
+from hone.run.store.survivorship import SURVIVORSHIP, SurvivorshipCounts
 from hone.text.recipe import DynamicSampling
 from hone.text.rl import CollectedSource, FilteredSource, count_learnt
 
@@ -56,7 +56,7 @@ def test_a_run_counts_every_answer_once_and_a_resumed_run_goes_on(tmp_path, monk
     assert hone("train", "grpo.toml", *asked, "steps=1", "name=parts") == 0
     assert hone("train", "grpo.toml", *asked, "steps=2", "name=parts", "--resume") == 0
     said = capsys.readouterr().out
-    found = read_survivorship(tmp_path / "runs" / "parts")
+    found = SURVIVORSHIP.read(tmp_path / "runs" / "parts")
     lines = [json.loads(line) for line in (tmp_path / "runs" / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert found is not None
     assert found.total().answers == 2 * 16

@@ -19,7 +19,7 @@ from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction
-from hone.credit.pairs import best_and_worst, desirability
+from hone.credit.grouping import best_and_worst, desirability
 from hone.learner.gradient import micro_batches
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
@@ -28,9 +28,8 @@ from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.objectives.batchwide import aot_partners, kto_baseline
 from hone.objectives.implicit import weighted_terms, wpo_weight
-from hone.objectives.preference import aot, dpo
+from hone.objectives.preference import aot, dpo, kto
 from hone.objectives.terms import LossTerms
-from hone.objectives.unpaired import kto
 from hone.objectives.weights import token_mean
 from hone.text.preference.answer_loss import AnswerLoss, AnswerLossSpec, AnswerView
 from hone.text.rows import TokenLayout, TokenRows

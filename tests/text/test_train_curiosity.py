@@ -9,8 +9,8 @@ from recipe_runs import job_of, lay_out, settings
 
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
-from hone.credit.curiosity import with_curiosity
 from hone.credit.group import group_relative
+from hone.credit.shaping import with_curiosity
 from hone.run.store.codec import read_state, write_state
 from hone.text.world_model import CuriousLearner, WorldModel
 

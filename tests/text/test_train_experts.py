@@ -12,12 +12,18 @@ from pydantic import ValidationError
 
 from hone.core.conversation import TranscriptBuilder, build_columns
 from hone.core.credit import Credits
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes, concatenate
+from hone.core.episodes import (
+    Episodes,
+    concatenate,
+    concatenate_routing,
+    is_recorded,
+    pack_episodes,
+    unpack_episodes,
+    unrecorded,
+)
 from hone.core.errors import ConfigError, DivergedError
 from hone.core.generation import Completion, Request, SamplingParams, generate
 from hone.core.reduction import ONE_PROCESS
-from hone.core.routing import concatenate_routing, is_recorded, unrecorded
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import SchedulerLimits

@@ -18,12 +18,11 @@ from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.run import run as closing_module
 from hone.run.run import closing_lines
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
 from hone.run.store.metrics import open_metrics
-from hone.run.store.speed import read_matmul_rate
+from hone.run.store.records import SPEED, RecordFile
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.text.flops import forward_flops, layer_parameters, token_compute_cost
 from hone.text.learners import token_learner
@@ -142,19 +141,19 @@ def test_what_is_said_at_the_end(policy, folder):
     slowest, speed = closing_lines(folder, partial(matmul_rate, policy), SystemClock())
     assert slowest.startswith("The bottleneck is the learner's update (update): 75% of a step, 3.0 s of 4.0 s; larger ")
     assert speed.startswith("updates computed at 1 GFLOP/s, ") and "multiplies float32 matrices" in speed
-    rate = read_matmul_rate(folder.path)
+    rate = SPEED.read(folder.path)
     assert rate is not None and rate.matmul_flops_per_s > 0
 
 
 def test_a_policy_that_is_no_language_model_has_no_speed(folder):
     assert len(closing_lines(folder, None, SystemClock())) == 1
-    assert read_matmul_rate(folder.path) is None
+    assert SPEED.read(folder.path) is None
 
 
 def test_a_finished_run_does_not_fail_for_want_of_a_figure(policy, folder, monkeypatch):
     def full(*given):
         raise ResourceError("the disk is full")
 
-    monkeypatch.setattr(closing_module, "write_matmul_rate", full)
+    monkeypatch.setattr(RecordFile, "write", full)
     assert closing_lines(folder, partial(matmul_rate, policy), SystemClock()) == []
     assert "no figures of speed: the disk is full" in folder.log_path.read_text()

@@ -30,7 +30,7 @@ from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.handover import untie
 from hone.engine.stops import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.evaluate.engine_actor import make_client
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 

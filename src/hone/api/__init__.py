@@ -7,11 +7,9 @@
 rolls a policy out there in stages.
 """
 
-from hone.api.commands import compare, evaluate, sample, train, train_seeds
-from hone.api.estimates import estimate_decisions
+from hone.api.commands import compare, estimate_decisions, evaluate, sample, serve_decisions, ship, train, train_seeds
 from hone.api.python_config import ConfigInput
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, comparison_table, read_result
-from hone.api.services import serve_decisions, ship
 from hone.run.callbacks import CheckpointEvent, EvaluationEvent, StepEvent
 
 __all__ = [

@@ -1,14 +1,17 @@
-"""The commands as functions: train, compare, evaluate, sample."""
+"""The commands as functions: train, compare, evaluate, sample, off-policy estimates, and decisions in production."""
 
 import contextlib
 import io
+import logging
+import math
 import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from hone.api.python_config import ConfigInput, RewardInput, TaskInput, document_of, evaluation_task
 from hone.api.results import AnswerTable, MultiSeedResult, SampledAnswer, TrainingResult, read_result
@@ -18,15 +21,22 @@ from hone.cli.commands.train import PlannedRun, opened_runs, planned_resume, pla
 from hone.cli.stages import STAGE, pipeline_name
 from hone.cli.terminal.progress import RunProgress
 from hone.cli.terminal.screen import TerminalScreen, is_plain, make_console, standard_screen
-from hone.config.overrides import ConfigDocument
 from hone.config.resolve import require_consent
-from hone.core.clock import SystemClock
+from hone.config.toml import ConfigDocument
+from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
+from hone.core.decisions import DecisionPolicy, DecisionTable
 from hone.core.errors import ConfigError, HoneError
+from hone.decide.bandits.saving import open_decision_policy
+from hone.decide.estimators.estimate import EstimateSettings, EstimatorName
+from hone.decide.evaluate.off_policy import DEFAULT_ESTIMATORS, OffPolicyReport, estimate_policies, read_decision_table
+from hone.decide.gateway.opening import OpenedService, open_service
+from hone.decide.gateway.shipping import open_rollouts
+from hone.decide.joins.view import JoinConfig
+from hone.decide.rollout.driver import RolloutDriver
 from hone.evaluate import checkpoint, comparison
-from hone.process.descendants import TOKEN_VARIABLE
-from hone.run.callbacks import CheckpointHook, EvaluationHook, RunCallbacks, StepHook
-from hone.run.display import ProgressDisplay
+from hone.process.child import TOKEN_VARIABLE
+from hone.run.callbacks import CheckpointHook, EvaluationHook, ProgressDisplay, RunCallbacks, StepHook
 from hone.run.resume import ResumeConsent
 from hone.run.store.comparison import Comparison
 from hone.run.store.folder import check_name
@@ -97,7 +107,9 @@ def train(  # noqa: PLR0913 - a public call: one argument for each callback
             stages,
             Path(runs),
             resume=resume,
-            progress=_shown_progress() if progress else SilentProgress(),
+            progress=RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
+            if progress
+            else SilentProgress(),
             callbacks=callbacks,
             consent=ResumeConsent(config=allow_changed_config, code=allow_changed_code),
         )
@@ -116,10 +128,6 @@ def _planned(
     stages = planned_resume(document, runs) if resume else planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=yes)
     return document, stages
-
-
-def _shown_progress() -> RunProgress:
-    return RunProgress(console=standard_screen().console, clock=SystemClock(), live=not is_plain(sys.stdout))
 
 
 def _train(
@@ -184,8 +192,8 @@ def _train_seeds(document: ConfigDocument, asked: Sequence[int], runs: Path, *, 
         train_one(planned_runs(document)[0], root=folder, resume=begun, progress=SilentProgress())
 
     run_sequentially(turns, make, TerminalScreen(console=make_console(io.StringIO())))
-    found = comparison.compare([str(folder)], root=folder)
-    return MultiSeedResult(folder=folder, runs=[folder / seed_folder(seed) for seed in asked], comparison=found)
+    result = comparison.compare([str(folder)], root=folder)
+    return MultiSeedResult(folder=folder, runs=[folder / seed_folder(seed) for seed in asked], comparison=result)
 
 
 def compare(
@@ -270,3 +278,73 @@ def _warn_of_old_names(notes: Sequence[str]) -> None:
     """Warn at the line of the caller's caller: the program that called `train`."""
     for note in notes:
         warnings.warn(note, FutureWarning, stacklevel=3)
+
+
+# ------------------------------------------------------------------------------------------------------------ estimates
+
+
+def estimate_decisions(
+    log: str | Path | DecisionTable,
+    policies: str | Path | Sequence[str | Path] | Mapping[str, DecisionPolicy],
+    *,
+    estimators: Sequence[EstimatorName] = DEFAULT_ESTIMATORS,
+    settings: EstimateSettings | None = None,
+    as_of_s: float | None = None,
+    since_s: float = -math.inf,
+    join: JoinConfig | None = None,
+) -> OffPolicyReport:
+    """Estimate policies from a log of decisions before they are deployed.
+
+    `log`: a log's address, a saved view, or a table. `policies`: folders, or opened policies by name. The first of
+    `estimators` decides. `as_of_s` and `since_s` are seconds since the epoch, of the join (None: now) and of the first
+    decision. Raises DataError for a log or policy that cannot be read and for a log of several tenants, of which
+    `hone.decide.evaluate.off_policy` reads one; ConfigError for unknown names.
+    """
+    table = log
+    if not isinstance(table, DecisionTable):
+        moment = SystemClock().now_s() if as_of_s is None else as_of_s
+        table = read_decision_table(str(log), as_of_s=moment, since_s=since_s, join=join)
+    if isinstance(policies, str | Path):
+        policies = [policies]
+    opened = (
+        policies
+        if isinstance(policies, Mapping)
+        else {str(folder): open_decision_policy(Path(folder)) for folder in policies}
+    )
+    return estimate_policies(table, opened, estimators=estimators, settings=settings)
+
+
+# ------------------------------------------------------------------------------------------------------------- services
+
+
+LOGGER: Final = logging.getLogger("hone.decisions")
+
+
+@contextmanager
+def serve_decisions(file: str | Path, *, clock: Clock | None = None) -> Iterator[OpenedService]:
+    """Open the service of a file for the block: `decide`, `reward`, `view`, `replay`.
+
+    Faults and fallbacks are warnings of the logger `hone.decisions`. Raises ConfigError with all faults of the file,
+    DataError for a damaged policy or log, ResourceError if another process serves the file.
+    """
+    opened = open_service(Path(file), clock=clock or SystemClock(), tell=LOGGER.warning)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def ship(
+    policy: str | Path, *, to: str | Path, name: str = "", parent: str = "", clock: Clock | None = None
+) -> Iterator[RolloutDriver]:
+    """Begin a staged rollout of a policy in the service of a file, for the block, as `hone ship POLICY --to FILE` does.
+
+    Each `step()` looks at the decision log once and returns the transitions that the evidence asks for; `back(words)`
+    sends every unit back; `plan` and `state` tell where it is. Its end leaves the rollout where it is, and
+    `hone ship FILE` goes on. `parent` is the version that the policy was trained from; empty: none.
+    Raises ConfigError with everything that is in its way, DataError for a policy that cannot decide.
+    """
+    with open_rollouts(Path(to), clock or SystemClock()) as rollouts:
+        version = rollouts.add(Path(policy), parent)
+        yield rollouts.start(rollouts.plan(version.id, name))

@@ -16,9 +16,8 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.resolve import read_document
-from hone.config.toml import KeyPath, TomlFile
+from hone.config.toml import ConfigDocument, KeyPath, TomlFile, parse_overrides
 from hone.core.config import Config
 from hone.core.errors import ConfigError, ErrorCollector
 from hone.process.source_capture import importable_name, module_text
@@ -45,9 +44,9 @@ def document_of(config: ConfigInput, overrides: Sequence[str], runs: Path) -> Co
     """
     if isinstance(config, str | Path):
         return read_document(config, overrides)
-    given = config.model_dump(exclude_unset=True) if isinstance(config, Config) else config
+    tables = config.model_dump(exclude_unset=True) if isinstance(config, Config) else config
     writer = _ObjectWriter(folder=runs / FOLDER, faults=ErrorCollector(ConfigError))
-    values = writer.table(given, ())
+    values = writer.table(tables, ())
     writer.faults.raise_if_any()
     recipe = values.get("recipe")
     if "stage" not in values and isinstance(recipe, str):
@@ -138,7 +137,12 @@ class _ObjectWriter:
         """The file of a dataset that is given as rows or as a table; None for any other value."""
         table = _arrow_table(value)
         if table is not None:
-            return str(self._write("rows", ".parquet", _parquet(table)))
+            import pyarrow as arrow  # noqa: PLC0415 - as above
+            from pyarrow import parquet  # noqa: PLC0415 - as above
+
+            sink = arrow.BufferOutputStream()
+            parquet.write_table(table, sink)
+            return str(self._write("rows", ".parquet", cast("bytes", sink.getvalue().to_pybytes())))
         if at and at[-1] == "source" and isinstance(value, list | tuple):
             rows = cast("Sequence[object]", value)
             try:
@@ -175,15 +179,6 @@ def _arrow_table(value: object) -> Any:  # noqa: ANN401 - a pyarrow.Table, which
     if datasets is not None and isinstance(value, datasets.Dataset):
         return cast("Any", value).with_format("arrow")[:]
     return None
-
-
-def _parquet(table: Any) -> bytes:  # noqa: ANN401 - as above
-    import pyarrow as arrow  # noqa: PLC0415 - as above
-    from pyarrow import parquet  # noqa: PLC0415 - as above
-
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(table, sink)
-    return cast("bytes", sink.getvalue().to_pybytes())
 
 
 def _place(at: KeyPath) -> str:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.run.store.comparison import Comparison, ScoreInterval
-from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide, read_evaluations
+from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide, read_evaluations, read_samples
 from hone.run.store.folder import RunFolder, open_run
 from hone.run.store.metrics import read_metrics
-from hone.run.store.samples import read_samples
 
 if TYPE_CHECKING:
     import pandas

@@ -8,7 +8,7 @@ run is unchanged.
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from hone.core.random import generator, permutation
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows, micro_batches
 from hone.objectives.terms import LossTerms
-from hone.run.store.certificate import GradientCertificate, GradientCheck
+from hone.run.store.records import GradientCertificate, GradientCheck
 
 RANDOM_BUDGETS = 3
 """Number of random micro-batch budgets."""
@@ -97,8 +97,8 @@ def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -
     for piece in (one for one in pieces if len(one)):  # of a rank's share, nothing may be left
         batch = piece.tensors()
         loss = trial.objective(trial.policy, batch).weighted_sum(batch.weight)
-        found = torch.autograd.grad(loss, trial.parameters, allow_unused=True, materialize_grads=True)
-        total += torch.cat([one.flatten() for one in found]).double().cpu()
+        gradients = torch.autograd.grad(loss, trial.parameters, allow_unused=True, materialize_grads=True)
+        total += torch.cat([one.flatten() for one in gradients]).double().cpu()
     return total
 
 
@@ -110,11 +110,14 @@ def gradient_probes(
     def probe(phase: OptimizerPhase[Any, Any]) -> GradientProbe:
         finish = partial(_finished_rows, phase, double)
         rows = finish(laid, ONE_PROCESS)
+        # the double's parameters that have the names that `parameters` have in `policy`
+        wanted = {id(parameter) for parameter in phase.parameters.parameters}
+        names = {name for name, parameter in learner.policy.named_parameters() if id(parameter) in wanted}
         return GradientProbe(
             name=phase.name,
             policy=double,
             objective=phase.objective,
-            parameters=_matching_parameters(phase.parameters.parameters, learner.policy, double),
+            parameters=[parameter for name, parameter in double.named_parameters() if name in names],
             rows=rows,
             laid=laid,
             finish=finish,
@@ -124,15 +127,6 @@ def gradient_probes(
         )
 
     return [probe(phase) for phase in learner.phases]
-
-
-def _matching_parameters(
-    parameters: Sequence[nn.Parameter], policy: nn.Module, double: nn.Module
-) -> list[nn.Parameter]:
-    """The double's parameters that have the names that `parameters` have in `policy`."""
-    wanted = {id(parameter) for parameter in parameters}
-    names = {name for name, parameter in policy.named_parameters() if id(parameter) in wanted}
-    return [parameter for name, parameter in double.named_parameters() if name in names]
 
 
 def _finished_rows(
@@ -202,26 +196,25 @@ def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0
         compare_gradients(f"{prefix}{name}", detail, whole, summed_gradient(trial, pieces))
         for name, detail, pieces in batch_splits(trial, seed=seed)
     ]
-    for variant in (_repeated_batch(trial), *trial.variants):
+    # the batch several times over in one micro-batch: a loss must not change where a micro-batch is large
+    rows, count = trial.rows, trial.large_count
+    copies = max(2, -(-LARGE_MICRO_BATCH // max(1, count)))
+    for variant in (
+        BatchVariant(
+            name="one large micro-batch",
+            detail=f"the batch {copies} times over: {copies * count} {trial.large}",
+            rows=rows.take(np.tile(np.arange(len(rows)), copies)),
+            reference=rows,
+            copies=copies,
+        ),
+        *trial.variants,
+    ):
         expected = whole if variant.reference is trial.rows else summed_gradient(trial, [variant.reference])
         gradient = summed_gradient(trial, [variant.rows]) / variant.copies
         checks.append(compare_gradients(f"{prefix}{variant.name}", variant.detail, expected, gradient))
     for name, detail, gradient in _other_gradients(trial):
         checks.append(compare_gradients(f"{prefix}{name}", detail, whole, gradient))
     return checks
-
-
-def _repeated_batch(trial: GradientProbe) -> BatchVariant:
-    """The batch several times over in one micro-batch: a loss must not change where a micro-batch is large."""
-    rows, count = trial.rows, trial.large_count
-    copies = max(2, -(-LARGE_MICRO_BATCH // max(1, count)))
-    return BatchVariant(
-        name="one large micro-batch",
-        detail=f"the batch {copies} times over: {copies * count} {trial.large}",
-        rows=rows.take(np.tile(np.arange(len(rows)), copies)),
-        reference=rows,
-        copies=copies,
-    )
 
 
 def _other_gradients(trial: GradientProbe) -> Iterator[tuple[str, str, Tensor]]:
@@ -244,9 +237,9 @@ def _written_out_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[An
     with torch.no_grad():
         for piece in pieces:
             trial.objective_with_backward(trial.policy, piece.tensors())
-    found = [torch.zeros_like(one) if one.grad is None else one.grad for one in trial.parameters]
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in trial.parameters]
     trial.policy.zero_grad(set_to_none=True)
-    return torch.cat([one.flatten() for one in found]).double().cpu()
+    return torch.cat([one.flatten() for one in gradients]).double().cpu()
 
 
 def compare_gradients(name: str, detail: str, whole: Tensor, cut: Tensor) -> GradientCheck:
@@ -282,7 +275,12 @@ def build_certificate(
         config_hash=config_hash,
         batch="; ".join(f"{check_prefix(trial, probes)}{trial.batch}" for trial in probes),
         checks=(*checks, *extra_checks),
-        versions=_library_versions(),
+        versions={
+            "hone": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
     )
 
 
@@ -295,13 +293,3 @@ def _single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _library_versions() -> Mapping[str, str]:
-    """Versions of the libraries that compute gradients."""
-    return {
-        "hone": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }

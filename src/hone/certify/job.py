@@ -8,7 +8,7 @@ from hone.certify.check import GradientProbe, build_certificate
 from hone.learner.rounds import RoundLearner
 from hone.learner.shared_statistics import SharedStatistics
 from hone.run.job import RunConfig, TrainingJob
-from hone.run.store.certificate import GradientCertificate
+from hone.run.store.records import GradientCertificate
 
 
 def certify_job(job: TrainingJob[Any], config: RunConfig, config_hash: str) -> GradientCertificate | None:

@@ -372,8 +372,8 @@ def _with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> T
         known = replace(known, old_logp=_old_policy_logp(double, episodes, seed=seed))
     if known.top_k_ids is not None:
         question = partial(likeliest_tokens, double, known.top_k_ids.shape[1])
-        ids, found = _token_rows(episodes).evaluate(question, 1 << 40)
-        logp = found.astype(np.float64)
+        ids, logprobs = _token_rows(episodes).evaluate(question, 1 << 40)
+        logp = logprobs.astype(np.float64)
         shaken = logp + 0.1 * generator(seed, "certificate", "top k").standard_normal(logp.shape)
         shaken += np.logaddexp.reduce(logp, axis=1, keepdims=True) - np.logaddexp.reduce(shaken, axis=1, keepdims=True)
         known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=shaken)

@@ -7,12 +7,7 @@ from hone.cli.processor import processor_name
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
 from hone.native.build import cache_folder
-from hone.planner.calibration import (
-    MachineCalibration,
-    calibration_path,
-    read_calibration,
-    write_calibration,
-)
+from hone.planner.calibration import MachineCalibration, calibration_path, read_calibration, write_calibration
 from hone.run.memory_plan import readable_bytes
 
 _DEVICE = "cpu"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from hone.cli.processor import processor_traits
-from hone.config.overrides import ConfigDocument
-from hone.config.toml import KeyPath
+from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.config import STAGE_PREFIX
 from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
 from hone.planner.known_models import known_model

@@ -18,7 +18,7 @@ from typing import TextIO, cast
 
 import hone
 from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, command_names, overview
-from hone.config.overrides import split_overrides
+from hone.config.toml import split_overrides
 from hone.core.errors import (
     CheckpointWarning,
     ConfigError,

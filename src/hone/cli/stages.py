@@ -10,9 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
-from hone.config.overrides import ConfigDocument
 from hone.config.resolve import leaves
-from hone.config.toml import KeyPath
+from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.config import STAGE_PREFIX, readable_keys
 from hone.core.errors import did_you_mean
 from hone.recipes.registry import is_recipe, load_recipe
@@ -87,12 +86,12 @@ def stage_reference_faults(document: ConfigDocument, names: Sequence[str], colle
     faults: list[str] = []
     for index in range(len(names)):
         for path, name in _references(_table(document, index), (STAGE, index)):
-            said = f'{_key(path[2:])} = "{STAGE_PREFIX}{name}" in {document.source_of(path)}'
+            place = f'{_key(path[2:])} = "{STAGE_PREFIX}{name}" in {document.source_of(path)}'
             if name not in names[:index]:
                 near = did_you_mean(name, names[:index])
-                faults.append(f"{said}: no stage before {names[index]} has this name{near}")
+                faults.append(f"{place}: no stage before {names[index]} has this name{near}")
             elif path[-2:] == ("task", "source") and name not in collecting:
-                faults.append(f'{said}: stage {name} leaves no answers behind; a stage with recipe = "collect" does')
+                faults.append(f'{place}: stage {name} leaves no answers behind; a stage with recipe = "collect" does')
     return faults
 
 

@@ -13,7 +13,7 @@ from hone.control.networks.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.control.rows import _tensor
 from hone.core.credit import Metrics, Values
 from hone.core.episodes import Episodes
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 
 P = TypeVar("P", bound=ControlPolicy)
 

@@ -26,7 +26,7 @@ from hone.core.state import State, array, substate
 from hone.credit.returns import one_step_target
 from hone.objectives.td import ddpg_actor_loss
 from hone.objectives.terms import LossTerms
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 
 P = TypeVar("P")
 Floats = NDArray[np.float32]

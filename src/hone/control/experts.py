@@ -31,8 +31,8 @@ from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.state import State, substate
 from hone.process.user_files import check_reference
 from hone.run.job import close_nothing
-from hone.run.policy_folder import policy_folder
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
+from hone.run.saved_config import policy_folder
 
 Array = NDArray[np.generic]
 

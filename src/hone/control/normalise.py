@@ -18,8 +18,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import State, array, substate
 from hone.credit.moments import Floats, ReturnScale, RunningMeanStd
-from hone.run.loop import Source
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import Source, SourceWrapper
 
 P = TypeVar("P", bound=ControlPolicy)
 

@@ -4,6 +4,7 @@ A config class is in the module that uses it, has at most about 12 fields, and e
 Its defaults are those of a tested run. Numbers given as strings are rejected, not coerced.
 """
 
+import ipaddress
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, product
@@ -204,3 +205,14 @@ def _tag(annotation: object) -> str | None:
     notes = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     here = next((str(note.discriminator) for note in notes if isinstance(note, FieldInfo) and note.discriminator), None)
     return here or next((tag for inner in get_args(annotation) if (tag := _tag(inner)) is not None), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -11,10 +11,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Transcript
+from hone.core.episodes import Episodes, Routing, Transcript, concatenate_routing
 from hone.core.generation import Completion
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, ranges
-from hone.core.routing import Routing, concatenate_routing
 
 Message: TypeAlias = Mapping[str, object]
 """`{"role": ..., "content": ...}`, and other fields that the chat template reads."""
@@ -125,17 +124,17 @@ def text_after_prompt(
     episodes: Episodes, decode: Callable[[NDArray[np.int32]], str]
 ) -> list[tuple[str, tuple[Turn, ...]]]:
     """Text after the prompt of each episode, and its turns; no turns for a conversation of one answer."""
-    found: list[tuple[str, tuple[Turn, ...]]] = []
+    texts: list[tuple[str, tuple[Turn, ...]]] = []
     seen = episodes.transcript
     for place in range(len(episodes)):
         begin, end = int(seen.offsets[place]), int(seen.offsets[place + 1])
         at = seen.at[episodes.offsets[place] : episodes.offsets[place + 1]] - begin
         turns = split_turns(seen.tokens[begin:end], at, decode)
         if len(turns) > 1:
-            found.append((decode(seen.tokens[begin + at[0] : end]), turns))
+            texts.append((decode(seen.tokens[begin + at[0] : end]), turns))
         else:
-            found.append((next(text for _, text in turns), ()))
-    return found
+            texts.append((next(text for _, text in turns), ()))
+    return texts
 
 
 def split_turns(tokens: NDArray[np.int32], at: Ints, decode: Callable[[NDArray[np.int32]], str]) -> tuple[Turn, ...]:
@@ -153,19 +152,19 @@ def _routing(conversations: Sequence[TranscriptBuilder]) -> Routing | None:
     """Routes of all tokens: of each token those with which it was read first."""
     if all(answer.routing is None for one in conversations for answer in one.answers):
         return None
-    found: list[Routing | None] = []
+    pieces: list[Routing | None] = []
     lengths: list[int] = []
     for one in conversations:
         known = 0
         for answer in one.answers:
             if answer.routing is not None:
                 fresh = answer.routing[known:]
-                found.append(fresh)
+                pieces.append(fresh)
                 lengths.append(len(fresh))
                 known += len(fresh)
-        found.append(None)  # its last token, and what the environment wrote after it, was not read
+        pieces.append(None)  # its last token, and what the environment wrote after it, was not read
         lengths.append(sum(map(len, one.pieces)) - known)
-    return concatenate_routing(found, lengths)
+    return concatenate_routing(pieces, lengths)
 
 
 def _sampling_masks(answers: Sequence[Completion]) -> RaggedArray | None:

@@ -18,8 +18,60 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args, ge
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.errors import DataError
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, owner_of, ranges
-from hone.core.routing import Routing, concatenate_routing
+from hone.core.state import State, array, substate
+
+# -------------------------------------------------------------------------------------------------------------- routing
+
+
+Routing: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""uint8 or uint16."""
+
+
+def routing_dtype(experts: int) -> type[np.uint8] | type[np.uint16]:
+    """Type of the routes among this many experts."""
+    return np.uint8 if experts <= np.iinfo(np.uint8).max else np.uint16
+
+
+def _as_routing(values: NDArray[np.generic]) -> Routing:
+    """Routes as they were saved."""
+    return values.astype(np.uint8 if values.dtype == np.uint8 else np.uint16)
+
+
+def unrecorded(routing: Routing, count: int) -> Routing:
+    """`[count, L, k]` routes of the kind of `routing` of which none was recorded."""
+    return np.full((count, *routing.shape[1:]), np.iinfo(routing.dtype).max, routing.dtype)
+
+
+def is_recorded(routing: Routing) -> NDArray[np.bool_]:
+    """`[T, L]` whether all experts of a token in a layer were recorded."""
+    return (routing != np.iinfo(routing.dtype).max).all(axis=2)
+
+
+def concatenate_routing(pieces: Sequence[Routing | None], lengths: Sequence[int]) -> Routing | None:
+    """Routes of all `pieces`, of `lengths` tokens; None stands for tokens without a record. None where all are."""
+    known = next((piece for piece in pieces if piece is not None), None)
+    if known is None:
+        return None
+    filled = [
+        unrecorded(known, length) if piece is None else piece for piece, length in zip(pieces, lengths, strict=True)
+    ]
+    return np.concatenate(filled)
+
+
+def routing_coverage(routing: Routing, offsets: Ints, last: Ints) -> float:
+    """Share of the (token, layer) places that a sequence's last decision depends on whose experts were recorded.
+
+    Sequence e of `offsets` `[E+1]` decides for the last time at token `last[e]` `[E]`; that token and those after it
+    are not read. 1 for none.
+    """
+    read = ranges(offsets[:-1], last - offsets[:-1])
+    return float(is_recorded(routing[read]).mean()) if len(read) else 1.0
+
+
+# ------------------------------------------------------------------------------------------------------------- episodes
+
 
 Array: TypeAlias = NDArray[np.generic]
 ABSENT: Final[NDArray[Any]] = np.zeros(0)
@@ -342,4 +394,55 @@ def _concatenate_transcripts(pieces: Sequence[Transcript]) -> Transcript:
         kept=None
         if all(piece.kept is None for piece in pieces)
         else concatenate_rows([piece.kept or empty_rows(len(piece.at)) for piece in pieces]),
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- episode state
+
+
+def pack_episodes(episodes: Episodes) -> State:
+    """Every column that is there, by name."""
+    saved: State = {"offsets": episodes.offsets, **episodes.columns()}
+    seen = episodes.seen
+    if not isinstance(seen, Transcript):
+        return saved
+    transcript: State = {"tokens": seen.tokens, "offsets": seen.offsets, "at": seen.at}
+    if seen.kept is not None:
+        transcript["kept"] = {"values": seen.kept.values, "offsets": seen.kept.offsets}
+    if seen.routing is not None:
+        transcript["routing"] = seen.routing
+    return {**saved, "transcript": transcript}
+
+
+def unpack_episodes(state: State) -> Episodes:
+    """Inverse of `pack_episodes`. Raises DataError for a missing column and for one that is not declared.
+
+    Older layouts are read as well: `lengths` instead of `offsets`, no `status` (all scored), None for absent columns.
+    """
+    table = column_table()
+    if unknown := sorted(set(state) - set(table) - {"offsets", "lengths", "transcript"}):
+        raise DataError(f"the saved episodes have columns that this version does not know: {', '.join(unknown)}")
+    columns: dict[str, Seen] = {}
+    for name, column in table.items():
+        if name == "seen" and "transcript" in state:
+            columns[name] = _transcript(substate(state, "transcript"))
+        elif column.required or state.get(name) is not None:
+            saved = array(state, name)
+            columns[name] = saved if column.dtype is None else saved.astype(column.dtype)
+    offsets = offsets_of(array(state, "lengths").astype(np.int64)) if "lengths" in state else array(state, "offsets")
+    return Episodes.from_columns(offsets.astype(np.int64), columns)
+
+
+def _transcript(state: State) -> Transcript:
+    kept = None
+    if "kept" in state:
+        rows = substate(state, "kept")
+        values, offsets = array(rows, "values").astype(np.int32), array(rows, "offsets").astype(np.int64)
+        kept = RaggedArray(values=values, offsets=offsets)
+    return Transcript(
+        tokens=array(state, "tokens").astype(np.int32),
+        offsets=array(state, "offsets").astype(np.int64),
+        at=array(state, "at").astype(np.int64),
+        kept=kept,
+        routing=_as_routing(array(state, "routing")) if "routing" in state else None,
     )

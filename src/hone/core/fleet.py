@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.episodes import Routing
 from hone.core.generation import (
     Completion,
     FinishReason,
@@ -23,7 +24,6 @@ from hone.core.generation import (
     ScoreResult,
 )
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of
-from hone.core.routing import Routing
 
 FINISH_REASONS: Final[tuple[FinishReason, ...]] = ("eos", "stop", "length")
 ALIGNMENT_BYTES: Final = 64
@@ -172,11 +172,7 @@ class AskAnswers:
 
 
 def pack_answers(
-    ask: GenerationAsk,
-    completions: Sequence[Completion],
-    *,
-    stats: GenerationStats,
-    scores: Sequence[ScoreResult] = (),
+    ask: GenerationAsk, completions: Sequence[Completion], *, stats: GenerationStats, scores: Sequence[ScoreResult] = ()
 ) -> AskAnswers:
     """All answers to an ask in columns, whatever the order in which they were finished."""
     places = {request.id: place for place, request in enumerate(ask.requests)}

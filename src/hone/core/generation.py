@@ -1,14 +1,15 @@
 """Requests to a token generator, completions, and the session protocol between engines, environments and evaluation."""
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.episodes import Routing
 from hone.core.ragged import RaggedArray
-from hone.core.routing import Routing
 
 FinishReason = Literal["eos", "stop", "length"]
 OnPublish = Literal["finish", "recompute", "keep"]
@@ -216,7 +217,6 @@ class GenerationSession(Protocol):
 
         Raises DataError and ConfigError, with every fault, before any work.
         """
-        ...
 
     def next_completion(
         self, request_ids: Collection[str] | None = None, *, wake: Callable[[], bool] | None = None
@@ -227,11 +227,9 @@ class GenerationSession(Protocol):
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
         """Drop these requests (None: all), with completions that were not yet returned and turns that are kept."""
-        ...
 
     def reset_stats(self) -> None:
         """Reset the statistics."""
-        ...
 
 
 class GenerationEngine(GenerationSession, Protocol):
@@ -255,11 +253,9 @@ class GenerationEngine(GenerationSession, Protocol):
 
     def publish(self, version: int) -> None:
         """Announce new weights: later tokens are sampled by `version`."""
-        ...
 
     def pause(self) -> None:
         """Stop sampling until `resume`."""
-        ...
 
     def resume(self) -> None: ...
 
@@ -295,3 +291,36 @@ def generate(session: GenerationSession, requests: Sequence[Request], *, round: 
     session.submit(requests, round=round)
     session.reset_stats()
     return CompletionIterator(session, frozenset(request.id for request in requests))
+
+
+# --------------------------------------------------------------------------------------------------------- interleaving
+
+
+AnswerKey: TypeAlias = tuple[str, int, int]
+"""Request id, turn and sample of an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerVersions:
+    """Versions of one answer's tokens, as runs of equal versions."""
+
+    starts: tuple[int, ...]
+    """First token of each run, ascending from 0."""
+    versions: tuple[int, ...]
+    """Version that sampled the tokens of each run."""
+    reread_at: tuple[int, ...] = ()
+    """Tokens before which the whole text was read again by newer weights."""
+
+    def version_at(self, token: int) -> int:
+        """Version that samples token number `token`."""
+        return self.versions[bisect_right(self.starts, token) - 1]
+
+
+def answer_versions(completion: Completion) -> AnswerVersions:
+    """The versions of a completion's tokens."""
+    starts = np.append(0, np.flatnonzero(np.diff(completion.version)) + 1)
+    return AnswerVersions(
+        starts=tuple(starts.tolist()),
+        versions=tuple(completion.version[starts].tolist()),
+        reread_at=completion.reread_at,
+    )

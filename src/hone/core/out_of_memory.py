@@ -44,8 +44,8 @@ def out_of_memory(error: BaseException) -> str:
     if not (isinstance(error, MemoryError) or by_code or by_words):
         return ""
     text = str(error).split("\n")[0]
-    found = _BYTES.search(text)
-    reason = f"cannot allocate {int(found[1]) / 2**30:.1f} GiB" if found else text[:_CHARACTERS_SHOWN]
+    match = _BYTES.search(text)
+    reason = f"cannot allocate {int(match[1]) / 2**30:.1f} GiB" if match else text[:_CHARACTERS_SHOWN]
     return f"{_PREFIX}{_place(error)}" + (f": {reason}" if reason else "")
 
 

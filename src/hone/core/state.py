@@ -22,7 +22,6 @@ class Stateful(Protocol):
 
     def restore(self, state: State) -> None:
         """Take up a state that `state()` returned; raises DataError when it does not fit."""
-        ...
 
 
 def has_part(state: State, name: str) -> bool:

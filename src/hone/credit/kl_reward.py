@@ -14,7 +14,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import row_sums
 from hone.core.state import State, number
-from hone.credit.columns import CreditFunction, DecisionColumn, behaviour_logp, checked_column
+from hone.credit.grouping import CreditFunction, DecisionColumn, behaviour_logp, checked_column
 from hone.credit.returns import scored_decisions
 
 Floats = NDArray[np.float64]
@@ -70,7 +70,6 @@ class KlController(Protocol):
 
     def observe(self, distance: KlEstimate) -> None:
         """Updates the coefficient after a batch that was rewarded with `weight`."""
-        ...
 
     def state(self) -> State:
         """Everything a resumed run needs."""
@@ -185,9 +184,7 @@ def estimate_kl(episodes: Episodes, nats: Floats) -> KlEstimate:
     if not len(whole):
         return KlEstimate(episode_nats=0.0, decision_nats=0.0, episodes=0)
     return KlEstimate(
-        episode_nats=float(whole.mean()),
-        decision_nats=float((whole / length[length > 0]).mean()),
-        episodes=len(whole),
+        episode_nats=float(whole.mean()), decision_nats=float((whole / length[length > 0]).mean()), episodes=len(whole)
     )
 
 

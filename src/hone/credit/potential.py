@@ -16,7 +16,7 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.credit.columns import CreditFunction, Floats
+from hone.credit.grouping import CreditFunction, Floats
 
 Potential: TypeAlias = Callable[[NDArray[np.generic]], Floats]
 """Observations `[n, *observation]` -> potentials `[n]`."""

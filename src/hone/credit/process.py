@@ -8,8 +8,18 @@ import numpy as np
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import row_sums
-from hone.credit.columns import DecisionColumn, Floats, StepEnds, checked_column, episode_ends
-from hone.credit.grouping import ZERO_VARIANCE_GROUPS, centred, fraction_true, group_deviation, group_numbers
+from hone.credit.grouping import (
+    ZERO_VARIANCE_GROUPS,
+    DecisionColumn,
+    Floats,
+    StepEnds,
+    centred,
+    checked_column,
+    episode_ends,
+    fraction_true,
+    group_deviation,
+    group_numbers,
+)
 from hone.credit.reinforce import whiten
 from hone.credit.returns import discounted_sums, scored_decisions
 from hone.credit.turns import turn_table

@@ -12,9 +12,19 @@ from numpy.typing import NDArray
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.credit.columns import CreditFunction, DecisionColumn, behaviour_logp, checked_column
 from hone.credit.group import Ddof
-from hone.credit.grouping import STD_FLOOR, ZERO_VARIANCE_GROUPS, centred, fraction_true, group_deviation, group_numbers
+from hone.credit.grouping import (
+    STD_FLOOR,
+    ZERO_VARIANCE_GROUPS,
+    CreditFunction,
+    DecisionColumn,
+    behaviour_logp,
+    centred,
+    checked_column,
+    fraction_true,
+    group_deviation,
+    group_numbers,
+)
 from hone.credit.returns import discounted_sums, scored_decisions
 
 Floats = NDArray[np.float64]

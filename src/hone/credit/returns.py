@@ -19,6 +19,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
+from hone.credit.grouping import DecisionColumn, behaviour_logp, checked_column
 
 Floats = NDArray[np.float64]
 
@@ -178,3 +179,109 @@ def last_decisions(episodes: Episodes) -> tuple[Ints, Ints]:
     """Position of the last decision of each episode that has one, and the numbers of those episodes."""
     owners = np.flatnonzero(episodes.lengths > 0)
     return episodes.offsets[1:][owners] - 1, owners
+
+
+# --------------------------------------------------------------------------------------------------------------- vtrace
+
+
+LOG_RATIO_BOUND = 20.0
+
+
+def v_trace(
+    episodes: Episodes,
+    values: Values,
+    *,
+    current: DecisionColumn,
+    discount: float,
+    trace_lambda: float = 1.0,
+    ratio_cap: float = 1.0,
+    trace_cap: float = 1.0,
+) -> Credits:
+    """V-trace (IMPALA, Espeholt et al., 2018, 1802.01561).
+
+    ratio_t = pi(a_t) / mu(a_t); rho_t = min(ratio_cap, ratio_t); c_t = trace_lambda * min(trace_cap, ratio_t); delta_t
+    = rho_t (r_t + discount V_{t+1} - V_t); v_t = V_t + delta_t + discount c_t (v_{t+1} - V_{t+1}); A_t = rho_t (r_t +
+    discount v_{t+1} - V_t); target = v. Beyond the end of a piece v and V are 0 if it terminated and `values.final`
+    otherwise.
+
+    `current` gives log pi of each action under the current policy, in nats `[N]`; mu is `episodes.logp`. A includes
+    rho_t: use the loss -A log pi, without another ratio. On-policy (ratio 1) the target is that of `gae`, while A is r
+    + discount v' - V, which equals GAE for trace_lambda 1 only. ratio_cap determines which policy's value is learned,
+    trace_cap the speed. Log-ratios are clamped to +-20 before exp. Raises ConfigError without a critic or for a
+    ratio_cap below trace_cap (the paper requires rho-bar >= c-bar), DataError where a log-probability is not finite.
+    """
+    worth, after = values_around(episodes, values, "v_trace")
+    if not 0 < trace_cap <= ratio_cap:
+        raise ConfigError(f"v_trace: trace_cap = {trace_cap} must be in (0, ratio_cap = {ratio_cap}]")
+    behaviour = checked_column(behaviour_logp, episodes, "the recorded log-probability")
+    gap = checked_column(current, episodes, "the current log-probability") - behaviour
+    ratio = np.exp(np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    rho, trace = np.minimum(ratio_cap, ratio), discount * trace_lambda * np.minimum(trace_cap, ratio)
+    last, _ = last_decisions(episodes)
+    trace[last] = 0.0
+    target = worth + recurrence(rho * (episodes.reward + discount * after - worth), trace)
+    corrected = np.append(target[1:], 0.0)[: len(target)]
+    corrected[last] = after[last]
+    advantage = rho * (episodes.reward + discount * corrected - worth)
+    scored = scored_decisions(episodes)
+    return Credits(
+        advantage=np.where(scored, advantage, 0.0).astype(np.float32),
+        target=np.where(scored, target, worth).astype(np.float32),
+        metrics={"credit/ratio_capped": float((ratio > ratio_cap).mean()) if len(ratio) else 0.0},
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- decoupled gae
+
+
+def length_adaptive_lambda(lengths: NDArray[np.integer], scale: float) -> Floats:
+    """lambda = 1 - 1 / (scale * length), at least 0, for episodes of `lengths` `[E]` decisions (VAPO, Yue et al., 2025,
+    2504.05118, with scale 0.05): the sum of lambda's weights is proportional to the length."""
+    return np.maximum(0.0, 1.0 - 1.0 / (scale * np.maximum(lengths, 1)))
+
+
+def decoupled_gae(
+    episodes: Episodes,
+    values: Values,
+    *,
+    discount: float = 1.0,
+    policy_lambda: float = 0.95,
+    critic_lambda: float = 1.0,
+    length_scale: float | None = None,
+) -> Credits:
+    """A by GAE with the policy's lambda, target = V + GAE with the critic's (VC-PPO, Yuan et al., 2025, 2503.01491).
+
+    delta_t = r_t + discount * V_{t+1} - V_t; A_t = sum over k of (discount * policy_lambda)^k * delta_{t+k}; the target
+    adds to V_t the same sum with `critic_lambda`, which is the return for 1: a target without the critic's own errors.
+    With `length_scale` the policy's lambda is each episode's `length_adaptive_lambda`. An episode without a score has
+    advantage 0 and its own values as target. Tells `critic/explained_variance` of the returns (lambda 1). Raises
+    ConfigError without a critic, and for a lambda outside [0, 1].
+    """
+    for name, value in (("policy_lambda", policy_lambda), ("critic_lambda", critic_lambda)):
+        if not 0.0 <= value <= 1.0:
+            raise ConfigError(f"decoupled_gae: {name} = {value}; it must be in [0, 1]")
+    worth, after = values_around(episodes, values, "decoupled_gae")
+    step = episodes.reward + discount * after - worth
+    adaptive = None if length_scale is None else length_adaptive_lambda(episodes.lengths, length_scale)
+    decay = np.full(len(episodes), policy_lambda) if adaptive is None else adaptive
+    factors = discount * np.repeat(decay, episodes.lengths)
+    factors[last_decisions(episodes)[0]] = 0.0
+    scored = scored_decisions(episodes)
+    advantage = np.where(scored, recurrence(step, factors), 0.0)
+    target = worth + np.where(scored, discounted_sums(step, episodes.offsets, discount * critic_lambda), 0.0)
+    returns = worth + discounted_sums(step, episodes.offsets, discount)
+    explained = explained_variance(worth[scored], returns[scored])
+    return Credits(
+        advantage=advantage.astype(np.float32),
+        target=target.astype(np.float32),
+        metrics={} if explained is None else {"critic/explained_variance": explained},
+    )
+
+
+def explained_variance(value: NDArray[np.floating], returns: NDArray[np.floating]) -> float | None:
+    """1 - Var(returns - value) / Var(returns): 1 for a perfect critic, 0 for one that predicts the mean, below 0 for a
+    worse one. None where there is no variance to explain."""
+    spread = float(np.var(returns)) if len(returns) else 0.0
+    if spread <= 1e-12 * float(np.abs(returns).max(initial=1.0)) ** 2:
+        return None
+    return 1.0 - float(np.var(returns - value)) / spread

@@ -14,8 +14,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.core.state import State, integer
-from hone.credit.columns import DecisionColumn, behaviour_logp, checked_column, turn_ends
-from hone.credit.grouping import centred, group_deviation
+from hone.credit.grouping import DecisionColumn, behaviour_logp, centred, checked_column, group_deviation, turn_ends
 
 Floats = NDArray[np.float64]
 
@@ -90,16 +89,13 @@ class SelfCorrectionCredit:
         pay[turns.second] *= 1.0 if stage == 1 else 1.0 + self.progress_weight
         advantage = np.repeat(pay, np.diff(turns.offsets))
         if stage == 1 and self.first_stage_kl:
-            nats = self._log_ratio(episodes)
+            # log pi - log pi_ref of each decision `[N]`, nats
+            now = checked_column(self.current, episodes, "the policy's log-probability")
+            nats = now - checked_column(self.reference, episodes, "the reference's log-probability")
             held = np.repeat(~turns.second & episodes.scored[turns.episode], np.diff(turns.offsets))
             advantage -= self.first_stage_kl * np.where(held, nats, 0.0)
             metrics["correction/first_kl_nats"] = float(row_sums(nats, turns.offsets)[~turns.second].mean())
         return Credits(advantage=advantage.astype(np.float32), metrics=metrics)
-
-    def _log_ratio(self, episodes: Episodes) -> Floats:
-        """log pi - log pi_ref of each decision `[N]`, nats."""
-        now = checked_column(self.current, episodes, "the policy's log-probability")
-        return now - checked_column(self.reference, episodes, "the reference's log-probability")
 
     def state(self) -> State:
         return {"steps": self.steps}
@@ -112,13 +108,13 @@ def standardised_turns(paid: Floats, group: Ints, *, second: NDArray[np.bool_], 
     """`[T]` (pay - mean) / (std + epsilon) among the first answers, and among the second, to one question (ddof 1); 0
     without pay (NaN), and where fewer than two or equal ones are compared."""
     there = np.isfinite(paid)
-    found = np.zeros(len(paid))
+    standardised = np.zeros(len(paid))
     if there.any():
         numbers = np.unique(2 * group[there] + second[there], return_inverse=True)[1].astype(np.int64)
         deviation, dead = group_deviation(paid[there], numbers)
         normal = centred(paid[there], numbers) / (deviation[numbers] + epsilon)
-        found[there] = np.where(dead[numbers], 0.0, normal)
-    return found
+        standardised[there] = np.where(dead[numbers], 0.0, normal)
+    return standardised
 
 
 def correction_metrics(first: Floats, second: Floats, right_from: float) -> dict[str, float]:

@@ -3,20 +3,41 @@
 Functions `Episodes -> Episodes` that change the score of an answer (the difference is added to the reward at its last
 decision), `with_shaped_scores`, which applies them before a credit, and `overlong_filtered`. L is the number of
 decisions (sampled tokens). Missing scores stay missing, and leave every statistic.
+
+Also here: rewards from a discriminator's logit l = log D - log(1 - D), which replace the environment's in adversarial
+imitation (GAIL). l is high where a decision resembles the expert's. Three increasing functions of it differ in sign,
+which decides whether the end of an episode is favoured, because terminal states have value 0 (Kostrikov et al.,
+Discriminator-Actor-Critic, 2019, on this bias).
+
+| reward | sign | for environments in which |
+|---|---|---|
+| `positive_reward` | never below 0: favours long episodes | an end is a failure (a balance, a walk) |
+| `negative_reward` | never above 0: favours termination | the end is the goal (a maze, a reach) |
+| `log_odds_reward` | either, 0 at D = 1/2 | ends are of both kinds, or only a time limit ends an episode |
+
+A time limit does not terminate: truncated episodes bootstrap from the critic's value of the final observation.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import ConfigError
-from hone.credit.columns import CreditFunction, Floats
-from hone.credit.grouping import fraction_true, group_means, group_numbers
+from hone.core.ragged import ranges
+from hone.credit.grouping import (
+    CreditFunction,
+    DecisionColumn,
+    Floats,
+    checked_column,
+    fraction_true,
+    group_means,
+    group_numbers,
+)
 
 ScoreShaping: TypeAlias = Callable[[Episodes], Episodes]
 
@@ -145,17 +166,104 @@ def overlong_filtered(
     As in TRL they still enter the baselines of others, unless `in_statistics=False`, where they are treated as missing.
     Their share is `reward/truncated_dropped`. With token_mean aggregation the loss's denominator still counts them.
     """
-    credits = credit(episodes if in_statistics else _unheard(episodes, episodes.truncated), values)
+    credits = credit(
+        episodes
+        if in_statistics
+        else replace(
+            episodes,
+            score=np.where(episodes.truncated, np.nan, episodes.score),
+            status=np.where(episodes.truncated & episodes.scored, ScoreStatus.UNSCORABLE, episodes.status).astype(
+                np.uint8
+            ),
+            reward=np.where(np.repeat(episodes.truncated, episodes.lengths), np.float32(0), episodes.reward),
+        ),
+        values,
+    )
     silent = np.repeat(episodes.truncated, episodes.lengths)
     metrics = {**credits.metrics, "reward/truncated_dropped": fraction_true(episodes.truncated)}
     return replace(credits, advantage=np.where(silent, np.float32(0), credits.advantage), metrics=metrics)
 
 
-def _unheard(episodes: Episodes, silent: NDArray[np.bool_]) -> Episodes:
-    """The same episodes, with missing scores where `silent` `[E]`."""
-    return replace(
-        episodes,
-        score=np.where(silent, np.nan, episodes.score),
-        status=np.where(silent & episodes.scored, ScoreStatus.UNSCORABLE, episodes.status).astype(np.uint8),
-        reward=np.where(np.repeat(silent, episodes.lengths), np.float32(0), episodes.reward),
-    )
+# ------------------------------------------------------------------------------------------------------------ curiosity
+
+
+Surprise: TypeAlias = Callable[[Episodes], Floats]
+"""Episodes -> `[E]` nats: mean of -log p of what the environment said, under a world model."""
+
+
+def with_curiosity(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, surprise: Surprise, weight: float, max_nats: float
+) -> Credits:
+    """The credit of scores r + weight * min(surprise, max_nats) (ICM, Pathak et al., 2017).
+
+    A world that is known by heart is worth nothing, and chance, which cannot be known, stays worth something: the bound
+    keeps a policy from watching noise. Missing scores stay missing.
+    """
+    nats = surprise(episodes)
+    bonus = partial(_with_bonus, bonus=weight * np.minimum(nats, max_nats))
+    credits = with_shaped_scores(episodes, values, credit=credit, shapings=[bonus])
+    metrics = {"curiosity/surprise_nats": float(nats.mean()), "curiosity/surprise_max": float(nats.max())}
+    return replace(credits, metrics={**credits.metrics, **metrics})
+
+
+def _with_bonus(episodes: Episodes, *, bonus: Floats) -> Episodes:
+    return with_scores(episodes, episodes.score + bonus)
+
+
+# ------------------------------------------------------------------------------------------------------- self imitation
+
+
+def self_imitation(episodes: Episodes, values: Values, *, credit: CreditFunction, weight: float) -> Credits:
+    """A = that of `credit` for live answers; A = weight * max(r - b, 0) for replayed ones, at each of their tokens
+    (SIL, Oh et al., 2018, 1806.05635).
+
+    Replayed answers are those of groups with numbers below 0; their `baseline` b is the latest mean score of the
+    answers to the same question. One that the policy has caught up with gets 0. In the paper b is a critic's value.
+    """
+    live = episodes.group >= 0
+    if live.all():
+        return credit(episodes, values)
+    own = np.flatnonzero(live)
+    own_credits = credit(episodes.take(own), values)
+    assert episodes.baseline is not None  # a source of replayed answers gives each the baseline of its question
+    better = np.nan_to_num(np.maximum(episodes.score - episodes.baseline, 0.0))
+    advantage = (weight * better)[episodes.owner].astype(np.float32)
+    advantage[ranges(episodes.offsets[:-1][own], episodes.lengths[own])] = own_credits.advantage
+    metrics = {"successes/advantage_mean": float(better[~live].mean())}
+    return replace(own_credits, advantage=advantage, metrics={**own_credits.metrics, **metrics})
+
+
+# ---------------------------------------------------------------------------------------------------------- adversarial
+
+
+LogitReward: TypeAlias = Callable[[Floats], Floats]
+"""Logits `[N]` -> rewards `[N]`."""
+
+
+def positive_reward(logit: Floats) -> Floats:
+    """-log(1 - D) = softplus(l), above 0: GAIL's own (Ho and Ermon, 2016)."""
+    return np.logaddexp(0.0, logit)
+
+
+def negative_reward(logit: Floats) -> Floats:
+    """log D = -softplus(-l), below 0."""
+    return -np.logaddexp(0.0, -logit)
+
+
+def log_odds_reward(logit: Floats) -> Floats:
+    """log D - log(1 - D) = l, of either sign (AIRL's form: Fu et al., 2018)."""
+    return logit
+
+
+def with_imitation_reward(
+    episodes: Episodes, values: Values, *, imitation_reward: DecisionColumn, credit: CreditFunction
+) -> Credits:
+    """`credit` with r = the imitation reward (GAIL: Ho and Ermon, 2016) in place of the environment's reward.
+
+    Scores remain the environment's. Metric: `imitation/reward_mean`. Raises DataError where `imitation_reward` does not
+    give one finite number per decision.
+    """
+    paid = checked_column(imitation_reward, episodes, "likeness")
+    credits = credit(replace(episodes, reward=paid.astype(np.float32)), values)
+    metrics = {"imitation/reward_mean": float(paid.mean())} if len(paid) else {}
+    return replace(credits, metrics={**credits.metrics, **metrics})

@@ -16,9 +16,16 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints, offsets_of, row_sums
-from hone.credit.columns import CreditFunction, StepEnds, episode_ends, turn_ends
 from hone.credit.group import group_relative
-from hone.credit.grouping import centred, fraction_true, group_deviation
+from hone.credit.grouping import (
+    CreditFunction,
+    StepEnds,
+    centred,
+    episode_ends,
+    fraction_true,
+    group_deviation,
+    turn_ends,
+)
 from hone.credit.returns import discounted_sums
 
 Floats = NDArray[np.float64]
@@ -77,11 +84,11 @@ def per_turn(episodes: Episodes, values: Values, *, credit: CreditFunction, step
         logp=row_sums(episodes.logp, turns.offsets).astype(np.float32),
     )
     seen = replace(values, value=values.value[turns.offsets[:-1]]) if len(values.value) else values
-    found = credit(short, seen)
-    if found.discount is not None:
+    credits = credit(short, seen)
+    if credits.discount is not None:
         raise ConfigError("per_turn: a credit with discounts of bootstrapped targets has no turns; wrap another one")
-    target = None if found.target is None else np.repeat(found.target, turns.lengths)
-    return replace(found, advantage=np.repeat(found.advantage, turns.lengths), target=target)
+    target = None if credits.target is None else np.repeat(credits.target, turns.lengths)
+    return replace(credits, advantage=np.repeat(credits.advantage, turns.lengths), target=target)
 
 
 def dialogues_as_one(episodes: Episodes, values: Values, *, credit: CreditFunction) -> Credits:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hone.core.episodes import Routing
 from hone.core.errors import DivergedError
-from hone.core.routing import Routing
 from hone.engine.protocol import GenerationModel
 from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput, SamplerOutput
 

@@ -6,7 +6,7 @@ Belongs here: who waits for which version. The scheduler decides when, and `Embe
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hone.core.interleaving import AnswerKey, AnswerVersions
+from hone.core.generation import AnswerKey, AnswerVersions
 from hone.engine.samples import PrefillGroup, SampleEvent, SampleState
 from hone.engine.table import RunningBatch
 

@@ -8,10 +8,17 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Completion, FinishReason, LikeliestTokens, Request, ScoreRequest, ScoreResult
-from hone.core.interleaving import AnswerVersions
+from hone.core.episodes import Routing
+from hone.core.generation import (
+    AnswerVersions,
+    Completion,
+    FinishReason,
+    LikeliestTokens,
+    Request,
+    ScoreRequest,
+    ScoreResult,
+)
 from hone.core.ragged import RaggedArray, offsets_of
-from hone.core.routing import Routing
 
 
 class SamplePhase(IntEnum):

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.episodes import Routing
 from hone.core.generation import OnPublish
-from hone.core.routing import Routing
 from hone.engine.held import HeldSamples, rows_to_hold
 from hone.engine.limits import FinishRules, PassOutcome, SchedulerCounts, SchedulerLimits
 from hone.engine.passes import PassPlan, PromptChunk, mixed_batch, no_copies

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from hone.core.routing import Routing, routing_dtype
+from hone.core.episodes import Routing, routing_dtype
 from hone.engine import flash
 from hone.engine.cuda_steps import RecordedSteps, can_record, draw_rows, draws_only, recorded_rows
 from hone.engine.protocol import GenerationModel, LinearFn, ModelShape, PagedAttentionFn

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.routing import Routing
+from hone.core.episodes import Routing
 
 DRAW = -1
 """Value of `SamplerInput.given` that requests sampling. Any other number is a token to score."""

@@ -19,11 +19,10 @@ from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.run.policy_folder import policy_folder
-from hone.run.saved_config import config_tree, is_control, table_of
-from hone.run.store.answers import AnswerRow
-from hone.run.store.search import SearchRecord
-from hone.run.store.verification import verify_policy
+from hone.run.saved_config import config_tree, is_control, policy_folder, table_of
+from hone.run.store.checkpoints import verify_policy
+from hone.run.store.evaluations import AnswerRow
+from hone.run.store.records import SearchRecord
 from hone.text.evaluate.asked_evaluation import evaluation_config, prompt_task
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
@@ -289,5 +288,5 @@ def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hear
     if hearer is not None:
         hearer.on_prompts([prompt] * wanted.count)
         actor = StreamingEngine(engine, policy.tokenizer.decode, hearer)
-    found = sorted(generate(actor, [request]), key=lambda one: one.sample_index)
-    return [policy.tokenizer.decode(one.tokens) for one in found]
+    completions = sorted(generate(actor, [request]), key=lambda one: one.sample_index)
+    return [policy.tokenizer.decode(one.tokens) for one in completions]

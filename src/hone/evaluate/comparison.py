@@ -1,6 +1,7 @@
 """Comparison of runs: seeds of one configuration form a group, and groups are compared.
 
-Belongs here: grouping, and the choice of estimates. `estimators.across_runs` computes them.
+Belongs here: reading runs (settings, score curves, final scores), grouping, and the choice of estimates.
+`estimators.across_runs` computes them.
 """
 
 import json
@@ -14,7 +15,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.errors import DataError
+from hone.core.clock import SystemClock
+from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.core.strict_json import Json
 from hone.estimators.across_runs import (
     Statistic,
@@ -28,7 +30,6 @@ from hone.estimators.across_runs import (
     time_to_threshold,
 )
 from hone.estimators.means import Estimate, paired_difference
-from hone.evaluate.run_curves import LoadedRun, ScoreCurve, read_runs, score_curves
 from hone.run.store.comparison import (
     Comparison,
     GroupSummary,
@@ -38,7 +39,198 @@ from hone.run.store.comparison import (
     ScoreInterval,
     TimeToThreshold,
 )
-from hone.run.store.evaluations import PairedDifference
+from hone.run.store.evaluations import AnswerRow, PairedDifference, latest_answers, read_evaluations
+from hone.run.store.folder import list_runs, open_run
+from hone.run.store.manifest import RunChange, with_current_keys
+from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
+
+# ----------------------------------------------------------------------------------------------------------- run curves
+
+
+Floats = NDArray[np.float64]
+
+EVALUATION_METRIC = "eval/score"
+TRAINING_METRICS = ("reward/mean", "episodes/return", "return/mean")
+"""Training scores, in order of preference."""
+TAIL_SHARE = 0.1
+"""Last fraction of a run over which the training score is averaged if there was no evaluation."""
+SMOOTHING_SHARE = 0.05
+"""Fraction of a run over which the training score is averaged for its curve."""
+TASK_KEYS = (
+    "env.id",
+    "finite.world.id",
+    "finite.world.kind",
+    "evaluation.task.reasoning_gym",
+    "evaluation.task.source",
+    "task.reasoning_gym",
+    "task.source",
+    "log",
+)
+"""Config keys that name the task, in order of preference."""
+MIN_EVALUATIONS = 3
+"""Fewest evaluations for a curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreCurve:
+    """Score over a run: `[N]` each."""
+
+    metric: str
+    unit: str
+    """Unit of `x`."""
+    x: Floats
+    y: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRun:
+    """Data of a run for a comparison."""
+
+    path: Path
+    name: str
+    recipe: str
+    argument: str
+    """The argument that named it."""
+    settings: Mapping[str, Json]
+    columns: MetricColumns
+    score: float
+    """NaN without a score."""
+    score_description: str
+    """Meaning of the score, in words."""
+    answers: Sequence[AnswerRow]
+    changes: Sequence[RunChange] = ()
+    """Changes of settings or code on the way, by resumes."""
+
+    @property
+    def task(self) -> str:
+        """Task of the run by its config."""
+        values = (self.settings.get(key) for key in TASK_KEYS)
+        return next((value for value in values if isinstance(value, str)), "task")
+
+    @property
+    def has_environment(self) -> bool:
+        """True if a decision is an environment step."""
+        return any(key in self.settings for key in ("env.id", "finite.world.kind"))
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of its steps."""
+        return float(np.nansum(self.columns.values.get("time/step_s", np.zeros(0))))
+
+
+def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[LoadedRun]:
+    """Read the runs of each argument: a run's folder, its name under `root`, or a folder of runs.
+
+    Raises DataError with every argument without a run, and every run with unreadable files.
+    """
+    faults = ErrorCollector(DataError)
+    runs: dict[Path, LoadedRun] = {}
+    for text in asked:
+        folders = _folders(text, root)
+        if not folders:
+            names = [path.name for path in list_runs(root)]
+            faults.add(f"{text!r} is not a run or a folder of runs{did_you_mean(text, names)}")
+        for folder in folders:
+            try:
+                runs.setdefault(folder.resolve(), _read(folder, text, metric))
+            except DataError as fault:
+                faults.extend(fault.messages)
+    faults.raise_if_any()
+    known: dict[str, dict[str, Json]] = {}
+    for run in runs.values():
+        known.setdefault(run.recipe, {}).update(run.settings)
+    return [replace(run, settings=with_current_keys(run.settings, known[run.recipe])) for run in runs.values()]
+
+
+def _folders(text: str, root: Path) -> list[Path]:
+    for path in (Path(text), root / text):
+        if (path / "manifest.json").is_file():
+            return [path]
+        if inside := list_runs(path):
+            return inside
+    return []
+
+
+def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
+    run = open_run(folder, clock=SystemClock())
+    columns = read_metrics(run.metrics_path)
+    if metric and metric not in columns.values:
+        raise DataError(
+            f"{folder} has no metric {metric!r}{did_you_mean(metric, list(columns.values))}; it has "
+            f"{', '.join(name for name in columns.values if not name.startswith(CLOCK_PREFIX)) or 'none'}"
+        )
+    score, what = _score(folder, columns, metric)
+    manifest = run.manifest()
+    return LoadedRun(
+        path=folder,
+        name=folder.resolve().name,
+        recipe=manifest.metadata.recipe,
+        argument=asked,
+        settings={key: setting.value for key, setting in run.config().items()},
+        columns=columns,
+        score=score,
+        score_description=what,
+        answers=[] if metric else latest_answers(folder),
+        changes=manifest.changes,
+    )
+
+
+def _score(folder: Path, columns: MetricColumns, metric: str) -> tuple[float, str]:
+    """Score of the newest evaluation; without one, the mean training score of the last tenth."""
+    evaluations = [] if metric else [one for one in read_evaluations(folder)[0] if one.metric == "score"]
+    if evaluations:
+        return evaluations[-1].mean, "held-out score at the end of the run"
+    for name in (metric,) if metric else (EVALUATION_METRIC, *TRAINING_METRICS):
+        values = columns.values.get(name)
+        known = values[np.isfinite(values)] if values is not None else np.zeros(0)
+        if len(known):
+            tail = known[-max(1, round(TAIL_SHARE * len(known))) :]
+            return float(tail.mean()), f"mean of {name} over the last tenth of the run"
+    return float("nan"), "nothing"
+
+
+def score_curves(runs: Sequence[LoadedRun], metric: str = "") -> list[ScoreCurve]:
+    """Curves of the runs, all of the same metric; empty if no metric is in all of them.
+
+    `x` counts environment steps if every run has them, otherwise iterations.
+    """
+    name = metric or _common_metric(runs)
+    if not name:
+        return []
+    worldly = all("episodes/decisions" in run.columns.values and run.has_environment for run in runs)
+    return [_curve(run, name, by_environment_steps=worldly) for run in runs]
+
+
+def _common_metric(runs: Sequence[LoadedRun]) -> str:
+    def there(run: LoadedRun, name: str, least: int) -> bool:
+        return name in run.columns.values and int(np.isfinite(run.columns.values[name]).sum()) >= least
+
+    if all(there(run, EVALUATION_METRIC, MIN_EVALUATIONS) for run in runs):
+        return EVALUATION_METRIC
+    return next((name for name in TRAINING_METRICS if all(there(run, name, 1) for run in runs)), "")
+
+
+def _curve(run: LoadedRun, name: str, *, by_environment_steps: bool) -> ScoreCurve:
+    steps, values = run.columns.steps, run.columns.values[name]
+    x = steps.astype(np.float64)
+    if by_environment_steps:  # a line's value is a mean over the steps since the previous line
+        made = np.nan_to_num(run.columns.values["episodes/decisions"])
+        x = np.cumsum(made * np.diff(steps, prepend=0))
+    known = np.isfinite(values)
+    curve = ScoreCurve(
+        metric=name, unit="environment steps" if by_environment_steps else "steps", x=x[known], y=values[known]
+    )
+    return curve if name == EVALUATION_METRIC else replace(curve, y=_trailing_mean(curve.y))
+
+
+def _trailing_mean(values: Floats) -> Floats:
+    """Trailing means over a twentieth of the run."""
+    size = max(1, round(SMOOTHING_SHARE * len(values)))
+    total = np.cumsum(np.insert(values, 0, 0.0))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - size, 0)
+    return (total[ends] - total[starts]) / (ends - starts)
+
 
 # --------------------------------------------------------------------------------------------------- differing settings
 
@@ -68,8 +260,8 @@ def _value_text(config: Mapping[str, Json], key: str) -> str:
     if key in config:
         return shorten(_plain(config[key]))
     inside = {name[len(key) + 1 :]: value for name, value in config.items() if name.startswith(f"{key}.")}
-    told = [f"{name} = {_plain(value)}" for name, value in inside.items() if value not in (None, {}, [])]
-    return shorten(", ".join(told)) if inside else ABSENT
+    leaves = [f"{name} = {_plain(value)}" for name, value in inside.items() if value not in (None, {}, [])]
+    return shorten(", ".join(leaves)) if inside else ABSENT
 
 
 def shorten(text: str) -> str:
@@ -97,8 +289,6 @@ def _common_table(key: str, configs: Sequence[Mapping[str, Json]]) -> str:
 # ----------------------------------------------------------------------------------------------------------- comparison
 
 
-Floats = NDArray[np.float64]
-
 CURVE_POINTS = 100
 """Points of a curve or a profile."""
 EXTENSION_SHARE = 0.03
@@ -116,7 +306,7 @@ SEED_ENDING = re.compile(r"[-_.]?(seed)?[-_.]?\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunGroup:
+class _RunGroup:
     """Named group of runs with one configuration."""
 
     name: str
@@ -148,7 +338,20 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     curves = dict(zip((run.path for run in runs), score_curves(runs, metric), strict=False))
     some = next(iter(curves.values()), None)
     settings = _settings(groups)
-    span = _profile_thresholds(groups, tasks, scale)
+    # thresholds of a profile: from just below the lowest score to the highest
+    scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
+    room = 0.02 * ((scores.max() - scores.min()) or 1.0)
+    span = np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
+    # probability of improvement of each group over the first, on common tasks; needs no common unit
+    first, *others = groups
+    result: list[ProbabilityOfImprovement] = []
+    for other in others:
+        common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
+        if common:
+            estimate = improvement_probability(other.strata(common, {}), first.strata(common, {}))
+            result.append(
+                ProbabilityOfImprovement(before=first.name, after=other.name, probability=_score_interval(estimate))
+            )
     return Comparison(
         metric=" / ".join(dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))),
         tasks=tuple(tasks),
@@ -170,7 +373,7 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
             )
             for group, texts in zip(groups, settings, strict=True)
         ),
-        improvements=tuple(_improvements(groups, tasks)),
+        improvements=tuple(result),
         paired=tuple(_paired(groups)),
         notes=tuple(_notes(groups, tasks, runs)),
     )
@@ -179,25 +382,21 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
 # ------------------------------------------------------------------------------------------ grouping
 
 
-def _group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
+def _group_runs(runs: Sequence[LoadedRun]) -> list[_RunGroup]:
     """Group runs that differ in seed, bookkeeping and task only, in the order of the arguments."""
     kinds: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        kinds.setdefault(_config_key(run), []).append(run)
+        kept = {key: value for key, value in sorted(run.settings.items()) if not IGNORED_KEYS.match(key)}
+        kinds.setdefault(json.dumps([run.recipe, kept], sort_keys=True), []).append(run)
     names = [_name(members) for members in kinds.values()]
     twice = {name for name, count in Counter(names).items() if count > 1}
-    groups = [RunGroup(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
+    groups = [_RunGroup(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
     if not twice:
         return groups
     return [
         replace(group, name=_distinct_name(group.name, texts, number) if group.name in twice else group.name)
         for number, (group, texts) in enumerate(zip(groups, _settings(groups), strict=True), start=1)
     ]
-
-
-def _config_key(run: LoadedRun) -> str:
-    kept = {key: value for key, value in sorted(run.settings.items()) if not IGNORED_KEYS.match(key)}
-    return json.dumps([run.recipe, kept], sort_keys=True)
 
 
 def _name(runs: Sequence[LoadedRun]) -> str:
@@ -214,11 +413,11 @@ def _name(runs: Sequence[LoadedRun]) -> str:
 def _distinct_name(name: str, settings: Mapping[str, str], number: int) -> str:
     """`name lr=0.1`, with the group's number where more settings differ than a name can hold."""
     texts = [f"{key}={text}" for key, text in settings.items()]
-    told = " ".join([name, *texts])
-    return told if len(told) <= MAX_NAME_CHARACTERS else shorten(f"{name} #{number} {texts[0]}")
+    whole = " ".join([name, *texts])
+    return whole if len(whole) <= MAX_NAME_CHARACTERS else shorten(f"{name} #{number} {texts[0]}")
 
 
-def _settings(groups: Sequence[RunGroup]) -> list[dict[str, str]]:
+def _settings(groups: Sequence[_RunGroup]) -> list[dict[str, str]]:
     """Texts of the settings in which groups differ, for each group: those that all have if the recipes differ."""
     heads = [
         {key: value for key, value in group.runs[0].settings.items() if not IGNORED_KEYS.match(key)} for group in groups
@@ -254,7 +453,7 @@ def _score_interval(estimate: Estimate) -> ScoreInterval:
 
 
 def _lines(
-    group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
+    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
 ) -> dict[str, RunCurveBand]:
     """Interquartile mean of the runs' curves at common positions, per task."""
     result: dict[str, RunCurveBand] = {}
@@ -282,15 +481,6 @@ def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
     return np.where(places > curve.x[-1] * (1 + EXTENSION_SHARE), np.nan, values)
 
 
-def _profile_thresholds(
-    groups: Sequence[RunGroup], tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]
-) -> Floats:
-    """Thresholds of a profile: from just below the lowest score to the highest."""
-    scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
-    room = 0.02 * ((scores.max() - scores.min()) or 1.0)
-    return np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
-
-
 def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
     if not strata:
         return None
@@ -299,7 +489,7 @@ def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
 
 
 def _times_to_threshold(
-    group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
+    group: _RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
 ) -> dict[str, TimeToThreshold]:
     result: dict[str, TimeToThreshold] = {}
     for task in tasks:
@@ -325,21 +515,7 @@ def registered_threshold(task: str) -> float | None:
     return None if spec is None else spec.reward_threshold
 
 
-def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
-    """Probability of improvement of each group over the first, on common tasks; needs no common unit."""
-    first, *others = groups
-    result: list[ProbabilityOfImprovement] = []
-    for other in others:
-        common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
-        if common:
-            estimate = improvement_probability(other.strata(common, {}), first.strata(common, {}))
-            result.append(
-                ProbabilityOfImprovement(before=first.name, after=other.name, probability=_score_interval(estimate))
-            )
-    return result
-
-
-def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
+def _paired(groups: Sequence[_RunGroup]) -> list[PairedDifference]:
     """Paired differences of each group from the first per question, means over seeds; only for saved answers."""
     first, *others = groups
     before, result = _answers(first), list[PairedDifference]()
@@ -364,7 +540,7 @@ def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
     return result
 
 
-def _answers(group: RunGroup) -> dict[str, float]:
+def _answers(group: _RunGroup) -> dict[str, float]:
     """Mean score of each question (id and text) over the runs that answered it."""
     scores: dict[str, list[float]] = {}
     for run in group.runs:
@@ -374,7 +550,7 @@ def _answers(group: RunGroup) -> dict[str, float]:
     return {question: float(np.mean(values)) for question, values in scores.items()}
 
 
-def _notes(groups: Sequence[RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
+def _notes(groups: Sequence[_RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
     """Limits of the comparison, for the reader."""
     notes: list[str] = []
     kinds = dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))

@@ -33,16 +33,7 @@ class NetworkDecisionPolicy(BanditPolicy):
         return PolicyDistribution(logp[0], None if scores is None else scores[0])
 
     def distribution_rows(self, contexts: Floats, actions: ActionSet) -> PolicyDistribution:
-        seen = self._observations(contexts, actions)
-        if isinstance(self.network, NumpyCategoricalPolicy):
-            logits = self.network.network(self.network.inputs.array(seen)).astype(np.float64)
-            logits -= logits.max(axis=1, keepdims=True)
-            return PolicyDistribution(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), None)
-        best = self.network.best(seen).astype(np.int64) - self.network.actions.start
-        return PolicyDistribution(np.where(np.arange(len(actions)) == best[:, None], 0.0, -np.inf), None)
-
-    def _observations(self, contexts: Floats, actions: ActionSet) -> Floats:
-        """Observations of the network. Raises DataError for another number of features or actions than its own."""
+        # observations of the network. Raises DataError for another number of features or actions than its own
         inputs, count = self.network.inputs, self.network.actions.count
         if len(actions) != count:
             raise DataError(f"{self.folder}: the network has {count} actions, and the decision {len(actions)}")
@@ -51,7 +42,13 @@ class NetworkDecisionPolicy(BanditPolicy):
             raise DataError(
                 f"{self.folder}: the network was trained on {size} features, and a context has {contexts.shape[1]}"
             )
-        return contexts[:, 0] if inputs.one_hot else contexts
+        seen = contexts[:, 0] if inputs.one_hot else contexts
+        if isinstance(self.network, NumpyCategoricalPolicy):
+            logits = self.network.network(self.network.inputs.array(seen)).astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            return PolicyDistribution(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), None)
+        best = self.network.best(seen).astype(np.int64) - self.network.actions.start
+        return PolicyDistribution(np.where(np.arange(len(actions)) == best[:, None], 0.0, -np.inf), None)
 
     def contents(self) -> PolicyContents:
         raise DataError(f"{self.folder}: a network is served from its own checkpoint; it is not copied into a policy")

@@ -121,8 +121,8 @@ def _trainer_kernels() -> str:
 
 def _runner() -> KernelReport:
     try:
-        found = build()
-        loaded = library.load_library(found.path)
+        built = build()
+        loaded = library.load_library(built.path)
         runs = loaded.instruction_sets()
         kinds: tuple[library.NumberKind, ...] = ("float32", "bfloat16", "int8")
         best = {kind: loaded.choose(None, kind=kind) for kind in kinds}
@@ -131,13 +131,13 @@ def _runner() -> KernelReport:
             usable=False, compiler="failed", build_note=str(error), runner_note="torch: compiled code is unavailable"
         )
     left = [name for name in library.ISA_NAMES if name not in runs]
-    told = kinds[:1] if len(set(best.values())) == 1 else kinds
-    sets = ", ".join(f"{best[kind]} in {kind}" for kind in told)
+    shown = kinds[:1] if len(set(best.values())) == 1 else kinds
+    sets = ", ".join(f"{best[kind]} in {kind}" for kind in shown)
     why = f"the most capable compiled variant that runs here ({', '.join(runs)})"
     why += f"; {_limit_note()} {', '.join(left)}" if left else ""
-    took = f"in {found.seconds_s:.1f} s" if found.seconds_s else "earlier, taken from the cache"
+    took = f"in {built.seconds_s:.1f} s" if built.seconds_s else "earlier, taken from the cache"
     return KernelReport(
-        usable=True, compiler=found.compiler, build_note=f"{took}: {found.path}", runner_note=f"native, {sets}: {why}"
+        usable=True, compiler=built.compiler, build_note=f"{took}: {built.path}", runner_note=f"native, {sets}: {why}"
     )
 
 
@@ -178,8 +178,8 @@ def _check(kind: RunnerKind, model: Decoder, dtype: Dtype) -> Iterator[RunnerChe
         asked = requests[::-1] if way.reverse_order else requests
         again = _answers(_engine(other, way.limits), asked)
         differ = sum(not _same(first[key], again[key]) for key in first)
-        found = "the same bits" if not differ else f"{differ} of {len(first)} answers differ"
-        yield RunnerCheck(runner=name, name=way.name, compared_with=way.compared_with, result=found, passed=not differ)
+        result = "the same bits" if not differ else f"{differ} of {len(first)} answers differ"
+        yield RunnerCheck(runner=name, name=way.name, compared_with=way.compared_with, result=result, passed=not differ)
 
 
 def _invariance_variants(limits: SchedulerLimits, *, native: bool) -> list[_InvarianceVariant]:
@@ -263,12 +263,12 @@ def _parity(
         theirs.append(np.abs(_trainer_logp(model, text, temperature)[len(prompt) - 1 :] - truth))
     gap, own = np.concatenate(ours), float(np.concatenate(theirs).mean())
     mean, most = float(gap.mean()), float(gap.max())
-    found, against = f"mean {mean:.1e}, max {most:.1e} nats", f"the trainer, {len(gap)} tokens"
+    result, against = f"mean {mean:.1e}, max {most:.1e} nats", f"the trainer, {len(gap)} tokens"
     passed = mean <= MAX_MEAN_NATS and most <= MAX_NATS
     if dtype == "bfloat16":
         passed = mean <= MAX_BFLOAT16_RATIO * own
-        found = f"mean {mean:.1e} nats from float32; the trainer {own:.1e}"
-    return RunnerCheck(runner=name, name="parity", compared_with=against, result=found, passed=passed)
+        result = f"mean {mean:.1e} nats from float32; the trainer {own:.1e}"
+    return RunnerCheck(runner=name, name="parity", compared_with=against, result=result, passed=passed)
 
 
 @torch.inference_mode()
@@ -284,19 +284,19 @@ def _scores(
     name: str, engine: EmbeddedEngine, requests: Sequence[Request], answers: dict[tuple[str, int], Completion]
 ) -> RunnerCheck:
     asked = {request.id: request for request in requests}
-    given = [
+    scores = [
         ScoreRequest(prompt=asked[request].prompt, tokens=answer.tokens, sampling=asked[request].sampling)
         for (request, _), answer in answers.items()
     ]
     differ = sum(
         not (np.array_equal(scored.logp, answer.logp) and np.array_equal(scored.sampled_logp, answer.sampled_logp))
-        for scored, answer in zip(engine.score(given), answers.values(), strict=True)
+        for scored, answer in zip(engine.score(scores), answers.values(), strict=True)
     )
-    found = "the same bits" if not differ else f"{differ} of {len(answers)} answers differ"
+    result = "the same bits" if not differ else f"{differ} of {len(answers)} answers differ"
     return RunnerCheck(
         runner=name,
         name="scores",
         compared_with="what was recorded",
-        result=found,
+        result=result,
         passed=not differ or not engine.exact,
     )

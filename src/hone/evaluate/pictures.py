@@ -14,7 +14,7 @@ from hone.run.saved_config import config_tree, is_control
 from hone.run.store.animation import write_episode
 from hone.run.store.checkpoints import step_name
 from hone.run.store.folder import open_run
-from hone.run.store.maps import PolicyMap, write_map
+from hone.run.store.records import MAP, PolicyMap
 
 
 def write_policy_pictures(run: Path) -> list[str]:
@@ -22,15 +22,15 @@ def write_policy_pictures(run: Path) -> list[str]:
     if not (run / "checkpoints").is_dir():
         return []
     opened = open_run(run, clock=SystemClock())
-    found = opened.checkpoints()
-    steps = found.steps()
+    checkpoints = opened.checkpoints()
+    steps = checkpoints.steps()
     if not steps:
         return []
     if not is_control(
-        found.folder / step_name(steps[-1]) / "policy"
+        checkpoints.folder / step_name(steps[-1]) / "policy"
     ):  # before the checksums are verified: the checkpoint may have gigabytes
         return []
-    newest = found.newest_policy()
+    newest = checkpoints.newest_policy()
     folder, step = newest.policy_folder, newest.step
     config = config_tree(run)
     made: list[str] = []
@@ -42,7 +42,7 @@ def write_policy_pictures(run: Path) -> list[str]:
     try:
         layout = grid_layout(folder, config)
         if layout is not None:
-            write_map(run, policy_map_on(layout, folder, step=step))
+            MAP.write(run, policy_map_on(layout, folder, step=step))
             made.append("a map")
     except DataError as fault:
         opened.log(f"no map of the policy: {fault}", level="WARNING")

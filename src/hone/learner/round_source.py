@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hone.core.credit import Metrics
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes, concatenate
+from hone.core.episodes import Episodes, concatenate, pack_episodes, unpack_episodes
 from hone.core.random import key
 from hone.core.state import State, integer, substate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 from hone.sources.logged import LogSource
 
 P = TypeVar("P")

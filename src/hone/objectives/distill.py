@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hone.core.errors import ConfigError
-from hone.objectives.numerics import log1mexp
-from hone.objectives.ratios import at_least_float32
+from hone.objectives.ratios import at_least_float32, log1mexp
 from hone.objectives.shapes import Elementwise, PerDecision, Table
 from hone.objectives.terms import LossTerms
 

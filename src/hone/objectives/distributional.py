@@ -76,10 +76,6 @@ def logits_mean(logits: Float[Tensor, "*batch b"], support: ValueSupport) -> Flo
     return distribution_mean(torch.softmax(at_least_float32(logits), dim=-1), support)
 
 
-def _cross_entropy(logits: Bins, probability: Bins) -> PerDecision:
-    return -(probability * torch.log_softmax(at_least_float32(logits), dim=-1)).sum(dim=-1)
-
-
 # ------------------------------------------------------------------------------------------------------- C51
 
 
@@ -101,7 +97,7 @@ def c51_loss(logits: Bins, target: Bins, *, support: ValueSupport) -> LossTerms:
 
     The minimum is the target's entropy and not 0; the difference, the KL divergence, is the metric.
     """
-    loss = _cross_entropy(logits, target)
+    loss = -(target * torch.log_softmax(at_least_float32(logits), dim=-1)).sum(dim=-1)
     return LossTerms(
         loss=loss,
         compute_metrics=lambda: {

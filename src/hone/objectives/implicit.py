@@ -12,8 +12,7 @@ from jaxtyping import Float, Int64, Real
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.numerics import linear_tail_exp, sum_by_sequence
-from hone.objectives.ratios import at_least_float32
+from hone.objectives.ratios import at_least_float32, linear_tail_exp, sum_by_sequence
 from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair
 from hone.objectives.terms import LossTerms
 
@@ -106,6 +105,5 @@ def weighted_terms(terms: LossTerms, weight: PerAnswer) -> LossTerms:
     AOT, whose ranks join rows of different weights.
     """
     return LossTerms(
-        loss=terms.loss * weight.detach(),
-        compute_metrics=lambda: {**terms.metrics, "preference/weight": weight},
+        loss=terms.loss * weight.detach(), compute_metrics=lambda: {**terms.metrics, "preference/weight": weight}
     )

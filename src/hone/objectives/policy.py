@@ -2,7 +2,7 @@
 
 They take the log-probabilities under the learning policy and the behaviour policy and an advantage, for control and
 text alike. `now` carries the gradient, everything else is data. Losses with a sequence-level ratio are in
-`sequence.py`, those with a trust region in `trust.py`, those that select tokens by covariance in `covariance.py`.
+`sequence.py`, those with a trust region in `trust.py`.
 
 Parameters: `low` and `high` are clip widths around a ratio of 1, `*_cap` and `*_floor` absolute ratios, `log_*` widths
 in nats, `*_probability` differences of probability. Where the advantage is 0 there is no gradient, so such sequences
@@ -10,6 +10,7 @@ may be left out, except with `dro`, penalties and entropy terms.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -20,8 +21,9 @@ from hone.objectives.ratios import (
     logp_difference,
     ratio,
     ratio_metrics,
+    sequence_quantile,
 )
-from hone.objectives.shapes import Flags, PerDecision
+from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, TopKLogps
 from hone.objectives.terms import LossTerms
 
 
@@ -191,4 +193,142 @@ def decoupled_ppo(
     return LossTerms(
         loss=weight * terms.loss,
         compute_metrics=lambda: {**terms.metrics, "mismatch/weight": weight, "mismatch/weight_max": weight},
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- entropy
+
+
+def entropy_bonus(entropy: PerDecision) -> LossTerms:
+    """-H per decision, `entropy` in nats with gradient; add it with a weight: `add_terms(loss, bonus, weight=0.001)`.
+
+    The published default weight is 0 except in classic PPO (0.01). Not proportional to the advantage.
+    """
+    return LossTerms(
+        loss=-at_least_float32(entropy),
+        compute_metrics=lambda: {"policy/entropy_nats": at_least_float32(entropy).detach()},
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- covariance
+
+
+def clip_cov(
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    dropped: Multiplier,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    negative_cap: float | None = None,
+) -> LossTerms:
+    """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_mask`.
+
+    Metrics: those of the surrogate, with dropped decisions counted in `clip_fraction`, and the share dropped.
+    """
+    terms = clipped_surrogate(now, then, advantage, low=low, high=high, negative_cap=negative_cap)
+    left_out = dropped != 0
+
+    def compute_metrics() -> dict[str, PerDecision]:
+        metrics = dict(terms.metrics)
+        metrics["policy/clip_fraction"] = metrics["policy/clip_fraction"].masked_fill(left_out & (advantage != 0), 1.0)
+        return metrics | {"policy/covariance_fraction": left_out.to(terms.loss.dtype)}
+
+    return LossTerms(loss=torch.where(left_out, 0.0, terms.loss), compute_metrics=compute_metrics)
+
+
+def kl_cov(
+    now: PerDecision, then: PerDecision, advantage: PerDecision, chosen: Multiplier, *, penalty: float = 1.0
+) -> LossTerms:
+    """-r A, plus `penalty` * |log r| where `chosen` is not 0 (KL-Cov, 2025); see `selection.kl_cov_mask`.
+
+    No ratio is clipped. At r = 1 the penalty has no slope (its subgradient there is 0), so the first step on a batch is
+    the policy gradient. Not proportional to the advantage where chosen.
+    """
+    r = ratio(now, then)
+    held_back = (chosen != 0).to(r.dtype)
+    return LossTerms(
+        loss=penalty * held_back * logp_difference(now, then).abs() - advantage * r,
+        compute_metrics=lambda: {
+            "policy/covariance_fraction": held_back,
+            **ratio_metrics(r, logp_difference(now, then)),
+        },
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- simko
+
+
+TINY = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopKCandidates:
+    """The K most likely tokens under the policy at the start of the update, at each decision."""
+
+    logp: TopKLogps
+    """Nats, with gradient."""
+    old_logp: TopKLogps
+    """Nats of the same tokens: they are matched by id, never by rank."""
+    drawn_is_top: Flags
+    """The sampled token is the most likely of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimkoStrength:
+    """How far SimKO departs from PPO's loss, and the clip of both: the numbers of the authors' scripts."""
+
+    smoothing: float = 0.01
+    """`mix`: share of the gradient of right answers that is spread over the candidates."""
+    penalty_scale: float = 1.1
+    """`boost`: factor of the advantage of wrong answers whose likeliest token was chosen."""
+    low: float = 0.2
+    """Clip width below a ratio of 1."""
+    high: float = 0.2
+    """Clip width above a ratio of 1."""
+    negative_cap: float | None = None
+    """Dual clip: ratio beyond which a punished token is punished no more; None: none."""
+
+
+FROM_THE_SCRIPTS = SimkoStrength()
+
+
+def forking_tokens(entropy: PerDecision, sequence: Indices, *, quantile: float = 0.8) -> Flags:
+    """Flags of decisions whose entropy is above that quantile of their own answer."""
+    return at_least_float32(entropy) > sequence_quantile(at_least_float32(entropy), sequence, quantile)
+
+
+def simko(
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    candidates: TopKCandidates,
+    forks: Flags,
+    strength: SimkoStrength = FROM_THE_SCRIPTS,
+) -> LossTerms:
+    """PPO's clipped surrogate (0.2) of r' and A' at `forks`, and of r and A elsewhere.
+
+    Right answers (A > 0): r' = (1 - mix) r + mix / K * sum over k of sg[r / r_k] r_k. Its value is r; a share `mix` of
+    the gradient is spread evenly over the K candidates. Wrong answers (A < 0): A' = boost * A where the sampled token
+    is the most likely, which keeps the policy from moving from one certain wrong answer to another. The sign of the
+    advantage marks right and wrong, as it does in a group with both. Clip widths and dual clip are those of
+    `clipped_surrogate`, of r' and A'. Weights: `token_mean`. Metrics as PPO's.
+    """
+    r, mix = ratio(now, then), strength.smoothing
+    others = ratio(candidates.logp, candidates.old_logp)
+    share = r.detach()[:, None] / (others.detach() + TINY)
+    spread = (1.0 - mix) * r + mix * (share * others).mean(dim=1)
+    mixed = torch.where(forks & (advantage > 0), spread, r)
+    boosted = strength.penalty_scale * advantage
+    pressed = torch.where(forks & (advantage < 0) & candidates.drawn_is_top, boosted, advantage)
+    low, high, cap = strength.low, strength.high, strength.negative_cap
+    loss, stopped = surrogate(mixed, pressed, low=low, high=high, negative_cap=cap)
+    return LossTerms(
+        loss=loss,
+        compute_metrics=lambda: {
+            "policy/clip_fraction": stopped.to(r.dtype),
+            "policy/fork_fraction": forks.to(r.dtype),
+            **ratio_metrics(r, logp_difference(now, then)),
+        },
     )

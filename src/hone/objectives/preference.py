@@ -1,10 +1,14 @@
-"""Losses on pairs of answers, one preferred: DPO and its variants with a reference, per pair.
+"""Losses of preferences: pairs of answers, one preferred (DPO and its variants, per pair), and single marked answers.
 
 `chosen`, `rejected` are the implicit rewards of `implicit.py` (mostly s = log pi / pi_ref of a whole answer, in nats),
-with gradient; D = chosen - rejected. beta is the KL coefficient of the reference. Losses without a reference are in
-`reference_free.py`, those on single answers in `unpaired.py`.
+with gradient; D = chosen - rejected. beta is the KL coefficient of the reference. TRL's `rewards/margins` is beta * D;
+`preference/margin_nats` here is D, so that runs of different beta can be compared.
 
-TRL's `rewards/margins` is beta * D; `preference/margin_nats` here is D, so that runs of different beta can be compared.
+Single answers marked desirable or not (KTO, BCO, APO-zero): `score` is s. Micro-batches need not hold both kinds: the
+batch statistics of KTO and BCO are data here.
+
+Without a reference (CPO, SimPO, ORPO), the loss itself limits the drift: by the likelihood of the chosen answer, or by
+a sufficient margin; each function states whether its log-probabilities are sums or means over an answer's tokens.
 """
 
 import math
@@ -12,11 +16,13 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Real
+from torch import Tensor
 from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
-from hone.objectives.numerics import linear_tail_exp
-from hone.objectives.shapes import PerPair
+from hone.objectives.ratios import at_least_float32, linear_tail_exp, log1mexp
+from hone.objectives.shapes import Flags, Metrics, PerAnswer, PerPair
 from hone.objectives.terms import LossTerms
 
 
@@ -35,7 +41,7 @@ def _terms(loss: PerPair, chosen: PerPair, rejected: PerPair) -> LossTerms:
     return LossTerms(loss=loss, compute_metrics=lambda: preference_metrics(chosen, rejected))
 
 
-def smoothed_logistic(scaled: PerPair, smoothing: float) -> PerPair:
+def _smoothed_logistic(scaled: PerPair, smoothing: float) -> PerPair:
     """Cross-entropy of sigmoid(`scaled`) against a label that is right with probability 1 - smoothing."""
     if smoothing == 0.0:
         return -F.logsigmoid(scaled)
@@ -49,7 +55,7 @@ def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: flo
     It is Bradley-Terry on the rewards beta * s. TRL 1.16 ignores `label_smoothing` here, TRL 0.24, OpenRLHF and the
     authors do not.
     """
-    return _terms(smoothed_logistic(beta * (chosen - rejected), smoothing), chosen, rejected)
+    return _terms(_smoothed_logistic(beta * (chosen - rejected), smoothing), chosen, rejected)
 
 
 def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.1) -> LossTerms:
@@ -230,7 +236,134 @@ def aot_unpaired(
 def _compared(scaled: PerPair, smoothing: float, comparison: RankComparison | None) -> PerPair:
     """The smoothed comparison; without one, the logistic."""
     if comparison is None:
-        return smoothed_logistic(scaled, smoothing)
+        return _smoothed_logistic(scaled, smoothing)
     if smoothing == 0.0:
         return comparison(scaled)
     return (1.0 - smoothing) * comparison(scaled) + smoothing * comparison(-scaled)
+
+
+# ------------------------------------------------------------------------------------------------------------- unpaired
+
+
+def _metrics(score: PerAnswer, desirable: Flags, threshold: PerAnswer) -> Metrics:
+    side = torch.where(desirable, score - threshold, threshold - score)
+    return {
+        "preference/accuracy": 0.5 * (1.0 + side.sign()),
+        "preference/desirable_nats": score[desirable].detach(),
+        "preference/undesirable_nats": score[~desirable].detach(),
+    }
+
+
+def kto(
+    score: PerAnswer,
+    desirable: Flags,
+    baseline: PerAnswer,
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> LossTerms:
+    """w_D (1 - sigmoid(beta (s - z0))) or w_U (1 - sigmoid(beta (z0 - s))): KTO (Ethayarajh et al., 2024).
+
+    `baseline` is z0 of `batchwide.kto_baseline`, data. With unequal numbers of the two kinds, TRL's documentation
+    advises (w_D * desirable) : (w_U * undesirable) between 1:1 and 4:3. TRL averages over each rank's answers, so that
+    ranks with fewer have larger weights; here the weights are the learner's, over the whole batch.
+    """
+    reach = beta * (score - baseline)
+    gained = desirable_weight * torch.sigmoid(-reach)
+    lost = undesirable_weight * torch.sigmoid(reach)
+    return LossTerms(
+        loss=torch.where(desirable, gained, lost),
+        compute_metrics=lambda: {**_metrics(score, desirable, baseline), "preference/baseline_nats": baseline},
+    )
+
+
+def bco(score: PerAnswer, desirable: Flags, shift: PerAnswer, *, beta: float = 0.1) -> LossTerms:
+    """-logsigmoid(±beta (s - shift)): BCO (Jung et al., 2024), a binary classifier of answers; + where desirable.
+
+    `shift` nats is data, from `batchwide.RunningShift`. TRL 0.24 could also weight undesirable answers by how alike
+    their prompts are to desirable ones (UDM): multiply by `implicit.weighted_terms`.
+    """
+    reach = beta * (score - shift)
+    return LossTerms(
+        loss=-F.logsigmoid(torch.where(desirable, reach, -reach)),
+        compute_metrics=lambda: {**_metrics(score, desirable, shift), "preference/shift_nats": shift},
+    )
+
+
+def apo_zero_unpaired(score: PerAnswer, desirable: Flags, *, beta: float = 0.1) -> LossTerms:
+    """1 - sigmoid(±beta s): APO-zero on single answers (D'Oosterlinck et al., 2024): KTO with z0 = 0."""
+    reach = beta * score
+    return LossTerms(
+        loss=torch.sigmoid(torch.where(desirable, -reach, reach)),
+        compute_metrics=lambda: _metrics(score, desirable, torch.zeros_like(score)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- reference free
+
+
+def simpo(
+    chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: float = 1.0, smoothing: float = 0.0
+) -> LossTerms:
+    """-logsigmoid(x), x = beta (a_w - a_l) - margin: SimPO (Meng et al., 2024). a: mean log-probability per token.
+
+    `smoothing` e, the assumed share of wrong labels: -(1 - e) logsigmoid(x) - e logsigmoid(-x), as in the authors' code
+    and TRL (`label_smoothing`).
+
+    The paper tunes beta in 2-2.5 (10 for some models) and margin / beta in about 0.3-0.6. TRL reaches it through
+    CPO with `loss_type="simpo"`, where beta is 0.1 and the margin 0.5 by default, and `cpo_alpha` must be set to 0: its
+    default of 1 adds the likelihood (CPO-SimPO).
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    return LossTerms(
+        loss=_smoothed_logistic(beta * (chosen - rejected) - margin, smoothing),
+        compute_metrics=lambda: preference_metrics(chosen, rejected),
+    )
+
+
+def simpo_hinge(chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> LossTerms:
+    """relu(1 - x), x = beta (a_w - a_l) - margin: SimPO's margin under a hinge (`loss_type="hinge"` of the authors'
+    code, Meng et al., 2024); no gradient where x is above 1. TRL's CPO with a hinge has sums in the place of the means
+    a, and no margin (`margin=0`).
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    return LossTerms(
+        loss=F.relu(1.0 - (beta * (chosen - rejected) - margin)),
+        compute_metrics=lambda: preference_metrics(chosen, rejected),
+    )
+
+
+def cpo(
+    chosen: PerPair, rejected: PerPair, chosen_length: Real[Tensor, " p"], *, beta: float = 0.1, likelihood: float = 1.0
+) -> LossTerms:
+    """-logsigmoid(beta (log pi_w - log pi_l)) - likelihood * a_w: CPO (Xu et al., 2024).
+
+    `chosen`, `rejected` are sums over tokens; a_w = chosen / `chosen_length` is the mean. The authors' code and TRL
+    average the likelihood over all tokens of a micro-batch, which depends on how the batch is split; here each pair
+    brings its own mean.
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    nll = -chosen / chosen_length.clamp(min=1)
+    return LossTerms(
+        loss=-F.logsigmoid(beta * (chosen - rejected)) + likelihood * nll,
+        compute_metrics=lambda: {**preference_metrics(chosen, rejected), "policy/nll_nats": nll.detach()},
+    )
+
+
+def orpo(chosen: PerPair, rejected: PerPair, *, weight: float = 0.1) -> LossTerms:
+    """-a_w - weight * logsigmoid(log odds(a_w) - log odds(a_l)), odds(a) = e^a / (1 - e^a): ORPO (Hong et al., 2024).
+
+    a: mean log-probability per token < 0. log(1 - e^a) is computed by log1mexp, so a near 0 does not overflow. By
+    default the authors' code also takes the likelihood over the prompt; here prompts are never imitated.
+    """
+    chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
+    log_odds = (chosen - rejected) - (log1mexp(chosen) - log1mexp(rejected))
+    return LossTerms(
+        loss=-chosen - weight * F.logsigmoid(log_odds),
+        compute_metrics=lambda: {
+            **preference_metrics(chosen, rejected),
+            "preference/log_odds_nats": log_odds.detach(),
+            "policy/nll_nats": -chosen.detach(),
+        },
+    )

@@ -42,8 +42,7 @@ def step_classification(logits: Table, label: Indices) -> LossTerms:
     target = torch.where(labelled, label, 0)
     loss = torch.where(labelled, F.cross_entropy(kept, target, reduction="none"), 0.0)
     return LossTerms(
-        loss=loss,
-        compute_metrics=lambda: {"steps/accuracy": (kept.argmax(dim=1) == target)[labelled].to(kept.dtype)},
+        loss=loss, compute_metrics=lambda: {"steps/accuracy": (kept.argmax(dim=1) == target)[labelled].to(kept.dtype)}
     )
 
 
@@ -58,8 +57,7 @@ def step_regression(logit: PerDecision, label: PerDecision) -> LossTerms:
     target = torch.where(labelled, label, 0.5).to(kept.dtype)
     loss = torch.where(labelled, F.binary_cross_entropy_with_logits(kept, target, reduction="none"), 0.0)
     return LossTerms(
-        loss=loss,
-        compute_metrics=lambda: {"steps/accuracy": ((kept > 0) == (target > 0.5))[labelled].to(kept.dtype)},
+        loss=loss, compute_metrics=lambda: {"steps/accuracy": ((kept > 0) == (target > 0.5))[labelled].to(kept.dtype)}
     )
 
 
@@ -70,6 +68,5 @@ def implicit_process_reward(score: PerAnswer, correct: Shaped[Tensor, " n"], *, 
     """
     loss = F.binary_cross_entropy_with_logits(beta * score, correct.to(score.dtype), reduction="none")
     return LossTerms(
-        loss=loss,
-        compute_metrics=lambda: {"reward_model/accuracy": ((score > 0) == (correct > 0.5)).to(score.dtype)},
+        loss=loss, compute_metrics=lambda: {"reward_model/accuracy": ((score > 0) == (correct > 0.5)).to(score.dtype)}
     )

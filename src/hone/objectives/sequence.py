@@ -77,8 +77,7 @@ def gspo_token(
     s = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT)) * torch.exp(own - own.detach())
     loss, stopped = surrogate(s, advantage, low=low, high=high, negative_cap=negative_cap)
     return LossTerms(
-        loss=loss,
-        compute_metrics=lambda: {"policy/clip_fraction": stopped.to(s.dtype), **ratio_metrics(s, log_ratio)},
+        loss=loss, compute_metrics=lambda: {"policy/clip_fraction": stopped.to(s.dtype), **ratio_metrics(s, log_ratio)}
     )
 
 

@@ -58,10 +58,7 @@ def add_terms(first: LossTerms, second: LossTerms, *, weight: float = 1.0) -> Lo
     else:
         extra += tuple(LossTerms(loss=weight * one.loss, weight=one.weight) for one in (second, *second.extra))
     return LossTerms(
-        loss=loss,
-        compute_metrics=lambda: {**first.metrics, **second.metrics},
-        weight=first.weight,
-        extra=extra,
+        loss=loss, compute_metrics=lambda: {**first.metrics, **second.metrics}, weight=first.weight, extra=extra
     )
 
 

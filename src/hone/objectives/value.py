@@ -1,14 +1,19 @@
-"""Losses of a scalar critic on returns: the error of a value against its target, one term per decision.
+"""Losses of networks beside the policy: critics on returns, dynamics models, GAIL discriminators, loads of experts.
 
-Values as distributions, which are often more stable, are in `distributional.py`.
+Values as distributions, which are often more stable, are in `distributional.py`. The discriminator's logit is
+l = log D - log(1 - D), D the probability that the decision is a demonstration (Ho and Ermon, 2016, call 1 - D by this
+letter); rewards made from l are in `credit/shaping.py`.
 """
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.shapes import PerDecision
+from hone.objectives.shapes import Members, PerDecision
 from hone.objectives.terms import LossTerms
 
 
@@ -82,3 +87,78 @@ def bounded_cross_entropy(
         loss = torch.maximum(free, held)
         metrics["value/clip_fraction"] = (held > free).to(logit.dtype)
     return LossTerms(loss=loss, compute_metrics=lambda: {**_metrics(value, target), **metrics})
+
+
+# -------------------------------------------------------------------------------------------------------------- experts
+
+
+def load_balance(logits: Float[Tensor, "n L E"], load: Float[Tensor, "L E"]) -> PerDecision:
+    """mean over layers of E sum_e load_e p_e, by decision, with p = softmax(logits) (Fedus et al., 2021).
+
+    `logits` `[n, L, E]` are the routers' scores; `load` `[L, E]` is data: the share of the optimizer step's decisions
+    that went to each expert (a layer's sum is the number of experts per token). The mean over the step's decisions is
+    the loss that transformers computes for a layer; it is least, the number of experts per token, where all are equal.
+    Because `load` is that of the whole step, micro-batches and ranks add up to the same gradient.
+    """
+    p = torch.softmax(logits, dim=-1)
+    return logits.shape[-1] * (p * load.to(p.dtype)).sum(dim=-1).mean(dim=-1)
+
+
+def balanced_bias(bias: Float[Tensor, " E"], load: Float[Tensor, " E"], *, rate: float) -> Float[Tensor, " E"]:
+    """bias + rate sign(mean load - load), `[E]`: the next choice favours experts with less than the mean load
+    (loss-free balancing, Wang et al., 2024)."""
+    return bias + rate * torch.sign(load.mean() - load).to(bias.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- dynamics
+
+
+def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> LossTerms:
+    """1/2 [(target - mean)^2 / variance + log variance], summed over members and numbers (Nix & Weigend, 1994).
+
+    All `[K, n, d]` -> loss `[n]` in nats, without the constant d/2 log 2 pi. Used for ensembles by Chua et al. (2018).
+    """
+    gap = target - mean
+    squared = gap * gap
+    loss = 0.5 * (squared * (-log_variance).exp() + log_variance).sum(dim=(0, 2))
+    return LossTerms(
+        loss=loss,
+        compute_metrics=lambda: {
+            "model/squared_error": squared.detach().mean(dim=(0, 2)),
+            "model/log_variance_nats": log_variance.detach().mean(dim=(0, 2)),
+        },
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- adversarial
+
+
+LEAST = 1e-24
+"""Floor of a squared norm: the gradient of the root is infinite at 0."""
+Slopes: TypeAlias = Float[Tensor, "n d"]
+"""The gradient of each logit with respect to its d inputs."""
+
+
+def discriminator_loss(shown: PerDecision, own: PerDecision) -> LossTerms:
+    """-log D(shown) - log(1 - D(own)) = softplus(-l shown) + softplus(l own), in nats (GAIL: Ho and Ermon, 2016).
+
+    A pair of one demonstration and one decision of the policy; 2 log 2 = 1.39 at l = 0. Accuracies are the shares on
+    the right side of l = 0, where 0 counts as neither.
+    """
+    return LossTerms(
+        loss=-F.logsigmoid(shown) - F.logsigmoid(-own),
+        compute_metrics=lambda: {
+            "discriminator/accuracy_expert": (shown > 0).to(shown.dtype),
+            "discriminator/accuracy_policy": (own < 0).to(own.dtype),
+        },
+    )
+
+
+def gradient_norm_penalty(slope: Slopes) -> LossTerms:
+    """(|slope| - 1)^2: the gradient penalty (Gulrajani et al., 2017, 1704.00028).
+
+    Taken between demonstrations and the policy's own decisions, it keeps the logit from jumping between them: a policy
+    that comes nearer then gets a larger reward, which a discriminator that separates them perfectly does not give.
+    """
+    length = slope.square().sum(dim=1).clamp(min=LEAST).sqrt()
+    return LossTerms(loss=(length - 1.0).square(), compute_metrics=lambda: {"discriminator/slope": length.detach()})

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, pack_episodes, unpack_episodes
 from hone.core.errors import HoneError, LostRankError
 from hone.core.state import State, array, integer, substate
 from hone.credit.novelty import NoveltyCredits

@@ -1,22 +1,103 @@
-"""The parent's end: start a child process, talk to it under a deadline, and kill it with everything that it started."""
+"""The parent's end: start a child process, talk to it under a deadline, and kill it with everything that it started.
+
+A descendant is found in `/proc` by any of four marks: its process group, its session, its parents, its environment. A
+child is the subreaper of its descendants (`parent.py`): while it lives, even an orphan is found by its parents. A
+daemon escapes only if it left the session *and* cleared its environment *and* the child ended before it was killed.
+Without `/proc` (macOS) only the process group is killed.
+"""
 
 import contextlib
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 from hone.core.clock import Clock
 from hone.core.errors import ResourceError
-from hone.process.descendants import TOKEN_VARIABLE, kill_family
 from hone.process.parent import READ_BYTES
+
+# ---------------------------------------------------------------------------------------------------------- descendants
+
+
+TOKEN_VARIABLE = "HONE_CHILD_PROCESS"
+"""Environment variable that holds a child's token, which its descendants inherit."""
+_PROC = Path("/proc")
+_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    parent: int
+    group: int
+    session: int
+
+
+def kill_family(child: int, token: str) -> None:
+    """Kill (SIGKILL) a child that has not been waited for, and its descendants, until none is found."""
+    _send(signal.SIGSTOP, child)  # it starts nothing more while its descendants are listed
+    for _ in range(_ROUNDS):
+        members = list(_living_descendants(child, token))
+        if not members:
+            break
+        for pid in members:
+            _send(signal.SIGKILL, pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # a zombie keeps the number of its group, so this can hit no other
+    _send(signal.SIGKILL, child)
+
+
+def _send(number: signal.Signals, pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _living_descendants(child: int, token: str) -> Iterator[int]:
+    entries = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()] if _PROC.is_dir() else []
+    known = {pid: relation for pid in entries if (relation := _relation(pid)) is not None}
+    mark = f"{TOKEN_VARIABLE}={token}".encode()
+    for pid, relation in known.items():
+        if pid not in (child, os.getpid()) and (
+            child in (relation.group, relation.session) or _descends(pid, child, known) or mark in _environment(pid)
+        ):
+            yield pid
+
+
+def _relation(pid: int) -> _Relation | None:
+    """Parent, group and session of a living process; None for a zombie and for one that is gone."""
+    try:
+        state, *numbers = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else _Relation(*map(int, numbers))
+
+
+def _descends(pid: int, ancestor: int, known: dict[int, _Relation]) -> bool:
+    while pid in known and pid > 1:
+        pid = known[pid].parent
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return b""  # another user's, or gone
+
+
+# ---------------------------------------------------------------------------------------------------------------- child
+
 
 TICK_S = 0.05
 """Longest wait between two looks at a silent child. A reply wakes the parent at once."""
@@ -346,3 +427,87 @@ class RestartingChild:
         child, self.child = self.child, None
         if child is not None:
             child.kill()
+
+
+# ------------------------------------------------------------------------------------------------------ foreign program
+
+
+_PROGRAM_TAIL_BYTES = 2000
+
+
+class ForeignProgram:
+    """One program: `send` writes a line, `on_line` gets each line that it writes, from a thread of its own."""
+
+    def __init__(self, command: Sequence[str], *, folder: Path, on_line: Callable[[dict[str, Any]], None]) -> None:
+        self._command, self._folder, self._on_line = list(command), folder, on_line
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._log: IO[bytes] | None = None
+        self._token = uuid.uuid4().hex
+        self._ended = ""
+
+    def start(self) -> None:
+        """Start it in its folder, without this interpreter's packages. Raises ResourceError."""
+        left = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the program
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder,
+                env={**left, TOKEN_VARIABLE: self._token, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.close()
+            raise ResourceError(f"cannot start {self._command[0]}: {error.strerror}") from None
+        self._reader = threading.Thread(target=self._read, daemon=True, name="hone-foreign-program")
+        self._reader.start()
+
+    def send(self, line: dict[str, Any]) -> None:
+        """Write a line; one that has ended takes none, and `ended` says why."""
+        assert self._process is not None and self._process.stdin is not None, "start it first"
+        try:
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return
+
+    def ended(self) -> str:
+        """Why it ended, with what it printed last; empty while it runs."""
+        if self._process is None:
+            return "it was closed"
+        code = self._process.poll()
+        return "" if code is None else f"it ended with code {code}{self.last_output()}"
+
+    def last_output(self) -> str:
+        """`; it printed: ...`, or nothing."""
+        if self._log is None:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _PROGRAM_TAIL_BYTES))
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        return f"; it printed: {' | '.join(lines[-6:])}" if lines else ""
+
+    def close(self) -> None:
+        """End it with everything that it started."""
+        process, self._process = self._process, None
+        if process is not None:
+            kill_family(process.pid, self._token)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(5)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _read(self) -> None:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        for line in process.stdout:
+            self._on_line(json.loads(line))

@@ -42,7 +42,6 @@ class CommandRunner(Protocol):
 
     def start(self, command: HoneCommand) -> None:
         """Start a command. Raises ResourceError where none can be started."""
-        ...
 
     def wait(self, timeout_s: float) -> list[CommandEnd]:
         """Commands that ended since the last call; waits at most `timeout_s` for one."""
@@ -50,11 +49,9 @@ class CommandRunner(Protocol):
 
     def stop(self) -> None:
         """Request every running command to save and stop."""
-        ...
 
     def close(self) -> None:
         """Kill what still runs."""
-        ...
 
 
 class LocalCommands:
@@ -93,8 +90,8 @@ class LocalCommands:
 def _end(name: str, reply: bytes | ChildLostError) -> CommandEnd:
     if isinstance(reply, ChildLostError):
         return CommandEnd(name=name, code=LOST, lines=(str(reply),))
-    told = json.loads(reply)
-    return CommandEnd(name=name, code=told["code"], lines=tuple(told["lines"]))
+    answer = json.loads(reply)
+    return CommandEnd(name=name, code=answer["code"], lines=tuple(answer["lines"]))
 
 
 def run_commands(

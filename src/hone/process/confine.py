@@ -18,22 +18,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.process.linux import (
+    ALLOW,
     CAP_SYS_ADMIN,
     CAP_SYS_PTRACE,
     CLONE_NEWNS,
+    JUMP_EQUAL,
     PR_SET_DUMPABLE,
     PR_SET_NO_NEW_PRIVS,
+    REFUSE,
+    FilterLine,
+    assemble,
     effective_capabilities,
     enter_namespaces,
+    install_filter,
+    load_argument,
     mount_read_only,
     prctl,
     same_users,
     set_capabilities,
     try_in_child,
 )
-from hone.process.seccomp import ALLOW, JUMP_EQUAL, REFUSE, FilterLine, assemble, install_filter, load_argument
 
 # -------------------------------------------------------------------------------------------------------- signal filter
 
@@ -71,14 +77,6 @@ def _refusal(argument: int, refused: Sequence[int]) -> list[FilterLine]:
     """Instructions that refuse a call whose argument is one of `refused`."""
     tests = [(JUMP_EQUAL, 0, 1, value & 0xFFFFFFFF) for value in refused]
     return [load_argument(argument), *(line for test in tests for line in (test, REFUSE)), ALLOW]
-
-
-def _signal_filter(process: int, group: int) -> None:
-    """Refuse this process, and those that it starts, signals to `process`, its `group` and everybody, for good.
-
-    Raises OSError where the system has no such filter. The process must have given up new privileges.
-    """
-    install_filter(filter_program(platform.machine(), [process, -group, -1]))
 
 
 # -------------------------------------------------------------------------------------------------------------- confine
@@ -148,7 +146,8 @@ def _keep_signals_in(parent: int) -> str:
     if landlock.abi() >= _LANDLOCK_SIGNALS_ABI and landlock.restrict_scopes(landlock.SCOPE_SIGNALS):
         return "Landlock"
     with contextlib.suppress(OSError):
-        _signal_filter(parent, os.getpgid(parent))
+        group = os.getpgid(parent)
+        install_filter(filter_program(platform.machine(), [parent, -group, -1]))
         return "seccomp"
     return ""
 

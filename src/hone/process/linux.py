@@ -1,14 +1,21 @@
-"""System calls of Linux for confined processes: namespaces, mounts, capabilities, controls of a process.
+"""System calls of Linux for confined processes: namespaces, mounts, capabilities, Landlock, filters of system calls.
 
 Belongs here: one function for each call, without a decision on which to use. `confine` decides for reward functions,
-which may do all but harm the run; `hone.sandbox` for code that nobody should trust.
+which may do all but harm the run; `hone.sandbox` for code that nobody should trust. Landlock needs no privileges (Linux
+5.13; networks from 6.7, signals and abstract sockets from 6.12); what a kernel does not know is left out, so ask `abi`
+first. A filter (seccomp) looks at the number of a call and then at its arguments as numbers; it cannot follow a
+pointer.
 """
 
 import ctypes
+import errno
 import functools
 import os
-from collections.abc import Callable, Mapping
+import stat
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -165,3 +172,136 @@ def check(result: int, what: str) -> None:
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+# ------------------------------------------------------------------------------------------------------------- landlock
+
+
+_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
+_VERSION_QUERY = 1
+_PATH_BENEATH = 1
+SIGNALS_ABI, NETWORK_ABI, TRUNCATE_ABI = 6, 4, 3
+SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1, 2
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_FOLDER = 1, 2, 4, 8
+_ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""Version -> rights on files that it knows."""
+_DEVICES_AND_SOCKETS = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14
+_ALL_NETWORK = 3
+
+
+def abi() -> int:
+    """Version of Landlock in this kernel; 0 where it has none."""
+    return max(0, syscall(_CREATE, None, 0, _VERSION_QUERY))
+
+
+def restrict_scopes(scopes: int) -> bool:
+    """Restrict this process to `scopes` and nothing else; False if that fails."""
+    ruleset = _create(0, 0, scopes)
+    if ruleset < 0:
+        return False
+    held = syscall(_RESTRICT, ruleset, 0) == 0
+    os.close(ruleset)
+    return held
+
+
+def restrict_files(*, read: Iterable[str], write: Iterable[str], programs: bool) -> None:
+    """Keep this process to files below `read` and `write`; no network, no signals or abstract sockets outside.
+
+    Paths that do not exist are left out. `programs`: those below `read` may be started. Raises OSError.
+    """
+    version = abi()
+    rights = _ALL_RIGHTS[min(version, max(_ALL_RIGHTS))]
+    scopes = SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS if version >= SIGNALS_ABI else 0
+    ruleset = _create(rights, _ALL_NETWORK if version >= NETWORK_ABI else 0, scopes)
+    check(min(ruleset, 0), "landlock_create_ruleset")
+    try:
+        for path in read:
+            _allow(ruleset, path, _READ_FILE | _READ_FOLDER | (_EXECUTE if programs else 0))
+        for path in write:
+            _allow(ruleset, path, rights & ~_EXECUTE & ~_DEVICES_AND_SOCKETS)
+        check(syscall(_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+
+
+def _create(files: int, network: int, scopes: int) -> int:
+    attributes = (ctypes.c_uint64 * 3)(files, network, scopes)
+    used = 3 if scopes else 2 if network else 1  # an older kernel refuses fields that it does not know
+    return syscall(_CREATE, attributes, 8 * used, 0)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            rights &= _FILE_RIGHTS
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
+        numbers = (ctypes.c_long(_ADD_RULE), ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH))
+        check(int(libc().syscall(*numbers, rule, ctypes.c_uint(0))), f"landlock_add_rule for {path}")
+    finally:
+        os.close(place)
+
+
+# -------------------------------------------------------------------------------------------------------------- seccomp
+
+
+FilterLine: TypeAlias = tuple[int, int, int, int]
+"""An instruction: code, lines to skip if true and if false, operand."""
+CallNumbers: TypeAlias = tuple[int | None, int | None]
+"""Number of a call on x86-64 and on ARM; None where it does not exist."""
+
+LOAD, JUMP_EQUAL, JUMP_BITS, RETURN = 0x20, 0x15, 0x45, 0x06
+ALLOW: FilterLine = (RETURN, 0, 0, 0x7FFF0000)
+REFUSE: FilterLine = (RETURN, 0, 0, 0x00050000 | errno.EPERM)
+UNKNOWN: FilterLine = (RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
+"""The call does not exist: C libraries then fall back to an older one."""
+KILL: FilterLine = (RETURN, 0, 0, 0x80000000)
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def load_argument(place: int) -> FilterLine:
+    """Load the lower half of an argument, counted from 0."""
+    return LOAD, 0, 0, _ARGUMENTS_AT + 8 * place
+
+
+def assemble(
+    machine: str,
+    calls: Mapping[str, tuple[CallNumbers, Sequence[FilterLine]]],
+    *,
+    otherwise: FilterLine,
+    foreign: FilterLine,
+) -> bytes:
+    """Instructions that run the lines of a call, which return, and else return `otherwise`; `foreign` for calls of
+    another processor's numbering. Raises OSError for a processor whose numbers are not known."""
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no system call numbers of {machine}")
+    column = list(_ARCHITECTURES).index(machine)
+    program = [(LOAD, 0, 0, _ARCHITECTURE_AT), (JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]), foreign]
+    program.append((LOAD, 0, 0, _NUMBER_AT))
+    for numbers, lines in calls.values():
+        number = numbers[column]
+        if number is not None:
+            program += [(JUMP_EQUAL, 0, len(lines), number), *lines]
+    program.append(otherwise)
+    return b"".join(struct.pack("HBBI", *line) for line in program)
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_ushort), ("lines", ctypes.c_void_p))
+
+
+def install_filter(program: bytes) -> None:
+    """Apply a filter for good. The process must have given up new privileges. Raises OSError."""
+    lines = ctypes.create_string_buffer(program, len(program))
+    held = _FilterProgram(len(program) // 8, ctypes.addressof(lines))
+    pointer = ctypes.cast(ctypes.byref(held), ctypes.c_void_p)
+    mode, zero = ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_ulong(0)
+    if libc().prctl(_PR_SET_SECCOMP, mode, pointer, zero, zero):
+        code = ctypes.get_errno()
+        raise OSError(code, f"seccomp: {os.strerror(code)}")

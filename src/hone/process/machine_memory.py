@@ -10,7 +10,7 @@ _KIB = 1024
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Bytes that this process may ever use: the least of the machine's memory and the limits set on it; None where
     none is known. `root` is the folder that holds `proc` and `sys`."""
-    limits = [_meminfo(root).get("MemTotal"), *_group_limits(root)]
+    limits = [_kilobytes(root / "proc/meminfo").get("MemTotal"), *_group_limits(root)]
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     limits.append(None if soft == resource.RLIM_INFINITY else soft)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -36,10 +36,6 @@ def _status(root: Path) -> dict[str, int]:
     return _kilobytes(root / "proc/self/status")
 
 
-def _meminfo(root: Path) -> dict[str, int]:
-    return _kilobytes(root / "proc/meminfo")
-
-
 def _kilobytes(path: Path) -> dict[str, int]:
     """Bytes by name, of a file with lines `VmRSS:   1024 kB`."""
     try:
@@ -56,7 +52,7 @@ def _group_limits(root: Path) -> list[int]:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    found: list[int] = []
+    limits: list[int] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -67,8 +63,8 @@ def _group_limits(root: Path) -> list[int]:
         place = Path(path.lstrip("/"))
         for folder in (place, *place.parents):
             text = _text(root / base / folder / name)
-            found += [int(text)] if text.isdecimal() else []
-    return found
+            limits += [int(text)] if text.isdecimal() else []
+    return limits
 
 
 def _text(path: Path) -> str:

@@ -167,16 +167,15 @@ def _namespace(thing: Definition) -> dict[str, object]:
         functions, seen = [inspect.unwrap(thing)], dict[str, object]()
     else:
         functions = [member for member in vars(thing).values() if isinstance(member, FunctionType)]
-        seen = {**_module_names(thing.__module__), **{base.__name__: base for base in thing.__mro__[1:]}}
+        seen = {
+            **(vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}),
+            **{base.__name__: base for base in thing.__mro__[1:]},
+        }
     for function in functions:
         seen |= function.__globals__
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         seen |= {name: cell.cell_contents for name, cell in cells if name != "__class__"}
     return {name: value for name, value in seen.items() if vars(builtins).get(name) is not value}
-
-
-def _module_names(module: str) -> Mapping[str, object]:
-    return vars(sys.modules[module]) if module in sys.modules else {}
 
 
 def _is_constant(value: object) -> bool:

@@ -23,10 +23,9 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.recipes.registry import load_recipe
 from hone.run.job import RunConfig
-from hone.run.policy_folder import policy_folder
 from hone.run.run import prepare_device
-from hone.run.saved_config import config_tree
-from hone.run.store.certificate import GradientCertificate
+from hone.run.saved_config import config_tree, policy_folder
+from hone.run.store.records import GradientCertificate
 from hone.text.evaluate.open_policy import ModelSource, load_policy_tokenizer
 from hone.text.open_text import LanguageRunConfig
 from hone.text.rl import TextRunConfig

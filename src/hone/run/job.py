@@ -16,9 +16,8 @@ from hone.core.episodes import Episodes
 from hone.estimators.means import Estimate
 from hone.run.loop import Recipe
 from hone.run.memory_plan import MemoryPlan
-from hone.run.store.answers import AnswerRow
-from hone.run.store.samples import SampleRow
-from hone.run.store.speed import MatmulRate
+from hone.run.store.evaluations import AnswerRow, SampleRow
+from hone.run.store.records import MatmulRate
 from hone.run.store.survivorship import SurvivorshipCounts
 
 # --------------------------------------------------------------------------------------------------------------- config

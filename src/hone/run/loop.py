@@ -2,6 +2,8 @@
 
 Belongs here: the order of the verbs. Does not: any branch about which algorithm, world or model runs. Off-policy
 learning, asynchrony and distribution decorate a source; they are not other loops.
+
+Below the loop: bases of the sources that wrap another source.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.state import State
+from hone.core.state import State, Stateful, substate
 
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
@@ -24,7 +26,6 @@ class Source(Protocol[P_contra]):
 
     def publish(self, policy: P_contra) -> None:
         """Act with `policy` from now on."""
-        ...
 
     def metrics(self) -> Metrics:
         """Metrics of the trajectories since the last call: returns, lengths; {} for a log."""
@@ -78,3 +79,43 @@ def train(recipe: Recipe[P], *, steps: int, callback: StepCallback, first_step: 
         source.publish(learner.policy)  # publish
         callback(step, episodes, credits, metrics)  # report
     return learner.policy
+
+
+# -------------------------------------------------------------------------------------------------------------- wrapper
+
+
+@dataclass
+class SourceWrapper(Generic[P]):
+    """Forwards everything to another source; a subclass overrides what it changes."""
+
+    source: Source[P]
+
+    def collect(self) -> Episodes:
+        return self.source.collect()
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        return self.source.state()
+
+    def restore(self, state: State) -> None:
+        self.source.restore(state)
+
+
+@dataclass
+class WithState(SourceWrapper[P]):
+    """Another source whose saved state includes that of `part` under `name`: a controller, an actor's noise."""
+
+    part: Stateful
+    name: str
+
+    def state(self) -> State:
+        return {"source": self.source.state(), self.name: self.part.state()}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        self.part.restore(substate(state, self.name))

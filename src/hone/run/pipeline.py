@@ -15,22 +15,23 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
 from hone.estimators.means import mean_interval, paired_difference
-from hone.run.display import ProgressDisplay
+from hone.run.callbacks import ProgressDisplay
 from hone.run.report.run_page import write_report
 from hone.run.resume import allowed_changes, code_fingerprints, refuse_fewer_steps
 from hone.run.run import RunRequest, run
-from hone.run.store.answers import AnswerRow, latest_answers
 from hone.run.store.evaluations import (
+    PIPELINE,
+    SIDE_BY_SIDE,
+    AnswerRow,
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
     SideBySide,
+    latest_answers,
     write_evaluations,
-    write_pipeline,
-    write_side_by_side,
 )
 from hone.run.store.folder import check_name, open_run
-from hone.run.store.resume import refuse_differences, resume_differences
+from hone.run.store.manifest import refuse_differences, resume_differences
 
 SHOWN_QUESTIONS = 10
 """Questions shown side by side."""
@@ -78,7 +79,7 @@ def run_pipeline(
     if resume and not folder.exists():
         raise DataError(f"no pipeline {name} in {root} to resume: leave out --resume to start it")
     folder.mkdir(parents=True, exist_ok=True)
-    write_pipeline(folder, PipelineRecord(name=name, stages=tuple(stage.name for stage in stages)))
+    PIPELINE.write(folder, PipelineRecord(name=name, stages=tuple(stage.name for stage in stages)))
     began_s = clock.monotonic_s()
     for place, stage in enumerate(stages):
         if _is_finished(folder / stage.name, stage.steps, clock):
@@ -88,9 +89,21 @@ def run_pipeline(
         _refuse_successors(folder, stage, stages[place + 1 :])
         run(stage.make_request(), progress=progress, clock=clock)
     answers = {stage.name: latest_answers(folder / stage.name) for stage in stages}
-    outcome = _compare_stages(folder, answers, clock.monotonic_s() - began_s)
+    seconds = clock.monotonic_s() - began_s
+    names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
+    evaluations = [_evaluation(name, answers[name]) for name in names]
+    comparisons: list[PairedDifference] = []
+    shown: list[SideBySide] = []
+    for before, after in pairwise(names):
+        pairs = _paired_scores(answers[before], answers[after])
+        if pairs:
+            comparisons.append(_comparison(before, after, pairs))
+            shown = _side_by_side(pairs)
+    outcome = PipelineResult(
+        folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
+    )
     write_evaluations(folder, outcome.evaluations, outcome.comparisons)
-    write_side_by_side(folder, outcome.side_by_side)
+    SIDE_BY_SIDE.write(folder, shown)
     write_report(folder)
     return outcome
 
@@ -107,11 +120,11 @@ def _refuse_changes(folder: Path, stage: PipelineStage, clock: Clock) -> None:
     done, request = open_run(folder, clock=clock), stage.make_request()
     refuse_fewer_steps(done.checkpoints(), stage.steps, f"stage {stage.name}")
     before = done.manifest().metadata
-    found = resume_differences(
+    differences = resume_differences(
         done.config(), request.settings, before, replace(before, code=code_fingerprints(request.settings))
     )
     allowed = replace(allowed_changes(request.consent, request.settings), config=False, otherwise="")
-    refuse_differences(f"stage {stage.name} is done, and cannot be passed over", found, allowed)
+    refuse_differences(f"stage {stage.name} is done, and cannot be passed over", differences, allowed)
 
 
 def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[PipelineStage]) -> None:
@@ -123,21 +136,6 @@ def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[Pipel
             f"stage {stage.name} is to go on to step {stage.steps}, but {', '.join(begun)} began after it stopped; "
             "give it the steps that it had, or give the pipeline a new --name"
         )
-
-
-def _compare_stages(folder: Path, answers: dict[str, list[AnswerRow]], seconds: float) -> PipelineResult:
-    names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
-    evaluations = [_evaluation(name, answers[name]) for name in names]
-    comparisons: list[PairedDifference] = []
-    shown: list[SideBySide] = []
-    for before, after in pairwise(names):
-        pairs = _paired_scores(answers[before], answers[after])
-        if pairs:
-            comparisons.append(_comparison(before, after, pairs))
-            shown = _side_by_side(pairs)
-    return PipelineResult(
-        folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
-    )
 
 
 def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> EvaluationScore:

@@ -1,13 +1,16 @@
-"""Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
+"""Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked.
+
+Also measures where the time of a step goes: the parts of a recipe, each wrapped in a stopwatch.
+"""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from hone.core.clock import Clock
-from hone.core.credit import Credits, Metrics
+from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, InterruptedRun, UserCodeError
 from hone.core.state import State, integer, number, substate
@@ -16,25 +19,182 @@ from hone.run.callbacks import (
     CheckpointEvent,
     EvaluationEvent,
     EventT,
+    ProgressDisplay,
     RunCallbacks,
     StepEvent,
     StoppedByCallback,
     wants_stop,
 )
-from hone.run.display import ProgressDisplay
 from hone.run.job import EvaluationResult, RunSettings, TrainingJob
-from hone.run.preference_watch import PreferenceWatch
+from hone.run.loop import Learner, Recipe, SourceWrapper
 from hone.run.signals import StopRequest
-from hone.run.step_timing import Stopwatch
-from hone.run.store.answers import write_answers
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.durable import DiskFullError
-from hone.run.store.evaluations import EvaluationScore, read_evaluations, write_evaluations
+from hone.run.store.evaluations import (
+    EvaluationScore,
+    read_evaluations,
+    write_answers,
+    write_evaluations,
+    write_samples,
+)
 from hone.run.store.folder import RunFolder
-from hone.run.store.learning import LEARNING, write_learning_findings
 from hone.run.store.metrics import MetricsWriter
-from hone.run.store.samples import write_samples
-from hone.run.store.survivorship import write_survivorship
+from hone.run.store.records import LEARNING
+from hone.run.store.survivorship import SURVIVORSHIP
+
+# ---------------------------------------------------------------------------------------------------------- step timing
+
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by name since they were last told, and what was in hand when something failed."""
+
+    clock: Clock
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    episodes: Episodes | None = None
+    credits: Credits | None = None
+
+    def time(self, name: str, work: Callable[[], T]) -> T:
+        start = self.clock.monotonic_s()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + self.clock.monotonic_s() - start
+        return result
+
+    def pop_metrics(self) -> Metrics:
+        metrics = {f"time/{name}_s": seconds for name, seconds in self.seconds.items()}
+        self.seconds.clear()
+        return metrics
+
+
+@dataclass
+class _TimedSource(SourceWrapper[P]):
+    """Source that measures the seconds of each collection."""
+
+    stopwatch: Stopwatch
+
+    def collect(self) -> Episodes:
+        self.stopwatch.episodes = self.stopwatch.time("collect", self.source.collect)
+        return self.stopwatch.episodes
+
+    def publish(self, policy: P) -> None:
+        self.stopwatch.time("publish", lambda: self.source.publish(policy))
+
+
+@dataclass
+class _TimedLearner(Generic[P]):
+    """Learner that measures the seconds of each update."""
+
+    learner: Learner[P]
+    stopwatch: Stopwatch
+
+    @property
+    def policy(self) -> P:
+        return self.learner.policy
+
+    def values(self, episodes: Episodes) -> Values:
+        return self.stopwatch.time("values", lambda: self.learner.values(episodes))
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        self.stopwatch.credits = credits
+        return self.stopwatch.time("update", lambda: self.learner.update(episodes, credits))
+
+    def state(self) -> State:
+        return self.learner.state()
+
+    def restore(self, state: State) -> None:
+        self.learner.restore(state)
+
+
+def timed(recipe: Recipe[P], stopwatch: Stopwatch) -> Recipe[P]:
+    """The same recipe, its parts timed."""
+    return Recipe(
+        source=_TimedSource(recipe.source, stopwatch),
+        credit=lambda episodes, values: stopwatch.time("credit", lambda: recipe.credit(episodes, values)),
+        learner=_TimedLearner(recipe.learner, stopwatch),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- preference watch
+
+
+FIRST_STEPS = 5
+"""Steps whose means are the beginning that later ones are compared with."""
+WEIGHT = 0.2
+"""Weight of the newest step in the running means."""
+FALL_NATS = 1.0
+RISE = 0.05
+"""What chosen answers must have lost, and the accuracy gained, for the sentence."""
+
+
+@dataclass
+class PreferenceWatch:
+    """Running means of a preference run's `chosen_nats` and `accuracy`; part of a run's state."""
+
+    steps: int = 0
+    first_nats: float = 0.0
+    first_accuracy: float = 0.0
+    nats: float = 0.0
+    accuracy: float = 0.0
+    was_said: bool = False
+
+    def see(self, step: int, metrics: Metrics) -> list[str]:
+        """Take in a step; the sentence, at the first step at which it holds."""
+        if "preference/chosen_nats" not in metrics or "preference/accuracy" not in metrics:
+            return []
+        nats, accuracy = metrics["preference/chosen_nats"], metrics["preference/accuracy"]
+        self.steps += 1
+        if self.steps <= FIRST_STEPS:
+            self.first_nats += (nats - self.first_nats) / self.steps
+            self.first_accuracy += (accuracy - self.first_accuracy) / self.steps
+            self.nats, self.accuracy = self.first_nats, self.first_accuracy
+            return []
+        self.nats += WEIGHT * (nats - self.nats)
+        self.accuracy += WEIGHT * (accuracy - self.accuracy)
+        if self.was_said or not self._falls:
+            return []
+        self.was_said = True
+        return [f"step {step}: {self._words()}"]
+
+    def summary(self) -> list[str]:
+        """The sentence, where it holds at the end."""
+        words = self._words()
+        return [words[0].upper() + words[1:]] if self._falls else []
+
+    @property
+    def _falls(self) -> bool:
+        fell, rose = self.first_nats - self.nats, self.accuracy - self.first_accuracy
+        return self.steps > FIRST_STEPS and fell > FALL_NATS and rose > RISE
+
+    def _words(self) -> str:
+        fell = self.first_nats - self.nats
+        return (
+            f"chosen answers became {fell:.1f} nats less likely while the accuracy on pairs rose from "
+            f"{self.first_accuracy:.2f} to {self.accuracy:.2f}: probability moves to answers that are in no pair. "
+            'Judge the policy on its own samples; a larger beta, the recipe rpo, or algorithm.loss.kind = "nca" or '
+            '"apo_zero" keeps chosen answers likely'
+        )
+
+    def state(self) -> State:
+        """State for a checkpoint."""
+        return {
+            "steps": self.steps,
+            "first_nats": self.first_nats,
+            "first_accuracy": self.first_accuracy,
+            "nats": self.nats,
+            "accuracy": self.accuracy,
+            "was_said": int(self.was_said),
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from a checkpoint."""
+        self.steps, self.was_said = integer(state, "steps"), bool(integer(state, "was_said"))
+        self.first_nats, self.first_accuracy = number(state, "first_nats"), number(state, "first_accuracy")
+        self.nats, self.accuracy = number(state, "nats"), number(state, "accuracy")
+
 
 # ------------------------------------------------------------------------------------------------------- learning watch
 
@@ -246,16 +406,22 @@ class RunReporter:
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         self.report_notices()
-        told = self.job.recipe.source.metrics() | metrics
+        row = self.job.recipe.source.metrics() | metrics
         best = False
         if self._is_due(step, self.job.evaluate_every) and self.job.evaluate is not None:
-            told |= self._evaluate(step, self.job.evaluate)
-            best = self._take_best(told.get("eval/score", math.nan))
+            row |= self._evaluate(step, self.job.evaluate)
+            best = self._take_best(row.get("eval/score", math.nan))
             self.report_notices()
-        self.selection_score = self._selection_score_of(told)
-        self._watch_learning(step, told, episodes, credits)
+        self.selection_score = (
+            row.get("eval/score") if self.job.evaluate is not None else row.get("reward/mean", self.selection_score)
+        )
+        signals = StepSignals(
+            advantage_is_zero=not credits.advantage.any(),
+            timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
+        )
+        self._show_findings(self.learning.see(step, row, signals))
         now_s = self.clock.monotonic_s()
-        self.window.add(told | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
+        self.window.add(row | self.stopwatch.pop_metrics() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
         if step % self.settings.log_every == 0 or step == self.steps:
             line = self.window.means()
@@ -264,13 +430,15 @@ class RunReporter:
         self.last_step = step
         if (write_episodes := self.job.write_episodes) is not None:
             self._timed_write(lambda: write_episodes(self.folder.path, step, episodes))
-        if self._writes_samples(step) and self.job.sample_rows is not None:
+        if (
+            self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
+        ) and self.job.sample_rows is not None:
             rows = self.job.sample_rows(step, episodes, credits)
             self._timed_write(lambda: write_samples(self.folder.samples_path(step), rows))
         self._call(
             "on_step",
             self.callbacks.on_step,
-            StepEvent(step=step, steps=self.steps, metrics=told, run=self.folder.path),
+            StepEvent(step=step, steps=self.steps, metrics=row, run=self.folder.path),
         )
         every = self.settings.checkpoint_every
         if step == self.steps or (every and step % every == 0) or (best and self.settings.keep_best):
@@ -307,23 +475,16 @@ class RunReporter:
     def report_learning(self) -> None:
         """Show, log and save the steps of the run that taught nothing, if any."""
         lines = self.learning.summary()
-        if (self.folder.path / LEARNING).exists():
-            write_learning_findings(self.folder.path, lines)  # those of steps that a resume did over are out of date
+        if (self.folder.path / LEARNING.name).exists():
+            LEARNING.write(self.folder.path, lines)  # those of steps that a resume did over are out of date
         self._show_findings(lines)
-
-    def _watch_learning(self, step: int, metrics: Metrics, episodes: Episodes, credits: Credits) -> None:
-        signals = StepSignals(
-            advantage_is_zero=not credits.advantage.any(),
-            timeouts=float((episodes.status == ScoreStatus.TIMEOUT).mean()) if len(episodes) else 0.0,
-        )
-        self._show_findings(self.learning.see(step, metrics, signals))
 
     def _show_findings(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.folder.log(line, level="WARNING")
             self.progress.note(line)
         if lines:
-            write_learning_findings(self.folder.path, self.learning.summary())
+            LEARNING.write(self.folder.path, self.learning.summary())
 
     def report_notices(self) -> None:
         """Show notices on the screen and write them to the log."""
@@ -351,7 +512,7 @@ class RunReporter:
         }
         if (counts := self.job.survivorship) is not None:
             state["survivorship"] = counts.state()
-            self._timed_write(lambda: write_survivorship(self.folder.path, counts.record()))
+            self._timed_write(lambda: SURVIVORSHIP.write(self.folder.path, counts.record()))
         policy, score = self.job.save_policy, self.selection_score
         self._timed_write(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step
@@ -387,15 +548,6 @@ class RunReporter:
         if "learning" in state:  # a checkpoint from before hone 0.2 has none
             self.learning.restore(substate(state, "learning"))
 
-    def _selection_score_of(self, metrics: Metrics) -> float | None:
-        """Evaluation scores are compared with evaluation scores only: where there is a judge, a training score is
-        none, and so is an older step's."""
-        return (
-            metrics.get("eval/score")
-            if self.job.evaluate is not None
-            else metrics.get("reward/mean", self.selection_score)
-        )
-
     def _take_best(self, score: float) -> bool:
         """Whether no evaluation scored more; of equal ones the latest is the best, as in `CheckpointFolder`."""
         if not (math.isfinite(score) and (self.best_evaluation is None or score >= self.best_evaluation)):
@@ -413,7 +565,7 @@ class RunReporter:
             self.folder.log(f"evaluation of step {step}: {warning}", level="WARNING")
         before, _ = read_evaluations(self.folder.path)
         name = f"step {step}"
-        found = EvaluationScore(
+        score = EvaluationScore(
             stage=name,
             metric="score",
             mean=estimate.mean,
@@ -422,7 +574,7 @@ class RunReporter:
             n=estimate.n,
             warnings=tuple(verdict.warnings),
         )
-        write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
+        write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), score])
         event = EvaluationEvent(
             step=step,
             score=estimate.mean,
@@ -437,9 +589,6 @@ class RunReporter:
 
     def _is_due(self, step: int, every: int) -> bool:
         return step == self.steps or (every > 0 and step % every == 0)
-
-    def _writes_samples(self, step: int) -> bool:
-        return self.settings.samples_every > 0 and (step == 1 or self._is_due(step, self.settings.samples_every))
 
 
 def _number_or_none(value: object) -> float | None:

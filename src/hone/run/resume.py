@@ -1,6 +1,6 @@
 """Rules of a resume: the settings that may change, on request or freely, and those whose schedule ends with the run.
 
-Belongs here: which keys. `hone.run.store.resume` compares and refuses.
+Belongs here: which keys. `hone.run.store.manifest` compares and refuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from importlib.metadata import entry_points
 
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError
-from hone.process.source_files import code_references, fingerprint_code
+from hone.process.user_files import code_references, fingerprint_code
 from hone.run.job import RunConfig
 from hone.run.store.checkpoints import CheckpointFolder
-from hone.run.store.resume import AllowedChanges
+from hone.run.store.manifest import AllowedChanges
 
 RECIPE_PACKAGES = "hone.recipes"
 """Group of the entry points by which installed packages offer recipes."""

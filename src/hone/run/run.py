@@ -18,7 +18,7 @@ import torch
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
 from hone.core.config import ConfigSetting
-from hone.core.episode_state import pack_episodes
+from hone.core.episodes import pack_episodes
 from hone.core.errors import (
     ConfigError,
     DataError,
@@ -31,18 +31,17 @@ from hone.core.errors import (
 )
 from hone.core.out_of_memory import memory_errors
 from hone.core.state import State, integer, substate
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.planner.run_memory import run_memory
 from hone.process.machine_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
-from hone.run.callbacks import NO_CALLBACKS, RunCallbacks, StoppedByCallback
-from hone.run.display import HangupSafeDisplay, ProgressDisplay
+from hone.run.callbacks import NO_CALLBACKS, HangupSafeDisplay, ProgressDisplay, RunCallbacks, StoppedByCallback
 from hone.run.job import RunConfig, TrainingJob
 from hone.run.loop import train
 from hone.run.memory_plan import MemoryPlan, planned_words
 from hone.run.report.run_page import write_report
 from hone.run.report.timeline import step_timeline
-from hone.run.report.wait_graph import bottleneck_line
-from hone.run.reporter import RunReporter
+from hone.run.report.timing_section import bottleneck_line
+from hone.run.reporter import RunReporter, Stopwatch, timed
 from hone.run.resume import (
     NO_CONSENT,
     ResumeConsent,
@@ -53,16 +52,25 @@ from hone.run.resume import (
     steps_note,
 )
 from hone.run.signals import StopRequest, stop_on_signals
-from hone.run.step_timing import Stopwatch, timed
-from hone.run.store.certificate import CERTIFICATE, GradientCertificate, read_certificate, write_certificate
 from hone.run.store.checkpoints import CheckpointFolder, step_name
 from hone.run.store.codec import write_state
 from hone.run.store.evaluations import read_evaluations
 from hone.run.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.run.store.manifest import RunMetadata, config_hash
-from hone.run.store.memory_use import MemoryUse, memory_line, write_memory_use
 from hone.run.store.metrics import MetricColumns, MetricsWriter, open_metrics, read_metrics
-from hone.run.store.speed import MatmulRate, speed_line, update_flops_per_s, write_matmul_rate
+from hone.run.store.records import (
+    CERTIFICATE,
+    MEMORY,
+    SPEED,
+    GradientCertificate,
+    MatmulRate,
+    MemoryUse,
+    memory_line,
+    read_certificate,
+    speed_line,
+    update_flops_per_s,
+    write_certificate,
+)
 
 # -------------------------------------------------------------------------------------------------------------- summary
 
@@ -74,13 +82,13 @@ def closing_lines(folder: RunFolder, measure_matmuls: Callable[[Clock], MatmulRa
     """
     try:
         metrics = read_metrics(folder.metrics_path)
-        found = step_timeline(metrics)
-        lines = [] if found is None else [bottleneck_line(found)]
+        timeline = step_timeline(metrics)
+        lines = [] if timeline is None else [bottleneck_line(timeline)]
         if (line := _mismatch_line(metrics)) is not None:
             lines.append(line)
         if measure_matmuls is not None and update_flops_per_s(metrics) is not None:
             rate = measure_matmuls(clock)
-            write_matmul_rate(folder.path, rate)
+            SPEED.write(folder.path, rate)
             lines.append(f"{speed_line(metrics, rate)}.")
     except HoneError as fault:
         folder.log(f"no figures of speed: {fault}", level="WARNING")
@@ -105,12 +113,12 @@ def evaluation_lines(folder: RunFolder) -> list[str]:
     if len(scores) < 2:
         return warnings
     last, best = max(scores), max(scores, key=lambda step: (scores[step], step))
-    found = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
+    summary = f"best of {len(scores)} evaluations: {scores[best]:.5g} at step {best}"
     if best == last:
-        return [*warnings, f"{found}, the last."]
+        return [*warnings, f"{summary}, the last."]
     place = folder.checkpoints_folder / step_name(best)
     kept = f"kept in {place}" if place.is_dir() else "not kept (run.keep_best = 1 keeps it)"
-    return [*warnings, f"{found}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
+    return [*warnings, f"{summary}, {kept}; the last policy, of step {last}, scores {scores[last]:.5g}."]
 
 
 def _mismatch_line(metrics: MetricColumns) -> str | None:
@@ -242,7 +250,7 @@ def _run_once(request: RunRequest, progress: ProgressDisplay, clock: Clock | Non
             _certify(request, job, folder, progress)
             folder.log(_train(request, job, facts, folder, progress, stop, clock))
             use = memory.used(request.memory)
-            write_memory_use(folder.path, use)
+            MEMORY.write(folder.path, use)
             speed = closing_lines(folder, job.measure_matmuls, clock)
             for line in [*evaluation_lines(folder), *speed, *job.closing_lines(), f"{memory_line(use)}."]:
                 folder.log(line)
@@ -394,8 +402,8 @@ def _open_records(
     """Record the changes of a resume and open the metrics after step `done`; `notes` and those of both are shown."""
     if order.resume:
         changes = folder.record_resume(config=order.settings, metadata=facts, after_step=done)
-        told = [f"from step {done + 1} on: {change}" for change in changes]
-        notes = [*notes, *told, *ranks_note(changes, order.config)]
+        lines = [f"from step {done + 1} on: {change}" for change in changes]
+        notes = [*notes, *lines, *ranks_note(changes, order.config)]
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
@@ -416,8 +424,8 @@ def _initial_state(
         if checkpoints.folder.exists():
             checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
         return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
-    state, done, told = _restore(order, job, checkpoints)
-    return state, done, notes + told
+    state, done, lines = _restore(order, job, checkpoints)
+    return state, done, notes + lines
 
 
 def _restore(order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder) -> tuple[State, int, list[str]]:

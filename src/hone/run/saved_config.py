@@ -1,4 +1,4 @@
-"""Config of a saved run as nested tables.
+"""A saved run: its config as nested tables, and the folder of its policy.
 
 Belongs here: nothing that imports torch: the commands read it before they load a model.
 """
@@ -9,6 +9,7 @@ from typing import cast
 
 from hone.core.clock import SystemClock
 from hone.core.strict_json import Json
+from hone.run.store.checkpoints import verify_policy
 from hone.run.store.folder import open_run
 
 
@@ -49,3 +50,20 @@ def table_of(tree: Mapping[str, Json], name: str) -> dict[str, Json]:
     """A table of a config; {} where there is none."""
     value = tree.get(name)
     return cast("dict[str, Json]", value) if isinstance(value, dict) else {}
+
+
+# -------------------------------------------------------------------------------------------------------- policy folder
+
+
+def policy_folder(path: Path) -> Path:
+    """Folder of weights for `path`: itself, a checkpoint's, or that of a run's newest intact checkpoint.
+
+    Files of a checkpoint are verified. Raises DataError for damaged ones, and issues a CheckpointWarning for a newer
+    checkpoint of a run that is damaged.
+    """
+    verify_policy(path)
+    if (path / "policy").is_dir():
+        return path / "policy"
+    if (path / "checkpoints").is_dir():
+        return open_run(path, clock=SystemClock()).checkpoints().newest_policy().policy_folder
+    return path

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.sandbox.policy import RungName, SandboxPolicy
+from hone.sandbox.frames import RungName, SandboxPolicy
 from hone.sandbox.run import CodeSandbox, SandboxResult
 
 _SECRET = "HONE_BATTERY_SECRET"

@@ -31,7 +31,7 @@ class _ProgramRaisedError(Exception):
     """The program raised an exception of a class of its own."""
 
 
-class ProgramChannel:
+class _ProgramChannel:
     """Calls to the program's process, one at a time."""
 
     def __init__(self, answers: BinaryIO, max_bytes: int) -> None:
@@ -78,13 +78,13 @@ class ProgramChannel:
 class _RemoteObject:
     """Something of the program's that is no plain data, or one of its names. Equal to itself only."""
 
-    def __init__(self, channel: ProgramChannel, of: object) -> None:
+    def __init__(self, channel: _ProgramChannel, of: object) -> None:
         self.__dict__.update(_channel=channel, _of=of)
 
     def __call__(self, *arguments: object, **named: object) -> object:
         """Call it in the program's process."""
-        given = {name: _given(value) for name, value in named.items()}
-        return self.__dict__["_channel"].ask("call", self.__dict__["_of"], arguments, {"named": given})
+        kwargs = {name: _given(value) for name, value in named.items()}
+        return self.__dict__["_channel"].ask("call", self.__dict__["_of"], arguments, {"named": kwargs})
 
     def __getattr__(self, name: str) -> object:
         """Read an attribute there."""
@@ -103,7 +103,7 @@ class _RemoteObject:
 
 def examine(setup: str, tests: Sequence[str], max_bytes: int) -> None:
     """Run tests one by one, and report each: `{"passed": ..., "reason": ...}`. The first report is of the program."""
-    channel = ProgramChannel(os.fdopen(ANSWERS_FD, "rb", closefd=False), max_bytes)
+    channel = _ProgramChannel(os.fdopen(ANSWERS_FD, "rb", closefd=False), max_bytes)
     loaded = channel.receive()
     if "fault" in loaded:
         program.report({"fault": str(loaded["fault"])})

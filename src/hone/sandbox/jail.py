@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.process import landlock
-from hone.process.linux import CAP_DAC_READ_SEARCH, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, set_capabilities
-from hone.process.seccomp import (
+from hone.process import linux as landlock
+from hone.process.linux import (
     ALLOW,
+    CAP_DAC_READ_SEARCH,
     JUMP_BITS,
     JUMP_EQUAL,
     KILL,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_PDEATHSIG,
     REFUSE,
     UNKNOWN,
     CallNumbers,
@@ -23,6 +25,8 @@ from hone.process.seccomp import (
     assemble,
     install_filter,
     load_argument,
+    prctl,
+    set_capabilities,
 )
 
 # --------------------------------------------------------------------------------------------------------- system calls
@@ -44,15 +48,19 @@ def _allowed_calls(*, programs: bool, signals_to: int | None) -> bytes:
     Raises OSError for a processor whose calls are not known.
     """
     signals = [ALLOW] if signals_to is None else _where(0, (signals_to,))
+    # refuse a call whose argument is one of `values`
+    tests = [(JUMP_EQUAL, 0, 1, value) for value in _OWNER_OF_SIGNALS]
+    # allow threads, and processes with `programs`; never namespaces
+    last = [] if programs else [(JUMP_BITS, 1, 0, _CLONE_THREAD), REFUSE]
     conditions: dict[str, tuple[CallNumbers, Sequence[FilterLine]]] = {
         "ioctl": ((16, 29), _where(1, _TERMINAL_QUESTIONS)),
-        "fcntl": ((72, 25), _unless(1, _OWNER_OF_SIGNALS)),
+        "fcntl": ((72, 25), [load_argument(1), *(line for test in tests for line in (test, REFUSE)), ALLOW]),
         "prctl": ((157, 167), _where(0, _NAME_OF_THREAD)),
         "prlimit64": ((302, 261), _where(0, (0,))),
         "socketpair": ((53, 199), _where(0, (_AF_UNIX,))),
         "kill": ((62, 129), signals),
         "tgkill": ((234, 131), signals),
-        "clone": ((56, 220), _clone(programs=programs)),
+        "clone": ((56, 220), [load_argument(0), (JUMP_BITS, 0, 1, _CLONE_NEW), REFUSE, *last, ALLOW]),
         "clone3": ((435, 435), [UNKNOWN]),  # its flags are behind a pointer
     }
     allowed = {**_CALLS, **(_PROGRAM_CALLS if programs else {})}
@@ -64,18 +72,6 @@ def _where(argument: int, values: Sequence[int]) -> list[FilterLine]:
     """Allow a call whose argument is one of `values`."""
     tests = [(JUMP_EQUAL, 0, 1, value) for value in values]
     return [load_argument(argument), *(line for test in tests for line in (test, ALLOW)), REFUSE]
-
-
-def _unless(argument: int, values: Sequence[int]) -> list[FilterLine]:
-    """Refuse a call whose argument is one of `values`."""
-    tests = [(JUMP_EQUAL, 0, 1, value) for value in values]
-    return [load_argument(argument), *(line for test in tests for line in (test, REFUSE)), ALLOW]
-
-
-def _clone(*, programs: bool) -> list[FilterLine]:
-    """Allow threads, and processes with `programs`; never namespaces."""
-    last = [] if programs else [(JUMP_BITS, 1, 0, _CLONE_THREAD), REFUSE]
-    return [load_argument(0), (JUMP_BITS, 0, 1, _CLONE_NEW), REFUSE, *last, ALLOW]
 
 
 # fmt: off

@@ -38,12 +38,12 @@ def start_program(confine: Callable[[], None], descriptors: list[int], folder: s
 
     Raises UnconfinedError. It is told through a pipe that is closed before `body` begins: no program can claim it.
     """
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     child = os.fork()
     if child == 0:
         _become_program(confine, [*descriptors, tell], folder, body)
     os.close(tell)
-    with os.fdopen(told, "rb") as reader:
+    with os.fdopen(read_end, "rb") as reader:
         if fault := reader.read():
             os.waitpid(child, 0)
             raise UnconfinedError(fault.decode(errors="replace"))
@@ -56,7 +56,10 @@ def _become_program(
     tell = len(descriptors) - 1
     try:
         os.setsid()
-        _take_descriptors(descriptors)
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
+        for place, descriptor in enumerate(high):
+            os.dup2(descriptor, place, inheritable=place < REPORT_FD)
+        os.closerange(len(high), 1 << 16)
         os.chdir(folder or "/")
         confine()
         os.close(tell)
@@ -64,7 +67,19 @@ def _become_program(
         os.write(tell, (str(error) or type(error).__name__).encode(errors="replace"))
         os._exit(1)
     try:
-        _clean_interpreter(folder)
+        # make this an interpreter as if it had just been started in `folder`; without one, anywhere
+        sys.setrecursionlimit(_RECURSION)
+        os.environ.clear()
+        os.environ.update({"HOME": folder or "/", "TMPDIR": folder or "/", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
+        sys.path[:0] = [folder] if folder else []
+        sys.argv[:] = [PROGRAM_NAME]
+        tempfile.tempdir = None
+        random.seed(0)  # after the fork, at which it draws a seed of its own
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+            stream = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", line_buffering=number == 2)
+            sys.__dict__[name] = sys.__dict__[f"__{name}__"] = stream
         body()
         _join_threads()
         _flush()
@@ -73,29 +88,6 @@ def _become_program(
     except BaseException:  # noqa: BLE001 - the report says what happened, or that there is none
         os._exit(1)
     os._exit(0)
-
-
-def _take_descriptors(descriptors: list[int]) -> None:
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
-    for place, descriptor in enumerate(high):
-        os.dup2(descriptor, place, inheritable=place < REPORT_FD)
-    os.closerange(len(high), 1 << 16)
-
-
-def _clean_interpreter(folder: str) -> None:
-    """Make this an interpreter as if it had just been started in `folder`; without one, anywhere."""
-    sys.setrecursionlimit(_RECURSION)
-    os.environ.clear()
-    os.environ.update({"HOME": folder or "/", "TMPDIR": folder or "/", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"})
-    sys.path[:0] = [folder] if folder else []
-    sys.argv[:] = [PROGRAM_NAME]
-    tempfile.tempdir = None
-    random.seed(0)  # after the fork, at which it draws a seed of its own
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8", errors="replace")
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
-        stream = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", line_buffering=number == 2)
-        sys.__dict__[name] = sys.__dict__[f"__{name}__"] = stream
 
 
 def run_text(code: str) -> None:
@@ -134,10 +126,10 @@ def fault(error: BaseException) -> dict[str, object]:
     place: TracebackType | None = error.__traceback__
     while place is not None and place.tb_frame.f_code.co_filename != PROGRAM_NAME:
         place = place.tb_next
-    told = "".join(traceback.format_exception(type(error), error, place, limit=-_FRAMES)).rstrip()
-    if len(told) > _ERROR_CHARACTERS:
-        told = f"{told[: _ERROR_CHARACTERS // 2]}\n...\n{told[-_ERROR_CHARACTERS // 2 :]}"
-    return {"error": told, "memory": isinstance(error, MemoryError)}
+    message = "".join(traceback.format_exception(type(error), error, place, limit=-_FRAMES)).rstrip()
+    if len(message) > _ERROR_CHARACTERS:
+        message = f"{message[: _ERROR_CHARACTERS // 2]}\n...\n{message[-_ERROR_CHARACTERS // 2 :]}"
+    return {"error": message, "memory": isinstance(error, MemoryError)}
 
 
 def _shown(value: object) -> dict[str, object]:

@@ -38,7 +38,7 @@ def serve_program(code: str) -> None:
 
 def _reply(request: Request, module: ModuleType, handles: list[object]) -> dict[str, object]:
     """What came of a call: a value or a handle, with the arguments that it changed, or an exception."""
-    arguments = [_argument(given, handles) for given in request["arguments"]]
+    arguments = [_argument(one, handles) for one in request["arguments"]]
     before = [_packed(argument) for argument in arguments]
     try:
         value = _perform(request, arguments, module, handles)
@@ -59,7 +59,7 @@ def _perform(request: Request, arguments: Sequence[object], module: ModuleType, 
         raise NameError(f"name {of!r} is not defined")
     target = module.__dict__[of] if isinstance(of, str) else handles[of]
     if what == "call":
-        named = {name: _argument(given, handles) for name, given in request["named"].items()}
+        named = {name: _argument(value, handles) for name, value in request["named"].items()}
         return cast("Callable[..., object]", target)(*arguments, **named)
     if what == "read":
         return operator.attrgetter(request["name"])(target)

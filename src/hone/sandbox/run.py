@@ -19,9 +19,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, ResourceError
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import unpack
-from hone.sandbox.folders import remove_folders
-from hone.sandbox.frames import frame
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy, frame, remove_folders
 
 ResultT = TypeVar("ResultT")
 Verdict = Literal["ok", "error", "timeout", "memory", "killed", "output", "refused"]
@@ -120,7 +118,24 @@ class CodeSandbox:
         _check_file_names(files or {})
         request = {"code": code, "stdin": stdin, "files": dict(files or {})}
         reply = self.call(request)
-        return _result_of(reply)
+        # A reply as a result. Its process cannot be trusted further than its form: what has none is an error
+        verdict = str(reply["verdict"])
+        assert verdict in get_args(Verdict), verdict
+        value, error = None, str(reply.get("error", ""))
+        try:
+            value = unpack(reply.get("value"))
+        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+            verdict, error = "error", "the program reported a value that is none"
+        return SandboxResult(
+            verdict=cast("Verdict", verdict),
+            stdout=str(reply.get("stdout", "")),
+            stderr=str(reply.get("stderr", "")),
+            value=value,
+            shown=str(reply.get("shown", "")),
+            error=error,
+            seconds=float(str(reply.get("seconds", 0.0))),
+            cpu_s=float(str(reply.get("cpu_s", 0.0))),
+        )
 
     def call(self, *requests: Mapping[str, object]) -> dict[str, object]:
         """The reply to requests that are one call; after a lost process once more, in a new one."""
@@ -159,7 +174,20 @@ class _Zygote:
         parser = LineParser(max_bytes=16 * self._policy.output_bytes + (1 << 20))
         self._child = ChildProcess("hone.sandbox.zygote", parser, clock=self._clock, variables=variables, inherit=False)
         self._child.start()
-        self._child.send(frame(json.dumps(_hello(self._policy)).encode()))
+        limits = self._policy.model_dump(exclude={"rung", "if_no_rung"})
+        limits["readable"] = [str(Path(path).resolve()) for path in self._policy.readable]
+        self._child.send(
+            frame(
+                json.dumps(
+                    {
+                        "limits": limits,
+                        "rung": self._policy.rung,
+                        "unsafe": self._policy.if_no_rung == UNSAFE_WORDS,
+                        "libraries": list(LIBRARIES),
+                    }
+                ).encode()
+            )
+        )
         try:
             reply = cast("dict[str, list[str]]", json.loads(self._child.receive(_START_S)))
         except ChildLostError as lost:
@@ -204,17 +232,6 @@ class _Zygote:
             remove_folders(pid)
 
 
-def _hello(policy: SandboxPolicy) -> dict[str, object]:
-    limits = policy.model_dump(exclude={"rung", "if_no_rung"})
-    limits["readable"] = [str(Path(path).resolve()) for path in policy.readable]
-    return {
-        "limits": limits,
-        "rung": policy.rung,
-        "unsafe": policy.if_no_rung == UNSAFE_WORDS,
-        "libraries": list(LIBRARIES),
-    }
-
-
 def no_rung_message(report: SandboxReport) -> str:
     """What to say where nothing can be run."""
     return (
@@ -230,27 +247,6 @@ def require_rung(policy: SandboxPolicy) -> SandboxReport:
     if not report.rung:
         raise ResourceError(no_rung_message(report))
     return report
-
-
-def _result_of(reply: Mapping[str, object]) -> SandboxResult:
-    """A reply as a result. Its process cannot be trusted further than its form: what has none is an error."""
-    verdict = str(reply["verdict"])
-    assert verdict in get_args(Verdict), verdict
-    value, error = None, str(reply.get("error", ""))
-    try:
-        value = unpack(reply.get("value"))
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-        verdict, error = "error", "the program reported a value that is none"
-    return SandboxResult(
-        verdict=cast("Verdict", verdict),
-        stdout=str(reply.get("stdout", "")),
-        stderr=str(reply.get("stderr", "")),
-        value=value,
-        shown=str(reply.get("shown", "")),
-        error=error,
-        seconds=float(str(reply.get("seconds", 0.0))),
-        cpu_s=float(str(reply.get("cpu_s", 0.0))),
-    )
 
 
 def _check_file_names(files: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hone.process import landlock
+from hone.process import linux as landlock
 from hone.process.linux import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -45,7 +45,7 @@ from hone.process.linux import (
     try_in_child,
     unmount,
 )
-from hone.sandbox.folders import delete_folder, new_folder
+from hone.sandbox.frames import delete_folder, new_folder
 from hone.sandbox.jail import (
     DEVICES,
     ProgramLimits,
@@ -72,7 +72,6 @@ class ConfinementRung(Protocol):
 
     def enter(self) -> None:
         """Confine what is confined once, for all programs. Raises OSError: this rung does not hold here."""
-        ...
 
     def open_folder(self) -> str:
         """Path of a new, empty work folder."""
@@ -80,15 +79,12 @@ class ConfinementRung(Protocol):
 
     def own(self, path: str) -> None:
         """Give a file in the work folder to programs."""
-        ...
 
     def confine(self, folder: str) -> None:
         """Confine this process, which is to run a program, for good; an empty folder is none. Raises OSError."""
-        ...
 
     def clean_up(self, folder: str) -> None:
         """Kill every process that a program left, and delete the folder."""
-        ...
 
 
 class _NamespaceRung:
@@ -113,7 +109,10 @@ class _NamespaceRung:
             self._user = ProgramUser(number=None, counted=True, others=2)
         self._build_root()
         if child := os.fork():
-            _wait_and_exit(child)
+            # be the outer end of a process that is the first of its namespace: end as it ends
+            os.closerange(3, 64)  # the channel is the child's
+            _, status = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def _build_root(self) -> None:
@@ -154,7 +153,10 @@ class _NamespaceRung:
 
     def clean_up(self, folder: str) -> None:
         """Kill all other processes of the namespace, and take the folder away."""
-        _kill_all()
+        # kill and reap every process that this one may signal; itself it cannot
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        _reap()
         unmount(folder)
 
 
@@ -304,20 +306,6 @@ def _bind(place: int, target: str, *, writable: bool) -> None:
         mount(source, target, "", MS_BIND)
     else:
         bind_read_only(source, target)
-
-
-def _wait_and_exit(child: int) -> None:
-    """Be the outer end of a process that is the first of its namespace: end as it ends."""
-    os.closerange(3, 64)  # the channel is the child's
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-def _kill_all() -> None:
-    """Kill and reap every process that this one may signal; itself it cannot."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    _reap()
 
 
 def _reap() -> None:

@@ -126,10 +126,27 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     if data is None:
         os._exit(1)  # no request will come
     request = cast("dict[str, object]", json.loads(data))
-    _write_files(cast("dict[str, str]", request["files"]), rung, folder)
+    files = cast("dict[str, str]", request["files"])
+    for name, text in files.items():
+        path = Path(folder, name)
+        for missing in reversed([parent for parent in path.parents if not parent.exists()]):
+            missing.mkdir()
+            rung.own(str(missing))
+        path.write_text(text, encoding="utf-8")
+        rung.own(str(path))
     try:
         if "stdin" in request:
-            reply = _run_program(request, rung, limits, folder)
+            # run one program to its end, and tell what it did
+            code = str(request["code"])
+            stdin = _stdin(str(request["stdin"])) if request["stdin"] else None
+            watched = _start(lambda: program.run_text(code), rung, limits, folder, stdin=stdin)
+            verdict = ""
+            while watched.status is None and not verdict:
+                watch([watched])
+                verdict = watched.passed_limit()
+            seconds, cpu_s = time.monotonic() - watched.began_s, watched.cpu_s()
+            watched.kill()
+            reply = {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
         else:
             reply = _run_examination(str(request["code"]), channel, rung, limits, folder)
     except program.UnconfinedError as error:
@@ -137,22 +154,6 @@ def supervise(channel: ParentChannel, rung: ConfinementRung, limits: ProgramLimi
     with contextlib.suppress(BrokenPipeError):
         channel.reply(json.dumps(reply).encode() + b"\n")
     os._exit(0)
-
-
-def _run_program(
-    request: Mapping[str, object], rung: ConfinementRung, limits: ProgramLimits, folder: str
-) -> dict[str, object]:
-    """Run one program to its end, and tell what it did."""
-    code = str(request["code"])
-    stdin = _stdin(str(request["stdin"])) if request["stdin"] else None
-    watched = _start(lambda: program.run_text(code), rung, limits, folder, stdin=stdin)
-    verdict = ""
-    while watched.status is None and not verdict:
-        watch([watched])
-        verdict = watched.passed_limit()
-    seconds, cpu_s = time.monotonic() - watched.began_s, watched.cpu_s()
-    watched.kill()
-    return {**outcome(watched, verdict, limits), "seconds": seconds, "cpu_s": cpu_s}
 
 
 def _run_examination(
@@ -197,8 +198,8 @@ class _Tests:
 
     def read(self, channel: ParentChannel, limits: ProgramLimits) -> None:
         """Read them from the caller."""
-        given = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
-        self._setup, self._tests = str(given["setup"]), cast("list[str]", given["tests"])
+        request = cast("dict[str, object]", json.loads(read_frame(channel.request_fd) or b"{}"))
+        self._setup, self._tests = str(request["setup"]), cast("list[str]", request["tests"])
         self._max_bytes = limits.output_bytes
 
     def run(self) -> None:
@@ -225,8 +226,8 @@ def _start(
     """Start a confined process: standard input, output and errors, the report (unless there are `writers`), more."""
     own = [os.pipe() for _ in range(3 - len(writers))]
     first = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
-    given = [first, *(writer for _, writer in own), *writers, *readers]
-    pid = program.start_program(lambda: rung.confine(folder), given, folder, body)
+    descriptors = [first, *(writer for _, writer in own), *writers, *readers]
+    pid = program.start_program(lambda: rung.confine(folder), descriptors, folder, body)
     for descriptor in (first, *(writer for _, writer in own)):
         os.close(descriptor)
     streams: dict[str, int] = dict(zip(("stdout", "stderr", "report"), (reader for reader, _ in own), strict=False))
@@ -284,14 +285,3 @@ def _stdin(text: str) -> int:
         file.write(text.encode(errors="replace"))
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _write_files(files: Mapping[str, str], rung: ConfinementRung, folder: str) -> None:
-    """Write the files of a call into its folder; the caller has checked their names."""
-    for name, text in files.items():
-        path = Path(folder, name)
-        for missing in reversed([parent for parent in path.parents if not parent.exists()]):
-            missing.mkdir()
-            rung.own(str(missing))
-        path.write_text(text, encoding="utf-8")
-        rung.own(str(path))

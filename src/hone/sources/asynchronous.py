@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.credit import Metrics
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, pack_episodes, unpack_episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.state import State, integer, substate
 from hone.run.loop import Source

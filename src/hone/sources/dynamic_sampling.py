@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, concatenate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 
 P = TypeVar("P")
 

@@ -14,7 +14,7 @@ import numpy as np
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, Seen, column_table, concatenate
 from hone.core.state import State, integer, substate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 from hone.sources.logged import LogSource
 
 P = TypeVar("P")

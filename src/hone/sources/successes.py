@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes, concatenate
+from hone.core.episodes import Episodes, concatenate, pack_episodes, unpack_episodes
 from hone.core.random import uniforms
 from hone.core.state import State, integer, substate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 from hone.sources.mixed import replay_metrics, with_columns_of
 
 P = TypeVar("P")

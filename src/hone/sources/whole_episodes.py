@@ -8,10 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes, concatenate
+from hone.core.episodes import Episodes, concatenate, pack_episodes, unpack_episodes
 from hone.core.state import State, substate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 
 P = TypeVar("P")
 

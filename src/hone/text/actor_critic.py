@@ -14,7 +14,7 @@ from hone.models.language.scalar_head import scored_tokens
 from hone.models.language.tokenizers import Tokenizer
 from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.advantages import DecisionUnit
 from hone.text.critic import ActorCriticLearner, CriticView, critic_compute_cost
 from hone.text.evaluate.open_policy import ModelSource, open_tokenizer

@@ -20,8 +20,8 @@ from hone.learner.share import current_share
 from hone.models.language.decoder_layer import DecoderLayer
 from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.experts import balanced_bias, load_balance
 from hone.objectives.terms import LossTerms, add_terms
+from hone.objectives.value import balanced_bias, load_balance
 from hone.text.rollout_config import RolloutConfig
 from hone.text.rows import TokenLayout, TokenRows
 from hone.text.token_batch import ExpertLoad, TokenBatch

@@ -10,7 +10,7 @@ import torch
 from hone.core.clock import Clock
 from hone.models.native.library import available_kernels
 from hone.models.native.products import uses_amx_tiles, widens_half_products
-from hone.native.memory import keep_freed_memory
+from hone.native.build import keep_freed_memory
 from hone.planner.calibration import MachineCalibration
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import RunDimensions

@@ -13,19 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hone.config.overrides import dotted
 from hone.config.resolve import leaves
+from hone.config.toml import dotted
 from hone.core.config import Config, ConfigSetting
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, DivergedError
-from hone.core.generation import Completion
-from hone.core.interleaving import AnswerKey, AnswerVersions
+from hone.core.generation import AnswerKey, AnswerVersions, Completion
 from hone.core.state import State, integer, substate
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.fleet.fleet_engine import FleetEngine
 from hone.engine.held import RecordedVersions
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_policy import TokenPolicy
+from hone.run.loop import SourceWrapper
 from hone.run.resume import ALLOWED
 from hone.run.store.interleaving import (
     INTERLEAVING,
@@ -37,7 +37,6 @@ from hone.run.store.interleaving import (
     read_interleaving,
 )
 from hone.run.store.manifest import config_diff, read_config
-from hone.run.wrapper import SourceWrapper
 from hone.text.evaluate.engine_actor import EngineActor
 from hone.text.rollout_config import AsyncRolloutConfig, RolloutConfig
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.objectives.entropy import entropy_bonus
 from hone.objectives.kl import kl_loss_estimator, kl_penalty
-from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
+from hone.objectives.policy import clipped_surrogate, entropy_bonus, importance_weighted, reinforce_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.weights import (
     PromptScheme,

@@ -7,7 +7,7 @@ import torch
 
 from hone.core.clock import Clock
 from hone.models.language.token_scorer import LanguageNetwork
-from hone.run.store.speed import MatmulRate
+from hone.run.store.records import MatmulRate
 
 MATMUL_MEASURE_S: Final = 0.1
 

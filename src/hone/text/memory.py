@@ -19,7 +19,7 @@ from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import machine_parts
 from hone.planner.run_settings import engine_weight_bytes
 from hone.run.memory_plan import MemoryPlan
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.evaluate.open_policy import ModelSource, model_config, require_own_memory
 from hone.text.planned_memory import BatchDimensions, planned_dimensions
 from hone.text.rollout_config import RolloutConfig

@@ -18,7 +18,7 @@ from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.run.job import OpenedRun, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.memory_plan import MemoryPlan
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.evaluate.dialogues import OpenedDialogue, open_dialogue
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
 from hone.text.evaluate.reward_members import reward_scorer

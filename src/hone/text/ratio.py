@@ -17,7 +17,8 @@ from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.errors import DivergedError
 from hone.learner.config import LearnerConfig
-from hone.objectives import mismatch, rejection
+from hone.objectives import mismatch
+from hone.objectives import mismatch as rejection
 from hone.objectives.ratios import sequence_mean, sequence_sum
 
 Denominator = Literal["auto", "self", "recomputed", "recorded"]

@@ -20,8 +20,8 @@ from hone.core.random import generator
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
 from hone.run.job import RecipeSpec
+from hone.run.loop import SourceWrapper
 from hone.run.recipe_parts import LIVE_SOURCE
-from hone.run.wrapper import SourceWrapper
 from hone.sources.dynamic_sampling import DynamicSampling
 from hone.text.advantages import (
     AdvantageConfig,

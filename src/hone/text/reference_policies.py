@@ -19,7 +19,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import Stateful
-from hone.credit.columns import CreditFunction, DecisionColumn
+from hone.credit.grouping import CreditFunction, DecisionColumn
 from hone.credit.kl_reward import (
     AdaptiveKlController,
     FixedKlController,

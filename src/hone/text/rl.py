@@ -16,7 +16,7 @@ from hone.core.config import with_values
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, concatenate
 from hone.core.state import Stateful
-from hone.credit.pairs import LabelCredit
+from hone.credit.grouping import LabelCredit
 from hone.credit.turns import dialogues_as_one
 from hone.engine.clients.config import ServerEngine
 from hone.engine.engine import EmbeddedEngine
@@ -28,10 +28,9 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
 from hone.rewards.config import RewardsConfig
 from hone.run.job import OpenedRun, RecipeParts, RunConfig, TrainingJob, no_notices
-from hone.run.loop import Learner, Recipe, Source
+from hone.run.loop import Learner, Recipe, Source, SourceWrapper, WithState
 from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.run.store.survivorship import Fate, SurvivorshipCounts
-from hone.run.wrapper import SourceWrapper, WithState
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
 from hone.sources.mixed import of_live_groups

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.credit import Credits
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, is_recorded, routing_coverage
 from hone.core.errors import DivergedError
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
-from hone.core.routing import is_recorded, routing_coverage
 from hone.learner.micro_batches import UNBOUNDED
 from hone.learner.share import evaluated_pieces
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens

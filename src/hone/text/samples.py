@@ -10,7 +10,7 @@ from hone.core.credit import Credits, Metrics
 from hone.core.dialogue import STOP_REASONS
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.models.language.tokenizers import Tokenizer
-from hone.run.store.samples import SampleRow
+from hone.run.store.evaluations import SampleRow
 
 
 def answer_metrics(episodes: Episodes) -> Metrics:

@@ -10,9 +10,9 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, substate
 from hone.learner.gradient import GradientLearner
 from hone.run.loop import Learner
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
+from hone.run.store.checkpoints import STATE, checkpoint_of, verify_checkpoint
 from hone.run.store.codec import read_state
-from hone.run.store.verification import STATE, checkpoint_of, verify_checkpoint
 from hone.text.critic import ActorCriticLearner
 from hone.text.evaluate.open_policy import ModelSource
 from hone.text.world_model import CuriousLearner

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, substate
-from hone.credit.columns import DecisionColumn
+from hone.credit.grouping import DecisionColumn
 from hone.learner.gradient import GradientLearner
 from hone.learner.parameter_store import ParameterStore
 from hone.learner.stored_weights import restore_weights, stored_weights

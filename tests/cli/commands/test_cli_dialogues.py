@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli.commands.evaluate import show_dialogues
 from hone.cli.main import main
-from hone.cli.terminal.dialogue import show_dialogues
 from hone.cli.terminal.screen import TerminalScreen, make_console
-from hone.run.store.answers import AnswerRow, latest_answers
-from hone.run.store.samples import read_samples
+from hone.run.store.evaluations import AnswerRow, latest_answers, read_samples
 
 GUESS = """recipe = "grpo"
 name = "guess"

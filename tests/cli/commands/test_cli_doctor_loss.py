@@ -9,7 +9,7 @@ import pytest
 from hone.cli.commands import doctor_loss as loss
 from hone.cli.main import main
 from hone.run.job import RunConfig
-from hone.run.store.certificate import GradientCertificate, GradientCheck
+from hone.run.store.records import GradientCertificate, GradientCheck
 
 PPO = 'recipe = "ppo"\nsteps = 1\nrollout_steps = 8\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n[judge]\nepisodes = 1\n'
 

@@ -9,7 +9,7 @@ import pytest
 from hone.cli.main import main
 from hone.core.errors import DataError
 from hone.evaluate import pictures as portrait
-from hone.run.store.robustness import read_robustness
+from hone.run.store.records import read_robustness
 
 LAKE = """recipe = "ppo"
 steps = 4

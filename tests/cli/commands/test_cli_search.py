@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import SFT, hone, lay_out
 
-from hone.run.store.search import SEARCH, PlanScore, SearchRecord, frontier, read_search, write_search
+from hone.run.store.records import SEARCH, PlanScore, SearchRecord, frontier
 
 SEARCH_TABLE = """
 [evaluation.search]
@@ -41,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_finished_run_has_its_searches_and_shows_them(trained: Path) -> None:
-    found = read_search(trained / "runs" / "tiny")
+    found = SEARCH.read(trained / "runs" / "tiny")
     assert found is not None
     assert found.problems == 9
     assert [plan.plan for plan in found.plans if plan.family == "best_of"] == ["best_of:2", "best_of:4"]
@@ -60,7 +60,7 @@ def test_eval_searches_by_the_plans_of_the_command(
     assert "search on 9 problems, scorer right" in shown
     assert "weighted_vote:4" in shown
     assert "beam" not in shown
-    plans = json.loads((trained / "runs" / "tiny" / SEARCH).read_text())["plans"]
+    plans = json.loads((trained / "runs" / "tiny" / SEARCH.name).read_text())["plans"]
     assert [plan["plan"] for plan in plans if plan["family"] == "majority"] == [
         "majority:2",
         "majority:3",
@@ -131,9 +131,9 @@ def test_the_frontier_and_its_file(tmp_path: Path) -> None:
              plan("best_of:4", 0.5, 40), plan("beam:1x4", 0.6, 30)]  # fmt: skip
     assert [one.plan for one in frontier(plans)] == ["pass:1", "best_of:2", "beam:1x4"]
     record = SearchRecord(problems=3, scorer="orm", auc=float("nan"), plans=tuple(plans), notes=("hurts",))
-    write_search(tmp_path, record)
-    again = read_search(tmp_path)
+    SEARCH.write(tmp_path, record)
+    again = SEARCH.read(tmp_path)
     assert again is not None
     assert again.plans == record.plans
     assert again.notes == ("hurts",)
-    assert read_search(tmp_path / "nowhere") is None
+    assert SEARCH.read(tmp_path / "nowhere") is None

@@ -12,9 +12,9 @@ import pytest
 from short_runs import SHORT
 
 from hone.cli.commands import sweep
-from hone.cli.commands.sweep_checks import toml_text
+from hone.cli.commands.sweep import toml_text
 from hone.cli.main import main
-from hone.config.overrides import parse_value
+from hone.config.toml import parse_value
 from hone.process.commands import CommandEnd, HoneCommand
 from hone.run.store.metrics import without_clock_metrics
 

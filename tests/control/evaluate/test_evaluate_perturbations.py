@@ -18,7 +18,7 @@ from hone.control.evaluate.perturbations import (
 )
 from hone.control.evaluate.robustness import compare_with_unperturbed
 from hone.core.errors import ConfigError
-from hone.run.store.robustness import UNPERTURBED, read_robustness, write_robustness
+from hone.run.store.records import UNPERTURBED, read_robustness, write_robustness
 
 TWO = spaces.Discrete(2)
 

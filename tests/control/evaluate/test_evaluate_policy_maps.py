@@ -29,7 +29,7 @@ from hone.run.store.animation import (
     subsample_frames,
     write_episode,
 )
-from hone.run.store.maps import read_map, write_map
+from hone.run.store.records import MAP, read_map
 
 WAYS = {"FrozenLake-v1": 16, "CliffWalking-v1": 48, "Taxi-v4": 500}
 
@@ -53,7 +53,7 @@ def test_a_lake_without_slipping_is_walked_by_the_shortest_way(tmp_path: Path):
     assert set(grid.cells[0].moves) == {"down", "right"}  # both are as short, and both are drawn
     worth = [cell.worth for cell in grid.cells]
     assert worth[14] == pytest.approx(1.0) and worth[0] == pytest.approx(0.99**5) and value_range(found)[1] == worth[14]
-    write_map(tmp_path, found)
+    MAP.write(tmp_path, found)
     assert read_map(tmp_path) == found
     drawing = draw_policy_map(found)
     assert drawing.count("<rect") == 16 and "the value of its best action" in drawing and 'class="arrow"' in drawing

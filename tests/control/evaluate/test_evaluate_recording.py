@@ -13,7 +13,7 @@ from hone.control.environments.make import GymConfig
 from hone.control.evaluate import video
 from hone.control.networks.actor_critic import ActorCritic
 from hone.control.networks.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
-from hone.run.report.policy_section import _episode_animation
+from hone.run.report.policy_map import _episode_animation
 
 SPACES = PolicySpaces(inputs=ObservationInputs(size=1), actions=DiscreteActions(count=2))
 POLICY = ActorCritic(SPACES, MlpConfig(hidden=[4]), seed=0)

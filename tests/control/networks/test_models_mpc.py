@@ -24,7 +24,7 @@ from hone.control.networks.mpc import (
 )
 from hone.control.suite import cartpole_swing_up as swing_up
 from hone.core.errors import ConfigError
-from hone.objectives.dynamics import gaussian_nll
+from hone.objectives.value import gaussian_nll
 
 SPACES = PolicySpaces(
     inputs=ObservationInputs(size=3), actions=BoxActions(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))

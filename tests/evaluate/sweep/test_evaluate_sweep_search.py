@@ -11,17 +11,14 @@ from manual_clock import ManualClock
 
 from hone.core.config import ConfigSetting
 from hone.core.errors import DataError, InterruptedRun
-from hone.evaluate.sweep.config import OptunaSearch
-from hone.evaluate.sweep.judge import uncompared_keys
-from hone.evaluate.sweep.proposals import GridProposer, OptunaProposer, TrialProposer
-from hone.evaluate.sweep.search import SweepPlan, SweepSearch
-from hone.evaluate.sweep.space import grid, swept_keys
-from hone.evaluate.sweep.trial_runs import TrialRun, TrialTrainer
+from hone.evaluate.sweep.search import GridProposer, OptunaProposer, SweepPlan, SweepSearch, TrialProposer
+from hone.evaluate.sweep.space import OptunaSearch, grid, swept_keys
+from hone.evaluate.sweep.trial_runs import TrialRun, TrialTrainer, uncompared_keys
 from hone.process.commands import LOST, CommandEnd, HoneCommand
-from hone.run.report.sweep_page import latest_scores, render_sweep, trial_end
+from hone.run.report.comparison_page import latest_scores, render_sweep, trial_end
+from hone.run.store.comparison import SweepJournal, SweepRecord, read_sweep
 from hone.run.store.folder import create_run, open_run
 from hone.run.store.manifest import RunMetadata
-from hone.run.store.sweep import SweepJournal, SweepRecord, read_sweep
 
 FACTS = RunMetadata(
     hone_version="0", dataset_fingerprint="", recipe="ppo", machine="", versions={"python": "3"}, code={}

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import ConfigError
-from hone.evaluate.sweep.config import OptunaSearch
-from hone.evaluate.sweep.proposals import OptunaProposer, TrialOutcome, make_proposer
-from hone.evaluate.sweep.search import kept_count, rung_steps
-from hone.evaluate.sweep.space import grid, one_at_a_time, swept_keys, trial_label
+from hone.evaluate.sweep.search import OptunaProposer, TrialOutcome, kept_count, make_proposer, rung_steps
+from hone.evaluate.sweep.space import OptunaSearch, grid, one_at_a_time, swept_keys, trial_label
 
 RATES = {"learner": {"lr": {"low": 1e-5, "high": 1e-1, "log": True}, "epochs": [1, 2, 4]}}
 

@@ -11,8 +11,7 @@ import transformers
 from tiny_runs import MODEL, RUN, differences, hone
 
 from hone.recipes.registry import load_recipe
-from hone.run.store.calibration import read_calibration
-from hone.run.store.certificate import read_certificate
+from hone.run.store.records import CALIBRATION, read_certificate
 from hone.text.evaluate.open_scorer import load_scorer
 
 KINDS = {"reward_pairs": "pairs", "reward_outcome": "answers", "reward_steps": "steps"}
@@ -80,7 +79,7 @@ def test_a_run_is_evaluated_shown_resumed_and_read_by_transformers(
     assert hone("eval", "tiny") == 0
     assert f"{last['eval/auc']:.3f}" in capsys.readouterr().out
     assert hone("show", "tiny", "--verify") == 0
-    record = read_calibration(Path("runs/tiny"))
+    record = CALIBRATION.read(Path("runs/tiny"))
     assert record is not None
     assert record.figures["score"] == pytest.approx(last["eval/score"])
     assert sum(one.n for one in record.bins) == last["eval/answered"]
@@ -113,7 +112,7 @@ def test_an_implicit_reward_model_is_judged_by_its_log_ratio_to_the_start(capsys
     capsys.readouterr()
     assert hone("eval", "tiny") == 0
     assert f"{last['eval/auc']:.3f}" in capsys.readouterr().out
-    record = read_calibration(Path("runs/tiny"))
+    record = CALIBRATION.read(Path("runs/tiny"))
     assert record is not None
     assert record.kind == "outcomes"
     changes = ["steps=60", "algorithm.beta=0.5", "held_out.task.source=train_answers.jsonl", "held_out.every=0"]

@@ -15,8 +15,7 @@ from hone.core.state import substate
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
-from hone.run.loop import train
-from hone.run.wrapper import WithState
+from hone.run.loop import WithState, train
 from hone.text.reference_policies import TextPolicies
 
 

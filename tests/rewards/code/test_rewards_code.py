@@ -15,7 +15,7 @@ from hone.rewards.config import RewardsConfig
 from hone.rewards.jobs import RewardBatch
 from hone.rewards.references import ReferenceRule, missing_rows
 from hone.rewards.workers import RewardWorkerPool
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox, SandboxReport, close_shared
 
 MBPP: dict[str, Any] = {

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from hone.run.report.html import EMPTY
-from hone.run.report.svg import IntervalRow, interval_plot
-from hone.run.report.svg_bars import LabelledBar, histogram, horizontal_bars
+from hone.run.report.svg import IntervalRow, LabelledBar, histogram, horizontal_bars, interval_plot
 
 
 def widths(picture: str, size: str) -> list[float]:

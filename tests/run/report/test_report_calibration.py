@@ -4,13 +4,7 @@ import math
 from dataclasses import replace
 
 from hone.run.report.run_page import calibration_section
-from hone.run.store.calibration import (
-    CalibrationBin,
-    CalibrationRecord,
-    SelectionRow,
-    read_calibration,
-    write_calibration,
-)
+from hone.run.store.records import CALIBRATION, CalibrationBin, CalibrationRecord, SelectionRow
 
 RECORD = CalibrationRecord(
     step=6,
@@ -42,9 +36,9 @@ def test_a_run_without_a_scorer_has_no_section() -> None:
 
 
 def test_the_record_is_read_back(tmp_path) -> None:
-    assert read_calibration(tmp_path) is None
-    write_calibration(tmp_path, RECORD)
-    found = read_calibration(tmp_path)
+    assert CALIBRATION.read(tmp_path) is None
+    CALIBRATION.write(tmp_path, RECORD)
+    found = CALIBRATION.read(tmp_path)
     assert found is not None
     assert replace(found, bins=(), figures={}) == replace(RECORD, bins=(), figures={})
     assert math.isnan(found.bins[1].predicted)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from hone.core.config import ConfigSetting
-from hone.run.report.judge_section import judge_section
+from hone.run.report.dialogue_section import judge_section
 from hone.run.report.run_data import RunData
 from hone.run.store.metrics import MetricColumns
 

@@ -15,20 +15,20 @@ from hone.core.errors import DataError
 from hone.run.report.html import format_duration, format_number, text
 from hone.run.report.run_page import write_report
 from hone.run.store.evaluations import (
+    PIPELINE,
+    SIDE_BY_SIDE,
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    SampleRow,
     SideBySide,
     write_evaluations,
-    write_pipeline,
-    write_side_by_side,
+    write_samples,
 )
 from hone.run.store.folder import create_run
 from hone.run.store.manifest import RunMetadata
-from hone.run.store.memory_use import MemoryUse, write_memory_use
 from hone.run.store.metrics import open_metrics
-from hone.run.store.samples import SampleRow, write_samples
-from hone.run.store.speed import MatmulRate, write_matmul_rate
+from hone.run.store.records import MEMORY, SPEED, MatmulRate, MemoryUse
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 EVIL = "</td></script><img src=http://x.example/ onerror=alert(1)>&\"'\0"
@@ -132,7 +132,7 @@ def test_the_split_of_time_adds_up(tmp_path):
 def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
     engine = {"time/generate_s": 1.8, "time/generate_model_s": 1.5, "time/generate_prefill_s": 0.5}
     folder = make_run(tmp_path, "r", extra=engine | {"learner/flops": 6e9})
-    write_matmul_rate(folder, MatmulRate(dtype="float32", device="cpu", threads=2, matmul_flops_per_s=3.2e10))
+    SPEED.write(folder, MatmulRate(dtype="float32", device="cpu", threads=2, matmul_flops_per_s=3.2e10))
     page = page_of(folder)
     for words in (
         "The bottleneck is rewards or worlds, while nothing was generated (rewards): 30% of a step, 1.2 s of 4.0 s; "
@@ -160,7 +160,7 @@ def test_planned_and_measured_memory_are_drawn(tmp_path):
         device="cpu", before_bytes=1 << 20, peak_bytes=10 << 20, planned_bytes=8 << 20, components=sizes,
         phases={"learn": 8 << 20},
     )  # fmt: skip
-    write_memory_use(folder, use)
+    MEMORY.write(folder, use)
     page = page_of(folder)
     for words in ("Memory of cpu: at most 9.0 MiB beyond 1.0 MiB", "activations: 5.0 MiB", "peak of learn 8.0 MiB"):
         assert words in page.text, words
@@ -173,7 +173,7 @@ def make_pipeline(root):
     folder.mkdir()
     make_run(folder, "sft", recipe="sft")
     make_run(folder, "grpo")
-    write_pipeline(folder, PipelineRecord(name="chain sum", stages=("sft", "grpo")))
+    PIPELINE.write(folder, PipelineRecord(name="chain sum", stages=("sft", "grpo")))
     accuracy = [("sft", 0.41, 0.37, 0.45), ("grpo", 0.93, 0.91, 0.95)]
     measured = [EvaluationScore(stage=s, metric="accuracy", mean=m, low=a, high=b, n=512) for s, m, a, b in accuracy]
     pair = PairedDifference(before="sft", after="grpo", difference=0.52, low=0.48, high=0.56, p_value=1e-60, n=512)
@@ -184,7 +184,7 @@ def make_pipeline(root):
         )
         for k in range(12)
     ]
-    write_side_by_side(folder, pairs)
+    SIDE_BY_SIDE.write(folder, pairs)
     return folder
 
 
@@ -219,7 +219,7 @@ def test_hostile_text_everywhere_is_only_text(tmp_path):
     folder = make_run(tmp_path, "r", recipe=EVIL, config=config, extra={EVIL: math.nan, f"x/{EVIL}": 1.0})
     write_samples(folder / "samples" / "step_00000010.parquet", [sample(0, prompt=EVIL, completion=EVIL, finish=EVIL)])
     write_evaluations(folder, [EvaluationScore(stage=EVIL, metric=EVIL, mean=1, low=0, high=2, n=1)])
-    write_side_by_side(
+    SIDE_BY_SIDE.write(
         folder,
         [SideBySide(prompt=EVIL, reference=EVIL, before=EVIL, after=EVIL, before_score=0.0, after_score=math.nan)],
     )

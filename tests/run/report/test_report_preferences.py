@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from hone.run.report.dialogue_section import preference_section
 from hone.run.report.html import format_number
-from hone.run.report.preference_section import preference_section
 from hone.run.report.run_data import RunData
 from hone.run.store.metrics import MetricColumns
 

@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 from hone.core.errors import DataError
 from hone.run.report.svg import LaneBlock, lane_plot
 from hone.run.report.timeline import step_timeline
-from hone.run.report.wait_graph import bottleneck_line, step_waits
+from hone.run.report.timing_section import bottleneck_line, step_waits
 from hone.run.store.metrics import MetricColumns
-from hone.run.store.speed import (
-    MatmulRate,
-    format_flops,
-    read_matmul_rate,
-    speed_line,
-    update_flops_per_s,
-    write_matmul_rate,
-)
+from hone.run.store.records import SPEED, MatmulRate, format_flops, speed_line, update_flops_per_s
 
 
 def columns(steps, **values):
@@ -207,9 +200,9 @@ def test_rates_in_words(rate, words):
 
 def test_the_machines_rate_is_kept(tmp_path):
     rate = MatmulRate(dtype="float32", device="cpu", threads=2, matmul_flops_per_s=1.5e11)
-    assert read_matmul_rate(tmp_path) is None
-    write_matmul_rate(tmp_path, rate)
-    assert read_matmul_rate(tmp_path) == rate
+    assert SPEED.read(tmp_path) is None
+    SPEED.write(tmp_path, rate)
+    assert SPEED.read(tmp_path) == rate
     (tmp_path / "speed.json").write_text('{"dtype": 7}')
     with pytest.raises(DataError, match=r"speed\.json"):
-        read_matmul_rate(tmp_path)
+        SPEED.read(tmp_path)

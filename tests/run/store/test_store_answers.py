@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hone.core.errors import DataError
-from hone.run.store.answers import AnswerRow, latest_answers, write_answers
+from hone.run.store.evaluations import AnswerRow, latest_answers, write_answers
 
 
 def row(id_: str, score: float | None) -> AnswerRow:

@@ -8,7 +8,9 @@ from manual_clock import ManualClock
 from hone.core.config import ConfigSetting
 from hone.core.errors import DataError, HoneError
 from hone.run.report.run_page import write_report
-from hone.run.store.certificate import (
+from hone.run.store.folder import create_run
+from hone.run.store.manifest import RunMetadata
+from hone.run.store.records import (
     CERTIFICATE,
     TOLERANCE,
     GradientCertificate,
@@ -16,8 +18,6 @@ from hone.run.store.certificate import (
     read_certificate,
     write_certificate,
 )
-from hone.run.store.folder import create_run
-from hone.run.store.manifest import RunMetadata
 
 GOOD = GradientCheck(name="another order", detail="5 rows shuffled", difference=3e-17, relative=2e-16)
 BAD = GradientCheck(name="two shards, summed", detail="every other row", difference=0.5, relative=0.25)

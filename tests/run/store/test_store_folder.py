@@ -18,8 +18,7 @@ from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.run.store import durable
 from hone.run.store.folder import check_name, create_run, list_runs, open_run, resume_run
-from hone.run.store.manifest import RunChange, RunMetadata, config_diff, config_hash
-from hone.run.store.resume import AllowedChanges
+from hone.run.store.manifest import AllowedChanges, RunChange, RunMetadata, config_diff, config_hash
 
 CONFIG = {
     "steps": ConfigSetting(value=100, origin="run.toml:3"),

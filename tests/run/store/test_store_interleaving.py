@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.core.generation import Completion
-from hone.core.interleaving import AnswerVersions, answer_versions
+from hone.core.generation import AnswerVersions, Completion, answer_versions
 from hone.run.store.interleaving import InterleavingHeader, InterleavingWriter, answers_digest, read_interleaving
 
 HEADER = InterleavingHeader(on_publish="keep", runner="torch float32 (cpu)")

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 import hone
 from hone.core.errors import DataError
 from hone.run.store.evaluations import (
+    COLUMNS,
+    PIPELINE,
+    SIDE_BY_SIDE,
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    SampleRow,
     SideBySide,
     read_evaluations,
-    read_pipeline,
-    read_side_by_side,
+    read_samples,
     write_evaluations,
-    write_pipeline,
-    write_side_by_side,
+    write_samples,
 )
-from hone.run.store.samples import COLUMNS, SampleRow, read_samples, write_samples
 
 INTS = st.integers(0, 2**40)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -95,7 +96,7 @@ def test_damaged_samples_are_named(tmp_path):
 
 def test_importing_the_store_brings_neither_torch_nor_pyarrow():
     code = (
-        "import sys, hone.run.store.folder, hone.run.store.samples, hone.run.report.run_page; "
+        "import sys, hone.run.store.folder, hone.run.store.evaluations, hone.run.report.run_page; "
         "sys.exit(bool({'torch', 'pyarrow'} & {name.split('.')[0] for name in sys.modules}))"
     )
     source = str(Path(hone.__file__).parents[1])
@@ -115,13 +116,13 @@ def test_evaluations_round_trip(tmp_path):
 
 
 def test_side_by_side_and_pipeline_round_trip(tmp_path):
-    assert read_side_by_side(tmp_path) == []
-    assert read_pipeline(tmp_path) is None
+    assert (SIDE_BY_SIDE.read(tmp_path) or []) == []
+    assert PIPELINE.read(tmp_path) is None
     pair = SideBySide(prompt="1+1", reference="2", before="3", after="2", before_score=None, after_score=1.0)
-    write_side_by_side(tmp_path, [pair])
-    write_pipeline(tmp_path, PipelineRecord(name="chain", stages=("sft", "grpo")))
-    assert read_side_by_side(tmp_path) == [pair]
-    assert read_pipeline(tmp_path) == PipelineRecord(name="chain", stages=("sft", "grpo"))
+    SIDE_BY_SIDE.write(tmp_path, [pair])
+    PIPELINE.write(tmp_path, PipelineRecord(name="chain", stages=("sft", "grpo")))
+    assert (SIDE_BY_SIDE.read(tmp_path) or []) == [pair]
+    assert PIPELINE.read(tmp_path) == PipelineRecord(name="chain", stages=("sft", "grpo"))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ def test_side_by_side_and_pipeline_round_trip(tmp_path):
     [
         ("evaluations.json", '{"evaluations": {}}', read_evaluations),
         ("evaluations.json", '{"evaluations": [{"stage": 1}], "paired": []}', read_evaluations),
-        ("side_by_side.json", "[1]", read_side_by_side),
-        ("pipeline.json", '{"name": "x"}', read_pipeline),
+        ("side_by_side.json", "[1]", SIDE_BY_SIDE.read),
+        ("pipeline.json", '{"name": "x"}', PIPELINE.read),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, text, read):

@@ -10,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.run.store.survivorship import (
-    FATES,
-    LEARNT,
-    SurvivorshipCounts,
-    length_key,
-    read_survivorship,
-    write_survivorship,
-)
+from hone.run.store.survivorship import FATES, LEARNT, SURVIVORSHIP, SurvivorshipCounts, length_key
 
 ANSWERS = st.lists(
     st.tuples(st.sampled_from(FATES), st.integers(1, 3000), st.one_of(st.just(math.nan), st.integers(0, 4).map(float))),
@@ -91,8 +84,8 @@ def test_deciles_and_sentences_by_hand():
 
 def test_counts_go_through_a_file_and_a_checkpoint(tmp_path):
     counts = counted([("kept", 5, 1.0), ("stale", 1000, math.nan), ("kept", 7, math.nan)])
-    write_survivorship(tmp_path, counts.record())
-    assert read_survivorship(tmp_path) == counts.record()
+    SURVIVORSHIP.write(tmp_path, counts.record())
+    assert SURVIVORSHIP.read(tmp_path) == counts.record()
     again = SurvivorshipCounts()
     again.restore(counts.state())
     again.add("kept", np.array([5]), np.array([0.5]))
@@ -100,6 +93,6 @@ def test_counts_go_through_a_file_and_a_checkpoint(tmp_path):
     path = tmp_path / "survivorship.json"
     path.write_text(json.dumps({"counts": {"kept": {"5": {"answers": "many"}}}}))
     with pytest.raises(DataError, match=r"survivorship\.json: .*answers"):
-        read_survivorship(tmp_path)
+        SURVIVORSHIP.read(tmp_path)
     path.unlink()
-    assert read_survivorship(tmp_path) is None
+    assert SURVIVORSHIP.read(tmp_path) is None

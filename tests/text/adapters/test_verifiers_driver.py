@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli.main import main
-from hone.core.agent_session import PlannedSession, SessionReport
+from hone.core.dialogue import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
 from hone.run.store.metrics import without_clock_metrics
 from hone.text.adapters.verifiers import VerifiersDriver

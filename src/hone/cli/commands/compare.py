@@ -66,7 +66,19 @@ def show_comparison(screen: TerminalScreen, comparison: Comparison) -> None:
             f"{len(comparison.tasks)} tasks; scores are scaled per task: 0 is the lowest, 1 the highest of these runs"
         )
     screen.line()
-    _show_settings(screen, comparison)
+    # print one line per setting that differs: its values, each with the groups that have it
+    keys = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
+    rows: list[tuple[str, str]] = []
+    for key in keys[:SHOWN_SETTINGS]:
+        names: dict[str, list[str]] = {}
+        for group in comparison.groups:
+            names.setdefault(group.settings.get(key, "-"), []).append(group.name)
+        rows.append((key, "; ".join(f"{value} ({', '.join(groups)})" for value, groups in names.items())))
+    screen.rows(rows)
+    if len(keys) > SHOWN_SETTINGS:
+        screen.line(f"and {len(keys) - SHOWN_SETTINGS} more settings; --json has all")
+    if rows:
+        screen.line()
     _show_scores(screen, comparison)
     _show_curves(screen, comparison)
     for one in comparison.improvements:
@@ -81,33 +93,9 @@ def show_comparison(screen: TerminalScreen, comparison: Comparison) -> None:
         screen.line(f"note: {note}")
 
 
-def _show_settings(screen: TerminalScreen, comparison: Comparison) -> None:
-    """Print one line per setting that differs: its values, each with the groups that have it."""
-    keys = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
-    rows: list[tuple[str, str]] = []
-    for key in keys[:SHOWN_SETTINGS]:
-        names: dict[str, list[str]] = {}
-        for group in comparison.groups:
-            names.setdefault(group.settings.get(key, "-"), []).append(group.name)
-        rows.append((key, "; ".join(f"{value} ({', '.join(groups)})" for value, groups in names.items())))
-    screen.rows(rows)
-    if len(keys) > SHOWN_SETTINGS:
-        screen.line(f"and {len(keys) - SHOWN_SETTINGS} more settings; --json has all")
-    if rows:
-        screen.line()
-
-
 def _show_scores(screen: TerminalScreen, comparison: Comparison) -> None:
     tasks = list(dict.fromkeys(task for group in comparison.groups for task in group.reached))
-    heads = [
-        "",
-        "runs",
-        "IQM (95% interval)",
-        "median",
-        "mean",
-        *(_to(comparison, task) for task in tasks),
-        "time",
-    ]
+    heads = ["", "runs", "IQM (95% interval)", "median", "mean", *(_to(comparison, task) for task in tasks), "time"]
     rows = [
         [
             group.name,

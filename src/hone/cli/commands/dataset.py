@@ -17,13 +17,22 @@ def run(call: CommandCall) -> int:
     """Write the file and show its size and what was left out; returns the exit code."""
     kind, target = call.text("kind"), Path(call.text("file"))
     if kind not in EXPORTED_KINDS:
-        said = f"--kind {kind}" if kind else "--kind is missing"
-        raise ConfigError(f"{said}{did_you_mean(kind, EXPORTED_KINDS)}")
+        option = f"--kind {kind}" if kind else "--kind is missing"
+        raise ConfigError(f"{option}{did_you_mean(kind, EXPORTED_KINDS)}")
     check_export_path(target)
     from hone.text.answer_data import AnswersConfig, AnswerTaskConfig, read_answers  # noqa: PLC0415 - torch
 
     source = _source(call.text("source"), Path(call.text("runs")))
-    chosen = _collected_options(call)
+    # options for collected answers that were given, by their names as config keys. Raises ConfigError
+    chosen: dict[str, object] = {}
+    if text := call.text("min_score"):
+        chosen["min_score"] = parse_number(text, "--min-score", least=-math.inf, whole=False)
+    if rule := call.text("pairs"):
+        if rule not in get_args(PairRule):
+            raise ConfigError(f"--pairs {rule}{did_you_mean(rule, get_args(PairRule))}")
+        chosen["pairs"] = rule
+    if text := call.text("max_per_prompt"):
+        chosen["max_per_prompt"] = int(parse_number(text, "--max-per-prompt", least=1))
     if chosen and not is_collection(source):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
         raise ConfigError(f"{flags}: for collected answers, and {source} is a file of scored ones; leave it out")
@@ -35,20 +44,6 @@ def run(call: CommandCall) -> int:
         screen.line(warning)
     screen.line(f"{target}: {len(rows)} rows of the {kind} kind")
     return 0
-
-
-def _collected_options(call: CommandCall) -> dict[str, object]:
-    """Options for collected answers that were given, by their names as config keys. Raises ConfigError."""
-    found: dict[str, object] = {}
-    if text := call.text("min_score"):
-        found["min_score"] = parse_number(text, "--min-score", least=-math.inf, whole=False)
-    if rule := call.text("pairs"):
-        if rule not in get_args(PairRule):
-            raise ConfigError(f"--pairs {rule}{did_you_mean(rule, get_args(PairRule))}")
-        found["pairs"] = rule
-    if text := call.text("max_per_prompt"):
-        found["max_per_prompt"] = int(parse_number(text, "--max-per-prompt", least=1))
-    return found
 
 
 def _source(named: str, runs: Path) -> str:

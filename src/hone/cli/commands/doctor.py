@@ -20,7 +20,7 @@ import hone
 from hone.cli.options import CommandCall
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, ResourceError, did_you_mean
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")
@@ -76,7 +76,7 @@ def _check_machine(screen: TerminalScreen, runs: Path) -> int:
         lambda: disk(runs),
     ]
     findings = [finding for check in checks for finding in check()]
-    screen.rows([(what, found, "" if verdict == "ok" else verdict) for what, found, verdict in findings])
+    screen.rows([(what, value, "" if verdict == "ok" else verdict) for what, value, verdict in findings])
     failed = any(verdict == "fail" for _, _, verdict in findings)
     screen.line()
     screen.line("a run cannot start here; see the lines marked fail" if failed else "ready")

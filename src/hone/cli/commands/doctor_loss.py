@@ -15,9 +15,9 @@ from hone.core.errors import ConfigError, HoneError
 from hone.recipes.certify import certify, config_of_run, with_stage_models
 from hone.run.job import RunConfig
 from hone.run.report.run_page import write_report
-from hone.run.store.certificate import CERTIFICATE, GradientCertificate, write_certificate
 from hone.run.store.folder import open_run
 from hone.run.store.manifest import config_hash
+from hone.run.store.records import CERTIFICATE, write_certificate
 
 LossCheckTarget = tuple[RunConfig, str, Path | None]
 """A config, the hash of its settings, and its run folder if there is one."""
@@ -34,7 +34,18 @@ def check_loss(call: CommandCall, screen: TerminalScreen) -> int:
         if certificate is None:
             screen.line(f"{config.recipe} does not take gradient steps of a loss over micro-batches: nothing to check")
             continue
-        _show_certificate(screen, certificate)
+        # print a line for each split, and the verdict
+        screen.line(f"gradient of {certificate.batch}, in float64, whole and")
+        screen.line()
+        screen.table(
+            ("split into", "", "largest difference", "of the gradient", ""),
+            [
+                (check.name, check.detail, f"{check.difference:.1e}", f"{check.relative:.1e}", _verdict(check.passed))
+                for check in certificate.checks
+            ],
+        )
+        screen.line()
+        screen.line(certificate.summary())
         passed = passed and certificate.passed
         if run is not None:
             write_certificate(run, certificate)
@@ -56,21 +67,6 @@ def _asked(call: CommandCall) -> Iterator[LossCheckTarget]:
     configs = with_stage_models([stage.resolved.config for stage in stages])
     for stage, config in zip(stages, configs, strict=True):
         yield config, config_hash(stage.resolved.settings()), None
-
-
-def _show_certificate(screen: TerminalScreen, certificate: GradientCertificate) -> None:
-    """Print a line for each split, and the verdict."""
-    screen.line(f"gradient of {certificate.batch}, in float64, whole and")
-    screen.line()
-    screen.table(
-        ("split into", "", "largest difference", "of the gradient", ""),
-        [
-            (check.name, check.detail, f"{check.difference:.1e}", f"{check.relative:.1e}", _verdict(check.passed))
-            for check in certificate.checks
-        ],
-    )
-    screen.line()
-    screen.line(certificate.summary())
 
 
 def _verdict(passed: bool) -> str:  # noqa: FBT001 - a mark

@@ -3,7 +3,7 @@
 from hone.cli.terminal.screen import TerminalScreen
 from hone.core.errors import ResourceError
 from hone.sandbox.battery import run_battery
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import CodeSandbox
 
 

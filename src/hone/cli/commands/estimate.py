@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
-from hone.cli.join_options import join_of, moment_of
+from hone.cli.commands.log import join_of, moment_of
 from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
@@ -47,7 +47,13 @@ _SHOWN_SEGMENTS = 8
 
 def run(call: CommandCall) -> int:
     """Estimate policies and show the judgement; 3 if a candidate is refused."""
-    settings, join, estimators = _settings(call), join_of(call), _estimators(call)
+    settings, join = _settings(call), join_of(call)
+    first = call.text("estimator")
+    if first not in ESTIMATORS:
+        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
+    sums = call.text("interval") == "bernstein"
+    others = [name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)]
+    estimators: list[EstimatorName] = [first, *others]
     as_of_s, address = moment_of(call.text("as_of")), call.text("log")
     since_s = moment_of(call.text("since"), "--since") if call.text("since") else -math.inf
     policies = _policies(call)
@@ -66,7 +72,12 @@ def run(call: CommandCall) -> int:
         evidence = offline_evidence(report.policies[0], report, made_by=made_by, at_s=SystemClock().now_s())
         registry.add_evidence(call.text("version"), evidence)
     if call.switch("json"):
-        print(to_json(_report_json(report), indent=1).decode(), end="")
+        # A report as JSON: every figure, with the words of the verdicts and comparisons
+        made = cast("dict[str, Json]", _finite(asdict(report)))
+        made["verdict"] = report.verdict
+        made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
+        made["comparisons"] = [one.words for one in report.differences]
+        print(to_json(made, indent=1).decode(), end="")
     else:
         page = Path(call.text("html")) if call.text("html") else _page(address)
         write_off_policy_page(page, report, source=source)
@@ -76,15 +87,6 @@ def run(call: CommandCall) -> int:
         if call.text("registry"):
             screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
     return DataError.exit_code if report.verdict == "refuse" else 0
-
-
-def _report_json(report: OffPolicyReport) -> dict[str, Json]:
-    """A report as JSON: every figure, with the words of the verdicts and comparisons."""
-    made = cast("dict[str, Json]", _finite(asdict(report)))
-    made["verdict"] = report.verdict
-    made["words"] = {one.policy: verdict_words(one, report) for one in report.policies}
-    made["comparisons"] = [one.words for one in report.differences]
-    return made
 
 
 def _finite(value: object) -> Json:
@@ -113,7 +115,7 @@ def _show_report(screen: TerminalScreen, report: OffPolicyReport, *, compare: bo
     screen.line()
     heads = ("policy", "estimator", f"value ({report.logged.level:.0%} interval)", "effective rows", "largest weight",
              "overlap", "verdict")  # fmt: skip
-    rows = [_row(one, found) for one in report.policies for found in one.estimates]
+    rows = [_row(one, estimate) for one in report.policies for estimate in one.estimates]
     screen.table(heads, rows)
     screen.line()
     for one in report.policies:
@@ -162,31 +164,19 @@ def _policies(call: CommandCall) -> dict[str, DecisionPolicy]:
     registry, version = call.text("registry"), call.text("version")
     if bool(registry) != bool(version):
         raise ConfigError("--registry and --version go together: the registry's folder, and the version of the policy")
-    given = call.texts("policy")
-    if len(set(given)) < len(given):
-        raise ConfigError(f"a --policy is named twice: {', '.join(given)}")
-    if registry and given:
+    folders = call.texts("policy")
+    if len(set(folders)) < len(folders):
+        raise ConfigError(f"a --policy is named twice: {', '.join(folders)}")
+    if registry and folders:
         raise ConfigError("--registry takes evidence of a version's own policy, which it holds: leave --policy out")
     if registry:
         return {version: open_decision_policy(open_registry(Path(registry)).policy_folder(version))}
-    if not given:
+    if not folders:
         raise ConfigError("--policy is missing: a policy's folder, a checkpoint or a run; several may be given")
     opened: Mapping[str, DecisionPolicy] = run_all_checks(
-        {name: lambda name=name: open_decision_policy(Path(name)) for name in given}
+        {name: lambda name=name: open_decision_policy(Path(name)) for name in folders}
     )
     return dict(opened)
-
-
-def _estimators(call: CommandCall) -> tuple[EstimatorName, ...]:
-    """The estimator that decides, then the others of the default."""
-    first = call.text("estimator")
-    if first not in ESTIMATORS:
-        raise ConfigError(f"--estimator {first}{did_you_mean(first, ESTIMATORS)}")
-    sums = call.text("interval") == "bernstein"
-    others: list[EstimatorName] = [
-        name for name in DEFAULT_ESTIMATORS if name != first and not (sums and name in SELF_NORMALISED)
-    ]
-    return (first, *others)
 
 
 def _settings(call: CommandCall) -> EstimateSettings:

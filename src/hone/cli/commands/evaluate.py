@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from hone.cli.commands.perturb import parse_perturbations, show_robustness
 from hone.cli.commands.show import find_run
 from hone.cli.options import CommandCall, parse_number
-from hone.cli.terminal.dialogue import show_dialogues
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, DataError
@@ -24,9 +23,8 @@ from hone.recipes.registry import is_recipe, load_recipe
 from hone.run.job import EvaluationRequest, RunConfig
 from hone.run.report.run_page import write_report
 from hone.run.saved_config import config_tree
-from hone.run.store.robustness import ROBUSTNESS, write_robustness
-from hone.run.store.search import SEARCH, SearchRecord, frontier, write_search
-from hone.run.store.verification import verify_policy
+from hone.run.store.checkpoints import verify_policy
+from hone.run.store.records import ROBUSTNESS, SEARCH, SearchRecord, frontier, write_robustness
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 
 if TYPE_CHECKING:
@@ -37,6 +35,66 @@ from rich.console import Console
 from rich.text import Text
 
 from hone.cli.terminal.screen import printable
+from hone.run.store.evaluations import AnswerRow
+
+# ------------------------------------------------------------------------------------------------------------- dialogue
+
+
+STYLES = {"policy": "bold cyan", "environment": "yellow"}
+NAMES = {"policy": "policy", "environment": "world"}
+_WIDTH = max(map(len, NAMES.values())) + 2
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalPlayer:
+    """Implements `hone.text.evaluate.play.DialoguePlayer` by a person's terminal."""
+
+    screen: TerminalScreen
+
+    def show(self, speaker: str, text: str) -> None:
+        """Print a turn."""
+        _show_turn(self.screen, NAMES.get(speaker, speaker), text, style=STYLES.get(speaker, "dim"))
+
+    def reply(self, suggestion: str | None) -> str | None:
+        """Read a line from the person; None at the end of input."""
+        if suggestion is not None:
+            _show_turn(self.screen, "", f"(the world itself: {suggestion.strip() or 'it ends'})", style="dim italic")
+        self.screen.console.print(Text(f"{'you':<{_WIDTH}}", style="bold"), end="")
+        try:
+            return input()
+        except EOFError:
+            self.screen.line()
+            return None
+
+
+def show_dialogues(screen: TerminalScreen, dialogues: Sequence[AnswerRow]) -> None:
+    """Print dialogues one below the other, each with a line on its end."""
+    for place, one in enumerate(dialogues, start=1):
+        screen.title(f"{place}/{len(dialogues)}")
+        _show_turn(screen, "prompt", one.prompt, style="dim")
+        for speaker, text in one.turns:
+            _show_turn(screen, NAMES[speaker], text, style=STYLES[speaker])
+        screen.console.print(ending(one), soft_wrap=True)
+        screen.line()
+
+
+def _show_turn(screen: TerminalScreen, name: str, text: str, *, style: str) -> None:
+    """Print one turn under its speaker's name; further lines are indented."""
+    for place, line in enumerate(printable(text).strip("\n").split("\n")):
+        head = f"{name if place == 0 else '':<{_WIDTH}}"
+        screen.console.print(Text.assemble((head, "dim"), (line, style)), soft_wrap=True)
+
+
+def ending(dialogue: AnswerRow) -> Text:
+    """The line on a dialogue's end: stop reason, score and fault."""
+    score = "no score" if dialogue.score is None else f"score {compact_number(dialogue.score)}"
+    turns = sum(speaker == "policy" for speaker, _ in dialogue.turns)
+    words = [f"stop: {dialogue.stop}"] if dialogue.stop else []
+    words += [score, f"{turns} turn{'s' if turns != 1 else ''}"]
+    parts = [f"{'':<{_WIDTH}}", (", ".join(words), "dim")]
+    parts += [(f", fault: {printable(dialogue.fault)}", "red")] if dialogue.fault else []
+    return Text.assemble(*parts)
+
 
 # ------------------------------------------------------------------------------------------------------------ streaming
 
@@ -126,7 +184,15 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     problems = int(parse_number(call.text("problems"), "--problems", least=1))
     if call.texts("perturb"):
         return _evaluate_perturbed(call, screen, problems=problems, seed=seed)
-    target = replace(_policy_target(call, seed), search=_search_options(call))
+    target = replace(
+        _policy_target(call, seed),
+        search=SearchOptions(
+            plans=tuple(call.texts("search")),
+            scorer=call.text("scorer"),
+            step=call.text("step").encode().decode("unicode_escape"),
+            answer=call.text("answer"),
+        ),
+    )
     if call.text("server"):
         if target.search != OWN_SEARCH:
             raise ConfigError("--search draws many answers from a model folder, and --server asks a server once")
@@ -147,8 +213,8 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     if evaluation.search is not None:
         _show_search(screen, evaluation.search)
         if target.run is not None:
-            write_search(target.run, evaluation.search)
-            screen.line(f"saved in {target.run / SEARCH}, report in {write_report(target.run)}")
+            SEARCH.write(target.run, evaluation.search)
+            screen.line(f"saved in {target.run / SEARCH.name}, report in {write_report(target.run)}")
     if evaluation.generation is not None:
         screen.line()
         if evaluation.generation.note:
@@ -256,16 +322,6 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
         max_tokens=int(parse_number(limit, "--max-tokens", least=1)) if limit else None,
     )
     return PolicyTarget(policy=policy, run=owner, seed=seed, device=call.text("device"), task=task)
-
-
-def _search_options(call: CommandCall) -> SearchOptions:
-    """What `--search` and its options ask for."""
-    return SearchOptions(
-        plans=tuple(call.texts("search")),
-        scorer=call.text("scorer"),
-        step=call.text("step").encode().decode("unicode_escape"),
-        answer=call.text("answer"),
-    )
 
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:

@@ -41,7 +41,15 @@ def run(call: CommandCall) -> int:
     elif what == "run":
         experiment = load_experiment(name)
         finding, seconds = _run_timed(experiment, seed=seed, quick=quick, clock=SystemClock())
-        _show_experiment(screen, experiment, finding)
+        # print the question, the table, the verdict, and each claim with its bound
+        screen.title(experiment.title)
+        screen.line(experiment.question + (f" ({experiment.source})" if experiment.source else ""))
+        screen.line()
+        screen.table(finding.header, finding.rows)
+        screen.line()
+        screen.line(finding.verdict)
+        screen.line()
+        screen.rows([(_word(claim.holds), claim.says, _format_claim(claim)) for claim in finding.claims])
         screen.line()
         place = save_result(finding, name=name, title=experiment.title, seed=seed, folder=folder)
         screen.line(f"{compact_duration(seconds)}; plot and figures in {place}")
@@ -59,18 +67,6 @@ def _run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) 
     began_s = clock.monotonic_s()
     finding = experiment.run(seed, quick=quick)
     return finding, clock.monotonic_s() - began_s
-
-
-def _show_experiment(screen: TerminalScreen, experiment: Experiment, finding: ExperimentResult) -> None:
-    """Print the question, the table, the verdict, and each claim with its bound."""
-    screen.title(experiment.title)
-    screen.line(experiment.question + (f" ({experiment.source})" if experiment.source else ""))
-    screen.line()
-    screen.table(finding.header, finding.rows)
-    screen.line()
-    screen.line(finding.verdict)
-    screen.line()
-    screen.rows([(_word(claim.holds), claim.says, _format_claim(claim)) for claim in finding.claims])
 
 
 def _format_claim(claim: BoundedClaim) -> str:

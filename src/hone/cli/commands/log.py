@@ -3,24 +3,24 @@
 import json
 import math
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 from urllib.parse import unquote
 
-from hone.cli.join_options import join_of, moment_of
-from hone.cli.options import CommandCall
+from hone.cli.options import CommandCall, parse_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.core.errors import ConfigError, DataError
+from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.core.strict_json import Json
 from hone.decide.joins.audit import LogAudit, audit_log
 from hone.decide.joins.columns import RecordColumns, distinct_texts, log_columns
 from hone.decide.joins.join import build_view
 from hone.decide.joins.page import write_log_page
 from hone.decide.joins.parquet import LargeJoin, freeze_view, is_frozen_view, read_frozen_view, view_bytes
-from hone.decide.joins.view import DecisionView, JoinConfig, ViewSummary, summarize_view
+from hone.decide.joins.view import DecisionView, JoinConfig, JoinRule, ViewSummary, summarize_view
 from hone.decide.log.opening import open_decision_log
 from hone.decide.log.protocol import DecisionLog
 from hone.decide.log.retention import DECISIONS, erase_unit, retain
@@ -43,7 +43,15 @@ def run(call: CommandCall) -> int:
     join, as_of_s = join_of(call), moment_of(call.text("as_of"))
     source = call.text("file")
     if is_frozen_view(Path(source)):
-        return _show_frozen(call, Path(source))
+        folder = Path(source)
+        view = read_frozen_view(folder)
+        if call.switch("json"):
+            print(json.dumps(_view_json(view), indent=1))
+            return 0
+        screen = standard_screen()
+        screen.title(f"{folder}: a frozen view, as it was made")
+        _show_view(screen, view)
+        return 0
     if Path(source).is_dir():
         return _join_files(call, Path(source), join, as_of_s)
     if "://" not in source and not Path(source).is_file():
@@ -52,7 +60,12 @@ def run(call: CommandCall) -> int:
         if unit := call.text("erase"):
             return _erase(log, source, unit, call)
         if before := call.text("retain"):
-            return _retain(log, before, call.text("archive"))
+            archive = call.text("archive")
+            if not archive:
+                raise ConfigError(f"--retain {before} needs --archive DIR: the folder that older records move to")
+            report = retain(log, Path(archive), before_s=moment_of(before, "--retain"))
+            standard_screen().line(f"moved {report.retired} records to {archive}, {len(report.files)} files written")
+            return 0
         columns = log_columns(log, tenant=call.text("tenant") or None)
         schemas = [names.split(",") for names in call.texts("features")]
         judged = [
@@ -64,7 +77,10 @@ def run(call: CommandCall) -> int:
         ]
     _show(call, source, judged)
     if any(call.text(name) for name in ("view", "export", "report")):
-        _write(call, _only(judged), columns, as_of_s, join)
+        if len(judged) > 1:
+            names = ", ".join(one.audit.tenant for one in judged[:5])
+            raise ConfigError(f"--view, --export and --report are of one tenant; choose one by --tenant: {names}")
+        _write(call, judged[0], columns, as_of_s, join)
     return DataError.exit_code if any(one.audit.verdict == "refuse" for one in judged) else 0
 
 
@@ -90,13 +106,6 @@ def _view_or_none(
         return build_view(columns, as_of_s=as_of_s, join=join, tenant=tenant, schema=schema or None)
     except DataError:
         return None
-
-
-def _only(judged: Sequence[_JudgedTenant]) -> _JudgedTenant:
-    if len(judged) > 1:
-        names = ", ".join(one.audit.tenant for one in judged[:5])
-        raise ConfigError(f"--view, --export and --report are of one tenant; choose one by --tenant: {names}")
-    return judged[0]
 
 
 def _write(call: CommandCall, judged: _JudgedTenant, columns: RecordColumns, as_of_s: float, join: JoinConfig) -> None:
@@ -149,7 +158,9 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
         raise DataError(f"{source} has no records of tenant {name!r}")
     archive, screen = call.text("archive"), standard_screen()
     if archive:
-        report = erase_unit(log, _existing_folder(archive), name, unit)
+        if not Path(archive).is_dir():
+            raise DataError(f"--archive {archive}: there is no such folder")
+        report = erase_unit(log, Path(archive), name, unit)
         screen.line(f"erased {report.from_files} records of unit {unit} of tenant {name} from {archive}")
         erased = report.from_log
     else:
@@ -158,32 +169,7 @@ def _erase(log: DecisionLog, source: str, unit: str, call: CommandCall) -> int:
     return 0
 
 
-def _existing_folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise DataError(f"--archive {text}: there is no such folder")
-    return Path(text)
-
-
-def _retain(log: DecisionLog, before: str, archive: str) -> int:
-    if not archive:
-        raise ConfigError(f"--retain {before} needs --archive DIR: the folder that older records move to")
-    report = retain(log, Path(archive), before_s=moment_of(before, "--retain"))
-    standard_screen().line(f"moved {report.retired} records to {archive}, {len(report.files)} files written")
-    return 0
-
-
 # ---------------------------------------------------------------------------------------------- figures
-
-
-def _show_frozen(call: CommandCall, folder: Path) -> int:
-    view = read_frozen_view(folder)
-    if call.switch("json"):
-        print(json.dumps(_view_json(view), indent=1))
-        return 0
-    screen = standard_screen()
-    screen.title(f"{folder}: a frozen view, as it was made")
-    _show_view(screen, view)
-    return 0
 
 
 def _show(call: CommandCall, source: str, judged: Sequence[_JudgedTenant]) -> None:
@@ -253,3 +239,38 @@ def _span(figures: ViewSummary) -> str:
 def _tell(screen: TerminalScreen | None, words: str) -> None:
     if screen is not None:
         screen.line(words)
+
+
+# --------------------------------------------------------------------------------------------------------- join options
+
+
+def join_of(call: CommandCall) -> JoinConfig:
+    """Rules of the join: `--window`, `--default`, `--rule`, `--kind`. Raises ConfigError."""
+    settings: dict[str, object] = {}
+    if text := call.text("window"):
+        settings["window_s"] = parse_number(text, "--window", least=1e-9, whole=False)
+    if text := call.text("default"):
+        settings["default"] = parse_number(text, "--default", least=-math.inf, whole=False)
+    if rule := call.text("rule"):
+        if rule not in get_args(JoinRule):
+            raise ConfigError(f"--rule {rule}{did_you_mean(rule, get_args(JoinRule))}")
+        settings["rule"] = rule
+    if kind := call.text("kind"):
+        settings["kind"] = kind
+    return JoinConfig.model_validate(settings)
+
+
+def moment_of(text: str, flag: str = "--as-of") -> float:
+    """Seconds since the epoch of an option's time; now, where it is empty. Raises ConfigError."""
+    if not text:
+        return SystemClock().now_s()
+    with suppress(ValueError):  # it is no number, but may be a time
+        if math.isfinite(seconds := float(text)):
+            return seconds
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{flag} must be seconds since 1970 or a time as 2026-11-23T12:00:00Z, got {text!r}"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

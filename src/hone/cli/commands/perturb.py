@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen
-from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.resolve import read_document, resolve
+from hone.config.toml import ConfigDocument, parse_overrides
 from hone.core.errors import ConfigError
-from hone.run.store.robustness import UNPERTURBED, PerturbedScore
+from hone.run.store.records import UNPERTURBED, PerturbedScore
 
 if TYPE_CHECKING:
     from hone.control.evaluate.perturbations import PerturbationConfig

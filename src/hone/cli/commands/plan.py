@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hone.cli.memory_request import MemoryRequest, memory_request
 from hone.cli.options import CommandCall
 from hone.cli.plan_memory import plan_figures, plan_rows
-from hone.config.overrides import ConfigDocument, parse_overrides
-from hone.config.toml import read_toml
+from hone.config.toml import ConfigDocument, parse_overrides, read_toml
 
 if TYPE_CHECKING:
     from hone.run.job import RunConfig

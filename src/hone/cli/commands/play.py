@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import get_args
 
-from hone.cli.commands.evaluate import find_policy
+from hone.cli.commands.evaluate import TerminalPlayer, ending, find_policy
 from hone.cli.options import CommandCall, parse_number
-from hone.cli.terminal.dialogue import TerminalPlayer, ending
 from hone.cli.terminal.screen import standard_screen
 from hone.core.errors import ConfigError, did_you_mean
 

@@ -43,7 +43,12 @@ def _work(screen: TerminalScreen, worker: RetrainWorker, *, once: bool) -> int:
     while True:
         job = worker.work()
         if job is not None:
-            screen.line(_job_words(job, worker))
+            # the end of a job in one sentence, with what to do next
+            words = job.result.get("words", "no result: another worker took it over")
+            line = f"job {job.id} of tenant {job.tenant}, attempt {job.attempt}: {job.state}: {words}"
+            if job.state == "done" and job.result.get("refused") == "no":
+                line += f"; hone ship {job.result['version']} --to {worker.file}"
+            screen.line(line)
         if once and job is not None and job.state == "failed":
             raise DataError(f"job {job.id} failed; its folder is {worker.parts.folder / job.id}")
         if once:
@@ -52,15 +57,6 @@ def _work(screen: TerminalScreen, worker: RetrainWorker, *, once: bool) -> int:
             return 0
         if job is None:
             time.sleep(POLL_S)
-
-
-def _job_words(job: QueuedJob, worker: RetrainWorker) -> str:
-    """The end of a job in one sentence, with what to do next."""
-    words = job.result.get("words", "no result: another worker took it over")
-    line = f"job {job.id} of tenant {job.tenant}, attempt {job.attempt}: {job.state}: {words}"
-    if job.state == "done" and job.result.get("refused") == "no":
-        line += f"; hone ship {job.result['version']} --to {worker.file}"
-    return line
 
 
 def _show(screen: TerminalScreen, jobs: Sequence[QueuedJob], call: CommandCall) -> None:

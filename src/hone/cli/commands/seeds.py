@@ -10,7 +10,7 @@ from pathlib import Path
 from hone.cli.commands.compare import show_comparison
 from hone.cli.stages import STAGE
 from hone.cli.terminal.screen import TerminalScreen
-from hone.config.overrides import COMMAND_LINE, ConfigDocument
+from hone.config.toml import COMMAND_LINE, ConfigDocument
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun, ResourceError
 from hone.evaluate.comparison import compare
@@ -141,9 +141,9 @@ def run_in_parallel(
 
 def show_seeds(screen: TerminalScreen, turns: SeedRuns) -> None:
     """Print the comparison over seeds."""
-    found = compare([str(turns.root)], root=turns.root)
+    comparison = compare([str(turns.root)], root=turns.root)
     screen.line()
-    show_comparison(screen, found)
+    show_comparison(screen, comparison)
     page = turns.root / "compare.html"
-    write_comparison(page, found)
+    write_comparison(page, comparison)
     screen.line(f"finished {len(turns.seeds)} seeds: {turns.root}, curves in {page}")

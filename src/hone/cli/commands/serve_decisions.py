@@ -15,7 +15,16 @@ _OWN: Final = ("host", "port", "dry_run")
 
 def serve_file(call: CommandCall) -> int:
     """Serve the decisions of a service file, or print its plan; returns the exit code."""
-    _refuse_other_options(call)
+    # raise ConfigError for options of language models
+    others = [option for option in SERVING if option.flag.removeprefix("--").replace("-", "_") not in _OWN]
+    flags = [
+        option.flag
+        for option in others
+        if (call.switch if not option.metavar else call.text)(option.flag.removeprefix("--").replace("-", "_"))
+        != (option.default if option.metavar else False)
+    ]
+    if flags:
+        raise ConfigError(f"{', '.join(flags)}: for language models; a service file has its own settings")
     path, screen = Path(call.text("checkpoint")), standard_screen()
     if call.switch("dry_run"):
         from hone.decide.gateway.plan import plan_lines  # noqa: PLC0415 - see --help
@@ -32,16 +41,3 @@ def serve_file(call: CommandCall) -> int:
     place = GatewayPlace(host=call.text("host"), port=int(parse_number(call.text("port"), "--port", least=0)))
     serve_gateway(path, place, clock=SystemClock(), tell=screen.line)
     return 0
-
-
-def _refuse_other_options(call: CommandCall) -> None:
-    """Raise ConfigError for options of language models."""
-    others = [option for option in SERVING if option.flag.removeprefix("--").replace("-", "_") not in _OWN]
-    given = [
-        option.flag
-        for option in others
-        if (call.switch if not option.metavar else call.text)(option.flag.removeprefix("--").replace("-", "_"))
-        != (option.default if option.metavar else False)
-    ]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: for language models; a service file has its own settings")

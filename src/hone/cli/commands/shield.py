@@ -42,22 +42,18 @@ def run(call: CommandCall) -> int:
         certificate = read_certificate(path)
         check_certificate(certificate)
     else:
-        spec = _read_spec(path)
+        # tables of a shield's file. Raises ConfigError with every fault and its line
+        document = read_document(path)
+        kind = document.values.get("kind")
+        if kind not in KINDS:
+            raise ConfigError(f"{path}: kind = {kind!r}{did_you_mean(str(kind), list(KINDS))}")
+        spec = resolve(KINDS[str(kind)], document).config
         if isinstance(spec, RuleShieldConfig):
             rule_shield(spec, spec.sensors)
             screen.line(f"{path}: {len(spec.rules)} rules, and {spec.fallback} is never forbidden; rules prove no more")
             return 0
         certificate = _certified(spec, call, path, screen)
     return _judged(certificate, call, path, screen)
-
-
-def _read_spec(path: Path) -> RuleShieldConfig | ProvedSpec:
-    """Tables of a shield's file. Raises ConfigError with every fault and its line."""
-    document = read_document(path)
-    kind = document.values.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(f"{path}: kind = {kind!r}{did_you_mean(str(kind), list(KINDS))}")
-    return resolve(KINDS[str(kind)], document).config
 
 
 def _certified(spec: ProvedSpec, call: CommandCall, path: Path, screen: TerminalScreen) -> ShieldCertificate:
@@ -91,22 +87,7 @@ def _judged(certificate: ShieldCertificate, call: CommandCall, path: Path, scree
         _write_page(call, shown, screen)
         _add_evidence(call, certificate, screen)
         return 0
-    return _weakened(certificate, shown, call, screen)
-
-
-def _add_evidence(call: CommandCall, certificate: ShieldCertificate, screen: TerminalScreen) -> None:
-    if not call.text("registry"):
-        return
-    evidence = Evidence(
-        kind="certificate", verdict="ok", words=f"{certificate.proved[0]}; sha256 {certificate.sha256}",
-        made_by=f"hone shield {call.text('file')}", at_s=SystemClock().now_s(),
-    )  # fmt: skip
-    open_registry(Path(call.text("registry"))).add_evidence(call.text("version"), evidence)
-    screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
-
-
-def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: CommandCall, screen: TerminalScreen) -> int:
-    """Try the claims with other constants, which the certificate was not made for."""
+    # try the claims with other constants, which the certificate was not made for
     changes = _constants(call.texts("with"), shown.model)
     config = certificate.spec.model
     changed = config.model_copy(update={"constants": {**config.constants, **changes}})
@@ -122,16 +103,27 @@ def _weakened(certificate: ShieldCertificate, shown: ShieldPageData, call: Comma
     return 0
 
 
+def _add_evidence(call: CommandCall, certificate: ShieldCertificate, screen: TerminalScreen) -> None:
+    if not call.text("registry"):
+        return
+    evidence = Evidence(
+        kind="certificate", verdict="ok", words=f"{certificate.proved[0]}; sha256 {certificate.sha256}",
+        made_by=f"hone shield {call.text('file')}", at_s=SystemClock().now_s(),
+    )  # fmt: skip
+    open_registry(Path(call.text("registry"))).add_evidence(call.text("version"), evidence)
+    screen.line(f"evidence of version {call.text('version')} added to {call.text('registry')}")
+
+
 def _constants(texts: list[str], model: ControlModel) -> dict[str, float]:
     changes: dict[str, float] = {}
-    for given in texts:
-        name, _, number = given.partition("=")
+    for text in texts:
+        name, _, number = text.partition("=")
         if name not in model.constants:
-            raise ConfigError(f"--with {given}: no such constant{did_you_mean(name, list(model.constants))}")
+            raise ConfigError(f"--with {text}: no such constant{did_you_mean(name, list(model.constants))}")
         try:
             changes[name] = float(number)
         except ValueError:
-            raise ConfigError(f"--with {given}: {number!r} is no number; write --with {name}=4") from None
+            raise ConfigError(f"--with {text}: {number!r} is no number; write --with {name}=4") from None
     return changes
 
 

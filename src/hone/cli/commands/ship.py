@@ -18,7 +18,7 @@ from hone.core.strict_json import Json
 from hone.decide.gateway.shipping import ServiceRollouts, open_rollouts
 from hone.decide.rollout.controller import EffectReport, format_e_value
 from hone.decide.rollout.driver import RolloutDriver
-from hone.decide.rollout.history import RolloutHistory, history_json, read_history, write_rollout_page
+from hone.decide.rollout.history import history_json, read_history, write_rollout_page
 from hone.decide.rollout.plan import GuardrailHistory, RolloutPlan, plan_warnings, preview
 from hone.decide.rollout.watcher import RolloutWatcher
 from hone.run.store.durable import to_json
@@ -28,9 +28,9 @@ LOOKING = ("status", "back", "dry_run", "once")
 
 def run(call: CommandCall) -> int:
     """Ship a policy, or go on with, show or take back a rollout; returns the exit code."""
-    given = [name for name in LOOKING if call.switch(name)]
-    if len(given) > 1:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    switches = [name for name in LOOKING if call.switch(name)]
+    if len(switches) > 1:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in switches)
         raise ConfigError(f"{flags} exclude each other; give one of them")
     to = call.text("to")
     if to and (call.switch("status") or call.switch("back")):
@@ -138,7 +138,26 @@ def _show(screen: TerminalScreen, rollouts: ServiceRollouts, name: str, call: Co
         table: dict[str, Json] = {"service": rollouts.service, "live": rollouts.registry.live(rollouts.service)}
         print(to_json(table | {"rollout": cast("Json", history_json(history))}, indent=1).decode(), end="")
         return 0
-    _show_history(screen, history)
+    # print the judgement, then stages and effects
+    plan = history.plan
+    screen.title(history.words)
+    rows = [
+        [
+            rung.stage,
+            "not reached" if rung.begun_s is None else f"{rung.seen:,} of {rung.needed:,}" if rung.needed else "live",
+            "" if rung.begun_s is None or rung.stage == "shadow" else format_e_value(rung.log_e),
+            rung.left.words if rung.left else "",
+        ]
+        for rung in history.rungs
+    ]
+    screen.table(("stage", "units", f"e (limit {1 / plan.guardrail_alpha:.3g})", "left because"), rows)
+    screen.line()
+    effects = [_effect_row(one) for one in history.looks[-1].effects if one.count]
+    if effects:
+        screen.table(("outcome", "new", "control", "effect (95%, at every look)", "units", "e"), effects)
+    control, new = history.state.evidence.ratio.counts
+    both = history.state.evidence.both_arms
+    screen.line(f"units: {new:,} canary, {control:,} control; in both arms: {both:,}")
     page = Path(call.text("html") or rollouts.folder / f"rollout_{name}.html")
     write_rollout_page(page, history, rollouts.registry.lineage(history.plan.version), file=rollouts.file)
     screen.line(f"stages, evidence and lineage in {page}")
@@ -166,8 +185,8 @@ def show_plan(screen: TerminalScreen, plan: RolloutPlan, histories: Sequence[Gua
             continue
         exposed = sum(plan.units_needed(one) for one in plan.ladder[1 : number + 2] if one != "shadow")
         requests = plan.shadow_requests + (place + 1) * plan.requests
-        found = [_loss(each[place].detectable) for each in previews.values()]
-        rows.append([stage, f"{requests:,}", f"{exposed:,}", *found])
+        losses = [_loss(each[place].detectable) for each in previews.values()]
+        rows.append([stage, f"{requests:,}", f"{exposed:,}", *losses])
     screen.table(heads, rows)
     needs = f"; needs evidence: {', '.join(plan.needs)}" if plan.needs else ""
     screen.line(f"a version as good as the live one is rolled back with probability {plan.alpha:.1%} at most{needs}")
@@ -191,29 +210,6 @@ def _plan_json(plan: RolloutPlan, histories: Sequence[GuardrailHistory]) -> dict
         "alpha": plan.alpha, "ladder": list(plan.ladder), "needs": list(plan.needs), "stages": stages,
         "warnings": warnings,
     }  # fmt: skip
-
-
-def _show_history(screen: TerminalScreen, history: RolloutHistory) -> None:
-    """Print the judgement, then stages and effects."""
-    plan = history.plan
-    screen.title(history.words)
-    rows = [
-        [
-            rung.stage,
-            "not reached" if rung.begun_s is None else f"{rung.seen:,} of {rung.needed:,}" if rung.needed else "live",
-            "" if rung.begun_s is None or rung.stage == "shadow" else format_e_value(rung.log_e),
-            rung.left.words if rung.left else "",
-        ]
-        for rung in history.rungs
-    ]
-    screen.table(("stage", "units", f"e (limit {1 / plan.guardrail_alpha:.3g})", "left because"), rows)
-    screen.line()
-    effects = [_effect_row(one) for one in history.looks[-1].effects if one.count]
-    if effects:
-        screen.table(("outcome", "new", "control", "effect (95%, at every look)", "units", "e"), effects)
-    control, new = history.state.evidence.ratio.counts
-    both = history.state.evidence.both_arms
-    screen.line(f"units: {new:,} canary, {control:,} control; in both arms: {both:,}")
 
 
 def _effect_row(one: EffectReport) -> list[str]:

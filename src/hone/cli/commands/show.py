@@ -5,20 +5,16 @@ Belongs here: the layout. The content comes from `hone.run.store` and the recipe
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hone.cli.options import CommandCall
 from hone.cli.terminal.progress import compact_number
 from hone.cli.terminal.screen import TerminalScreen, standard_screen
-from hone.config.explain import format_value
+from hone.config.resolve import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, did_you_mean
 from hone.run.report.policy_map import text_rows, value_range, value_shares
 from hone.run.store.folder import RunFolder, list_runs, open_run
 from hone.run.store.metrics import read_metrics
-
-if TYPE_CHECKING:
-    from hone.run.job import RecipeDescription
 
 METRICS_SHOWN = 40
 
@@ -30,7 +26,16 @@ def run(call: CommandCall) -> int:
     if call.command == "show":
         folder = find_run(call.text("run"), runs)
         if call.switch("map"):
-            _show_map(screen, folder)
+            # print the newest policy's action in each grid cell; on a terminal the background shows the value
+            from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
+
+            grid = newest_map(folder.path)
+            low, high = value_range(grid)
+            screen.title(f"{folder.name}, step {grid.step}")
+            for one in grid.slices:
+                screen.line(one.title)
+                screen.shaded_grid(text_rows(one), value_shares(one, low, high))
+            screen.line(f"{grid.worth_is}: {compact_number(low)} to {compact_number(high)}")
         else:
             _show_run(screen, folder, whole=call.switch("config"), verify=call.switch("verify"))
     elif call.text("what") == "recipes":
@@ -40,7 +45,12 @@ def run(call: CommandCall) -> int:
     elif not call.text("what"):
         _show_runs(screen, runs)
         screen.line()
-        _list_families(screen)
+        # print the names of the recipes, one line per family
+        from hone.recipes.registry import installed_recipes, titles_by_family  # noqa: PLC0415 - as above
+
+        grouped = {**titles_by_family(), "other packages": sorted(installed_recipes())}
+        screen.rows([(f"{family} ({len(names)})", ", ".join(names)) for family, names in grouped.items() if names])
+        screen.line("hone list recipes describes them, hone list recipes NAME one of them")
     else:
         raise ConfigError(
             f"hone list has no {call.text('what')!r}{did_you_mean(call.text('what'), ['recipes', 'runs'])}"
@@ -111,19 +121,6 @@ def _show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool, verify:
         screen.line(f"damaged: {fault}")
 
 
-def _show_map(screen: TerminalScreen, folder: RunFolder) -> None:
-    """Print the newest policy's action in each grid cell; on a terminal the background shows the value."""
-    from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
-
-    grid = newest_map(folder.path)
-    low, high = value_range(grid)
-    screen.title(f"{folder.name}, step {grid.step}")
-    for one in grid.slices:
-        screen.line(one.title)
-        screen.shaded_grid(text_rows(one), value_shares(one, low, high))
-    screen.line(f"{grid.worth_is}: {compact_number(low)} to {compact_number(high)}")
-
-
 def _show_metrics(screen: TerminalScreen, folder: RunFolder) -> None:
     columns = read_metrics(folder.metrics_path)
     for fault in columns.faults:
@@ -176,7 +173,12 @@ def _list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
             near = did_you_mean(wanted, [*known, *grouped])
             raise ConfigError(f"{wanted!r} is not a recipe or a family of recipes{near}")
         for name in members:
-            _show_recipe(screen, name, describe_recipe(name))
+            # print a recipe's summary, paper, parts, defaults and limitation
+            entry = describe_recipe(name)
+            screen.line(f"{name}  {entry.summary}")
+            limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""
+            for line in filter(None, (entry.paper, entry.parts, entry.defaults, limit)):
+                screen.line(f"{'':{len(name)}}  {line}")
         return
     width = max(map(len, known))
     for family, members in grouped.items():
@@ -188,15 +190,6 @@ def _list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
     screen.line("hone list recipes NAME shows its paper, parts and defaults; NAME may be a family or a file.py")
 
 
-def _list_families(screen: TerminalScreen) -> None:
-    """Print the names of the recipes, one line per family."""
-    from hone.recipes.registry import installed_recipes, titles_by_family  # noqa: PLC0415 - as above
-
-    grouped = {**titles_by_family(), "other packages": sorted(installed_recipes())}
-    screen.rows([(f"{family} ({len(names)})", ", ".join(names)) for family, names in grouped.items() if names])
-    screen.line("hone list recipes describes them, hone list recipes NAME one of them")
-
-
 def _summary(name: str) -> str:
     """Summary of a recipe, or the reason why a package's cannot be loaded."""
     from hone.recipes.registry import describe_recipe  # noqa: PLC0415
@@ -205,11 +198,3 @@ def _summary(name: str) -> str:
         return describe_recipe(name).summary
     except HoneError as fault:
         return f"cannot be used: {fault.messages[0]}"
-
-
-def _show_recipe(screen: TerminalScreen, name: str, entry: "RecipeDescription") -> None:
-    """Print a recipe's summary, paper, parts, defaults and limitation."""
-    screen.line(f"{name}  {entry.summary}")
-    limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""
-    for line in filter(None, (entry.paper, entry.parts, entry.defaults, limit)):
-        screen.line(f"{'':{len(name)}}  {line}")

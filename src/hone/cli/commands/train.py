@@ -1,6 +1,8 @@
 """`hone train` and `hone plan`: from a config file to a run, or to a table of its settings.
 
-Belongs here: the choice of the config class. `hone.run` runs.
+Belongs here: the choice of the config class, the settings of a resume that nobody gave (those of the run, not the
+defaults of a newer hone), and what follows a finished run: pictures and searches, whose failure is told, and no more.
+`hone.run` runs.
 """
 
 import contextlib
@@ -21,11 +23,9 @@ from hone.cli.commands.seeds import (
     set_seed,
     show_seeds,
 )
-from hone.cli.finish import finish_run, write_stage_searches
 from hone.cli.memory import missing_devices, require_layers_fit, require_opened_fit, show_opened
 from hone.cli.memory_request import memory_request
 from hone.cli.options import CommandCall, parse_number
-from hone.cli.resume import keep_saved_defaults
 from hone.cli.stages import (
     STAGE,
     apply_shared,
@@ -35,13 +35,18 @@ from hone.cli.stages import (
     resolve_stage_references,
     stage_reference_faults,
 )
-from hone.cli.terminal.outcome import show_outcome
 from hone.cli.terminal.progress import RunProgress
 from hone.cli.terminal.screen import TerminalScreen, is_plain, standard_screen
-from hone.config.explain import format_value
-from hone.config.overrides import ConfigDocument
-from hone.config.resolve import ResolvedConfig, read_document, require_consent, resolve, table_at, with_location
-from hone.config.toml import KeyPath
+from hone.config.resolve import (
+    ResolvedConfig,
+    format_value,
+    read_document,
+    require_consent,
+    resolve,
+    table_at,
+    with_location,
+)
+from hone.config.toml import ConfigDocument, KeyPath
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, ErrorCollector, HoneError, nearest_name, run_all_checks
 from hone.core.out_of_memory import memory_errors
@@ -50,13 +55,146 @@ from hone.recipes.registry import is_recipe, load_recipe, recipe_names, short_na
 from hone.run.callbacks import NO_CALLBACKS, RunCallbacks
 from hone.run.job import OpenedRun, RecipeSpec, RunConfig, TrainingJob
 from hone.run.resume import NO_CONSENT, ResumeConsent
-from hone.run.store.certificate import GradientCertificate
 from hone.run.store.folder import RunFolder, check_name
+from hone.run.store.records import GradientCertificate
 
 if TYPE_CHECKING:
-    from hone.run.display import ProgressDisplay
+    from hone.run.callbacks import ProgressDisplay
     from hone.run.pipeline import PipelineResult
     from hone.run.run import RunRequest
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hone.core.config import ConfigSetting
+from hone.core.errors import DataError
+from hone.run.report.run_page import write_report
+from hone.run.store.folder import CONFIG, open_run
+from hone.run.store.manifest import read_config, with_current_keys
+from hone.run.store.records import SEARCH
+
+if TYPE_CHECKING:
+    from hone.run.callbacks import ProgressDisplay
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hone.run.pipeline import PipelineResult
+
+# -------------------------------------------------------------------------------------------------------------- outcome
+
+
+def _show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
+    """Print the evaluations and comparisons of the stages, and ten answers before and after."""
+    screen.line()
+    screen.title("on the same held-out questions")
+    for one in outcome.evaluations:
+        screen.line(f"{one.stage}: {one.mean:.1%} (95% interval {one.low:.1%} to {one.high:.1%}, n = {one.n})")
+    for pair in outcome.comparisons:
+        screen.line(
+            f"{pair.before} -> {pair.after}: {pair.difference:+.1%} (95% interval {pair.low:+.1%} to {pair.high:+.1%}, "
+            f"paired p = {pair.p_value:.2g})"
+        )
+    if outcome.side_by_side:
+        screen.line()
+        screen.table(
+            ("question", "answer", "before", "", "after", ""),
+            [
+                (
+                    one.prompt.strip(),
+                    one.reference,
+                    one.before,
+                    _score_mark(one.before_score),
+                    one.after,
+                    _score_mark(one.after_score),
+                )
+                for one in outcome.side_by_side
+            ],
+        )
+    screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")
+
+
+def _score_mark(score: float | None) -> str:
+    """Mark of a score: right, wrong, or not scored."""
+    return "?" if score is None else "ok" if score >= 1 else "x"
+
+
+# --------------------------------------------------------------------------------------------------------------- finish
+
+
+def _write_stage_searches(folder: Path, stages: Sequence[RunConfig], *, progress: "ProgressDisplay") -> None:
+    """Run the searches of the finished stages of a pipeline, as `_write_searches`, and bring its report up to date."""
+    searched = [config for config in stages if config.has_search()]
+    for config in searched:
+        _write_searches(open_run(folder / config.name, clock=SystemClock()), config, progress=progress)
+    if any((folder / config.name / SEARCH.name).exists() for config in searched):
+        write_report(folder)
+
+
+def _write_searches(folder: RunFolder, config: RunConfig, *, progress: "ProgressDisplay") -> None:
+    """Run the searches of a finished run's config, if it has any; saved, told, and shown in its report."""
+    if not config.has_search():
+        return
+    from hone.evaluate.checkpoint import search_run  # noqa: PLC0415 - as above
+
+    try:
+        record = search_run(folder.path, device=config.run.device)
+    except HoneError as fault:
+        progress.note(f"no search: {fault}")
+        folder.log(f"no search: {fault}", level="WARNING")
+        return
+    if record is None:
+        return
+    SEARCH.write(folder.path, record)
+    for note in record.notes:
+        progress.note(note)
+        folder.log(note, level="WARNING")
+    write_report(folder.path)
+
+
+# --------------------------------------------------------------------------------------------------------------- resume
+
+
+SAVED_DEFAULT = "default of the saved run"
+"""Origin of a setting that a resume takes over from its run."""
+
+
+def _keep_saved_defaults(
+    document: ConfigDocument, settings: Mapping[str, Mapping[str, ConfigSetting]], root: Path
+) -> list[str]:
+    """Set each key of the document that is left to its default to the default that its run in `root` was started with.
+
+    `settings` are the resolved settings by the name of the run or stage. Returns a note for each key that is set.
+    """
+    folder = root / pipeline_name(document) if STAGE in document.values else root
+    notes: list[str] = []
+    for index, (name, resolved) in enumerate(settings.items()):
+        place: KeyPath = (STAGE, index) if STAGE in document.values else ()
+        for key, saved in _changed_defaults(folder / name / CONFIG, resolved).items():
+            document.set_value((*place, *key.split(".")), saved.value, source=SAVED_DEFAULT)
+            notes.append(
+                f"{name}: {key} stays {format_value(saved.value)}, the default when the run was started; it is "
+                f"{format_value(resolved[key].value)} now"
+            )
+    return notes
+
+
+def _changed_defaults(path: Path, resolved: Mapping[str, ConfigSetting]) -> dict[str, ConfigSetting]:
+    """Saved settings that were defaults then, are defaults now, and differ; none if the run's file cannot be read."""
+    try:
+        saved = with_current_keys(read_config(path), resolved)
+    except DataError:  # the run is missing or damaged, which the resume reports
+        return {}
+    return {
+        key: saved[key]
+        for key, item in resolved.items()
+        if key in saved
+        and item.origin == "default"
+        and saved[key].origin in ("default", SAVED_DEFAULT)
+        and saved[key].value != item.value
+        and not any(part.isdigit() or part == "kind" for part in key.split("."))
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +227,11 @@ def run(call: CommandCall) -> int:
         show_plan(screen, stage)
     with opened_runs(stages) as opened:
         planned_only = call.command == "plan" or call.switch("dry_run")
-        found = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
+        certified = [(one.opened, one.resolved.config, one.with_location) for one in opened if one.opened is not None]
         absent = missing_devices(stage.resolved.config.run.device for stage in stages)
         for warning in absent:
             screen.line(f"warning: {warning}")
-        show_opened(screen, found, build=planned_only and not absent, request=memory_request(call))
+        show_opened(screen, certified, build=planned_only and not absent, request=memory_request(call))
         if planned_only:
             return 0
         if not seeds:
@@ -114,7 +252,11 @@ def read_call(call: CommandCall) -> ConfigDocument:
     """The config that the command line names, with its overrides. Raises ConfigError."""
     if call.text("name"):
         check_name(call.text("name"))
-    return read_document(call.text("file"), [*call.overrides, *_option_overrides(call)])
+    # overrides from options that abbreviate a config key
+    keys = {"name": call.text("name"), "run.device": memory_request(call).own_device}
+    return read_document(
+        call.text("file"), [*call.overrides, *[f'{key}="{value}"' for key, value in keys.items() if value]]
+    )
 
 
 def require_stage_consent(stages: "Sequence[PlannedRun]", *, yes: bool) -> None:
@@ -125,7 +267,7 @@ def require_stage_consent(stages: "Sequence[PlannedRun]", *, yes: bool) -> None:
 def planned_resume(document: ConfigDocument, root: Path) -> list[PlannedRun]:
     """`planned_runs` of a resume in `root`: defaults are those that the saved runs were started with, and noted."""
     settings = {stage.resolved.config.name: stage.resolved.settings() for stage in planned_runs(document)}
-    document.notes.extend(keep_saved_defaults(document, settings, root))
+    document.notes.extend(_keep_saved_defaults(document, settings, root))
     return planned_runs(document)
 
 
@@ -159,7 +301,7 @@ def _train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRun
             "--allow-changed-code": begun and call.switch("allow_changed_code"),
             "--yes": call.switch("yes"),
         }
-        switches = [flag for flag, given in asked.items() if given]
+        switches = [flag for flag, is_set in asked.items() if is_set]
         overrides = [one for one in call.overrides if one.removeprefix("--").partition("=")[0] != "name"]
         return ["train", call.text("file"), *overrides, *device, *own, "--runs", str(turns.root), *switches]
 
@@ -207,16 +349,10 @@ def _consent(call: CommandCall) -> ResumeConsent:
     """Changes that the user accepts for a resume. Raises ConfigError for a flag without --resume."""
     if call.command != "train":
         return NO_CONSENT
-    found = ResumeConsent(config=call.switch("allow_changed_config"), code=call.switch("allow_changed_code"))
-    if found != NO_CONSENT and not call.switch("resume"):
+    consent = ResumeConsent(config=call.switch("allow_changed_config"), code=call.switch("allow_changed_code"))
+    if consent != NO_CONSENT and not call.switch("resume"):
         raise ConfigError("--allow-changed-config and --allow-changed-code are for --resume; leave them out")
-    return found
-
-
-def _option_overrides(call: CommandCall) -> list[str]:
-    """Overrides from options that abbreviate a config key."""
-    keys = {"name": call.text("name"), "run.device": memory_request(call).own_device}
-    return [f'{key}="{value}"' for key, value in keys.items() if value]
+    return consent
 
 
 def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
@@ -262,15 +398,10 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     except HoneError as fault:
         raise type(fault)(*(f"{document.source_of(path)}: {message}" for message in fault.messages)) from fault
     if "name" not in table:
-        _name_after_file(document, place, recipe)
+        document.set_value(
+            (*place, "name"), short_name(recipe) if place else default_run_name(document), source="the file's name"
+        )
     return PlannedRun(spec=entry, resolved=resolve(entry.config, document, at=place))
-
-
-def _name_after_file(document: ConfigDocument, place: KeyPath, recipe: str) -> None:
-    """Set the default name: a run's is that of its file, a stage's is that of its recipe."""
-    document.set_value(
-        (*place, "name"), short_name(recipe) if place else default_run_name(document), source="the file's name"
-    )
 
 
 def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
@@ -305,7 +436,7 @@ def _train_document(
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
     if STAGE in document.values:
         outcome = train_pipeline(document, stages, root=root, resume=resume, progress=progress, consent=consent)
-        show_outcome(screen, outcome)
+        _show_outcome(screen, outcome)
         return
     folder = train_one(stages[0], root=root, resume=resume, progress=progress, consent=consent)
     screen.line(f"finished {folder.name}: {folder.path}, report in {folder.report_path}")
@@ -325,7 +456,15 @@ def train_one(
 
     request = _run_request(stage, root=root, resume=resume, callbacks=callbacks, consent=consent)
     folder = drive(request, progress=progress)
-    finish_run(folder, stage.resolved.config, progress=progress)
+    # add pictures of the policy and searches to a finished run
+    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
+
+    try:
+        if write_policy_pictures(folder.path):
+            write_report(folder.path)
+    except HoneError as fault:
+        folder.log(f"no picture of the policy: {fault}", level="WARNING")
+    _write_searches(folder, stage.resolved.config, progress=progress)
     return folder
 
 
@@ -397,6 +536,6 @@ def train_pipeline(
             ),
         )
 
-    found = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
-    write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
-    return found
+    result = run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+    _write_stage_searches(folder, [stage.resolved.config for stage in placed], progress=progress)
+    return result

@@ -1,6 +1,6 @@
 """Progress of a run: one live line on a terminal, otherwise a plain line every few seconds.
 
-Belongs here: the choice of metrics that fit on a line. Implements `hone.run.display.ProgressDisplay`.
+Belongs here: the choice of metrics that fit on a line. Implements `hone.run.callbacks.ProgressDisplay`.
 """
 
 import math
@@ -27,10 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "replicas": ("fleet/replicas",),
     "lost": ("fleet/lost",),
 }
-SPEED: Mapping[str, tuple[str, ...]] = {
-    "tok/s": ("episodes/tokens", "tokens"),
-    "decisions/s": ("episodes/decisions",),
-}
+SPEED: Mapping[str, tuple[str, ...]] = {"tok/s": ("episodes/tokens", "tokens"), "decisions/s": ("episodes/decisions",)}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from hone.control.suite.grid_worlds import GridEnv
 from hone.control.tables.tables import ActionTable, StateValues
 from hone.core.errors import DataError
 from hone.core.strict_json import Json
-from hone.run.store.maps import GridCell, GridSlice, PolicyMap
+from hone.run.store.records import GridCell, GridSlice, PolicyMap
 
 Floats = NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import key
 from hone.core.strict_json import Json
 from hone.estimators.means import bootstrap_mean, paired_difference
-from hone.run.store.robustness import UNPERTURBED, PerturbedScore
+from hone.run.store.records import UNPERTURBED, PerturbedScore
 
 Floats = NDArray[np.float64]
 

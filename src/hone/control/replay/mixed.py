@@ -9,7 +9,7 @@ from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import State, integer, substate
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import SourceWrapper
 
 
 class ReplayBuffer(Protocol):

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.control.replay.ring import require_same_columns
-from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Episodes, column_table, concatenate
+from hone.core.episodes import Episodes, column_table, concatenate, pack_episodes, unpack_episodes
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.state import State, array, integer, substate

@@ -38,7 +38,7 @@ from hone.decide.bandits.models import (
 )
 from hone.decide.bandits.policy import BanditPolicy, PolicyContents, Saveable
 from hone.decide.bandits.wrappers import Clipped, EpsilonFloor, Fallback, Masked, Routed
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 
 FORMAT: Final = 2
 FAMILY: Final = "bandit"

@@ -5,8 +5,7 @@ from pathlib import Path
 from hone.decide.estimators.estimate import OffPolicyEstimate
 from hone.decide.evaluate.off_policy import LOGGED, OffPolicyReport, PolicyEstimates, verdict_words
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text, with_minus_sign
-from hone.run.report.svg import IntervalRow, interval_plot
-from hone.run.report.svg_bars import LabelledBar, histogram, horizontal_bars
+from hone.run.report.svg import IntervalRow, LabelledBar, histogram, horizontal_bars, interval_plot
 from hone.run.store.durable import replace_file
 
 _COLOURS = {"ok": "p2", "weak": "p1", "refuse": "p4"}

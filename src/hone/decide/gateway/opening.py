@@ -94,7 +94,7 @@ from hone.decide.monitor.retraining import JobQueue, submit_retraining
 from hone.decide.registry import VersionRegistry
 from hone.decide.shield.guard import GuardedShield
 from hone.decide.shield.service import open_shield
-from hone.run.store.lock import RunLock
+from hone.run.store.folder import RunLock
 
 # ----------------------------------------------------------------------------------------------------------- named arms
 

@@ -11,8 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import hone
-from hone.core.addresses import is_loopback
 from hone.core.clock import Clock
+from hone.core.config import is_loopback
 from hone.core.decisions import SHADOW_PREFIX
 from hone.core.errors import ConfigError
 from hone.decide.gateway.access import TenantLimits, TokenBucket

@@ -46,7 +46,7 @@ from hone.decide.gateway.requests import (
     shown,
 )
 from hone.decide.log.codec import MAX_SEQ
-from hone.run.http.histogram import SecondsHistogram
+from hone.run.http.listening import SecondsHistogram
 
 # ------------------------------------------------------------------------------------------------------------- counters
 

@@ -32,7 +32,7 @@ from hone.decide.rollout.driver import RolloutDriver, RolloutTools, resume_rollo
 from hone.decide.rollout.plan import GuardrailConfig, GuardrailHistory, RolloutGuardrail, RolloutPlan
 from hone.decide.rollout.router import BUCKETS, end_position
 from hone.decide.rollout.watcher import RolloutWatcher
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 
 _HISTORY: Final = 50_000
 """Latest records of the log that tell an outcome's mean and spread."""

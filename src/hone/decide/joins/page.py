@@ -23,9 +23,7 @@ from hone.run.report.html import (
     table,
     text,
 )
-from hone.run.report.svg import IntervalRow, interval_plot
-from hone.run.report.svg_bars import histogram
-from hone.run.report.svg_lines import CurveSeries, band_plot
+from hone.run.report.svg import CurveSeries, IntervalRow, band_plot, histogram, interval_plot
 from hone.run.store.durable import replace_file
 
 _MOST_ACTIONS = 30

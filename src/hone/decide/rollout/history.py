@@ -23,8 +23,7 @@ from hone.decide.rollout.controller import (
 from hone.decide.rollout.driver import RecordedRollout, read_rollout, state_from_json, transition_from_json
 from hone.decide.rollout.plan import RolloutPlan
 from hone.run.report.html import EMPTY, Html, element, format_number, join, page, styled, table, text
-from hone.run.report.svg import Attributes, LinearScale, axes, label, polyline
-from hone.run.report.svg_lines import CurveSeries, band_plot, legend
+from hone.run.report.svg import Attributes, CurveSeries, LinearScale, axes, band_plot, label, legend, polyline
 from hone.run.store.durable import replace_file
 
 

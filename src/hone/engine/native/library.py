@@ -13,11 +13,11 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.episodes import routing_dtype
 from hone.core.errors import ConfigError, ResourceError
-from hone.core.routing import routing_dtype
 from hone.engine.native.build import SWITCH, WHAT, build, is_disabled, within_limit
 from hone.engine.work import ForwardBatch, SamplerOutput
-from hone.native.open import LibraryFunctions, load_functions
+from hone.native.build import LibraryFunctions, load_functions
 
 ISA_NAMES: Final = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 """Each more capable than the one before; a CPU runs a selection of them."""

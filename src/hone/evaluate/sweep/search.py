@@ -3,18 +3,153 @@
 Belongs here: which trials are trained, how far, and what is written down in between. Nothing depends on which run ends
 first: a batch is judged when all its runs have ended, and every judgement is written once and read back by a resume.
 So an interrupted sweep makes the trials of an uninterrupted one, and none twice.
+
+The next trials are a function of the trials so far: a grid, or Optuna's ask and tell. A proposal holds no state: after
+an interruption the same trials give the same next ones.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast
 
-from hone.evaluate.sweep.judge import best
-from hone.evaluate.sweep.proposals import TrialOutcome, TrialProposer
-from hone.evaluate.sweep.space import trial_label
-from hone.evaluate.sweep.trial_runs import TrialTrainer
-from hone.run.store.comparison import Comparison
-from hone.run.store.sweep import FRESH_RUNS, SEARCH_RUNS, RungRecord, SweepJournal, SweepRecord, SweepTrialRecord
+from pydantic import JsonValue
+
+from hone.core.errors import ResourceError
+from hone.core.random import key
+from hone.evaluate.sweep.space import GridSearch, OptunaSearch, SweptKey, TrialSettings, grid, trial_label
+from hone.evaluate.sweep.trial_runs import TrialTrainer, best
+from hone.run.store.comparison import (
+    FRESH_RUNS,
+    SEARCH_RUNS,
+    Comparison,
+    RungRecord,
+    SweepJournal,
+    SweepRecord,
+    SweepTrialRecord,
+)
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+# ------------------------------------------------------------------------------------------------------------ proposals
+
+
+_ATTEMPTS = 32
+"""Draws for settings that were not tried yet, before a search counts as exhausted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """A finished trial: its settings, and its score after each number of steps at which it was judged."""
+
+    settings: TrialSettings
+    scores: Mapping[int, float]
+    complete: bool
+    """It was trained to the last step."""
+
+
+class TrialProposer(Protocol):
+    """Chooses settings."""
+
+    def propose(self, history: Sequence[TrialOutcome]) -> list[TrialSettings]:
+        """The settings of the next batch of trials, none of them tried before; empty at the end of the search."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridProposer:
+    """All combinations as one batch."""
+
+    combinations: Sequence[TrialSettings]
+
+    def propose(self, history: Sequence[TrialOutcome]) -> list[TrialSettings]:
+        return [] if history else list(self.combinations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptunaProposer:
+    """Optuna's TPE sampler. The study is built from the history, and each draw has its own seed."""
+
+    keys: Sequence[SweptKey]
+    search: OptunaSearch
+
+    def propose(self, history: Sequence[TrialOutcome]) -> list[TrialSettings]:
+        count = min(self.search.batch, self.search.trials - len(history))
+        if count <= 0:
+            return []
+        from optuna import create_study, samplers  # noqa: PLC0415 - an extra
+        from optuna.trial import TrialState  # noqa: PLC0415 - an extra
+
+        study = create_study(direction="maximize")
+        spaces = {one.key: _distribution(one) for one in self.keys}
+        for outcome in history:
+            study.add_trial(_told(outcome, self.keys, spaces))
+        tried = [dict(outcome.settings) for outcome in history]
+        proposed: list[dict[str, JsonValue]] = []
+        for attempt in range(_ATTEMPTS * count):
+            seed = key(self.search.seed, "sweep", len(history), attempt) & 0x7FFFFFFF
+            study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=self.search.startup_trials)
+            asked = study.ask(spaces)
+            settings = {one.key: _value(one, asked.params[one.key]) for one in self.keys}
+            if settings in tried or settings in proposed:
+                study.tell(asked, state=TrialState.FAIL)
+                continue
+            proposed.append(settings)
+            if len(proposed) == count:
+                break
+        return list(proposed)
+
+
+def make_proposer(search: GridSearch | OptunaSearch, keys: list[SweptKey]) -> TrialProposer:
+    """The proposer of a search. Raises ConfigError for a grid over a range, ResourceError without Optuna."""
+    if isinstance(search, GridSearch):
+        return GridProposer(combinations=grid(keys))
+    # raise ResourceError that names the extra where Optuna cannot be imported
+    try:
+        import optuna  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ResourceError(
+            f'search.kind = "optuna" needs Optuna, which cannot be imported ({error}): pip install "hone-rl[sweep]"'
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return OptunaProposer(keys=keys, search=search)
+
+
+def _distribution(one: SweptKey) -> "BaseDistribution":
+    """The distribution of a key; a list is drawn by its positions, so that its values may be of any kind."""
+    from optuna import distributions  # noqa: PLC0415 - an extra
+
+    if one.range is None:
+        return distributions.CategoricalDistribution(tuple(range(len(one.values))))
+    if one.range.whole:
+        return distributions.IntDistribution(int(one.range.low), int(one.range.high), log=one.range.log)
+    return distributions.FloatDistribution(one.range.low, one.range.high, log=one.range.log)
+
+
+def _value(one: SweptKey, drawn: JsonValue) -> JsonValue:
+    """The value of a key for what its distribution drew."""
+    return one.values[cast("int", drawn)] if one.range is None else drawn
+
+
+def _told(outcome: TrialOutcome, keys: Sequence[SweptKey], spaces: Mapping[str, "BaseDistribution"]) -> "FrozenTrial":
+    """An outcome as Optuna's trial: complete, pruned with the scores so far, or failed without a score."""
+    from optuna.trial import TrialState, create_trial  # noqa: PLC0415 - an extra
+
+    known = {steps: score for steps, score in outcome.scores.items() if math.isfinite(score)}
+    state = TrialState.FAIL if not known else TrialState.COMPLETE if outcome.complete else TrialState.PRUNED
+    places = {one.key: one.values.index(outcome.settings[one.key]) for one in keys if one.range is None}
+    return create_trial(
+        state=state,
+        value=known[max(known)] if state == TrialState.COMPLETE else None,
+        params={**outcome.settings, **places},
+        distributions=dict(spaces),
+        intermediate_values=known,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +178,10 @@ class SweepResult:
 
 def rung_steps(steps: int, *, first: int, factor: int) -> tuple[int, ...]:
     """Steps of the rungs: `first`, `first * factor` ... below `steps`, then `steps`."""
-    found = [first]
-    while found[-1] * factor < steps:
-        found.append(found[-1] * factor)
-    return (*(one for one in found if one < steps), steps)
+    rungs = [first]
+    while rungs[-1] * factor < steps:
+        rungs.append(rungs[-1] * factor)
+    return (*(one for one in rungs if one < steps), steps)
 
 
 def kept_count(trials: int, factor: int) -> int:
@@ -78,8 +213,16 @@ class SweepSearch:
             history += self._judge_batch(batch, trials)
             batch += 1
         searched = self._searched()
-        finals = self._judge_finalists()
-        return SweepResult(record=self._journal.record, searched=searched, fresh=finals)
+        # train the best trials again on seeds that chose nothing. The order of the finalists stays that of the search
+        last = self._plan.rungs[-1]
+        scores = {one.trial: one for rung in self._journal.record.rungs if rung.steps == last for one in rung.scores}
+        chosen = best(scores, self._plan.finalists)
+        trials = [self._journal.record.trials[number] for number in chosen]
+        self._journal.write(replace(self._journal.record, finalists=chosen))
+        self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
+        results, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
+        self._journal.write(replace(self._journal.record, fresh=tuple(results[number] for number in chosen)))
+        return SweepResult(record=self._journal.record, searched=searched, fresh=comparison)
 
     def _batch_trials(self, batch: int, history: Sequence[TrialOutcome]) -> list[SweepTrialRecord]:
         """The trials of a batch: those written down, else new ones."""
@@ -117,10 +260,10 @@ class SweepSearch:
         known = next((one for one in self._journal.record.rungs if (one.batch, one.steps) == (batch, steps)), None)
         if known is not None:
             return known
-        found, comparison = self._runs.train_and_judge(trials, self._plan.seeds, SEARCH_RUNS, steps)
+        results, comparison = self._runs.train_and_judge(trials, self._plan.seeds, SEARCH_RUNS, steps)
         last = steps == self._plan.rungs[-1]
-        kept = best(found, len(found) if last else kept_count(len(trials), self._plan.factor))
-        scores = tuple(found[one.number] for one in trials)
+        kept = best(results, len(results) if last else kept_count(len(trials), self._plan.factor))
+        scores = tuple(results[one.number] for one in trials)
         rung = RungRecord(batch=batch, steps=steps, scores=scores, kept=kept)
         self._journal.write(
             replace(self._journal.record, rungs=(*self._journal.record.rungs, rung), metric=comparison.metric)
@@ -135,16 +278,3 @@ class SweepSearch:
         there = [trial for rung in self._journal.record.rungs if rung.steps == last for trial in rung.kept]
         trials = [one for one in self._journal.record.trials if one.number in there]
         return self._runs.judge(trials, self._plan.seeds, SEARCH_RUNS, {})[1]
-
-    def _judge_finalists(self) -> Comparison | None:
-        """Train the best trials again on seeds that chose nothing. The order of the finalists stays that of the
-        search."""
-        last = self._plan.rungs[-1]
-        scores = {one.trial: one for rung in self._journal.record.rungs if rung.steps == last for one in rung.scores}
-        chosen = best(scores, self._plan.finalists)
-        trials = [self._journal.record.trials[number] for number in chosen]
-        self._journal.write(replace(self._journal.record, finalists=chosen))
-        self._note(f"best: trial {trial_label(chosen[0], trials[0].settings)}; now the fresh seeds")
-        found, comparison = self._runs.train_and_judge(trials, self._plan.fresh_seeds, FRESH_RUNS, last)
-        self._journal.write(replace(self._journal.record, fresh=tuple(found[number] for number in chosen)))
-        return comparison

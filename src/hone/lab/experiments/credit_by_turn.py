@@ -12,8 +12,8 @@ from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes, Transcript
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
-from hone.credit.columns import CreditFunction
 from hone.credit.group import group_relative
+from hone.credit.grouping import CreditFunction
 from hone.credit.returns import gae
 from hone.credit.turns import anchored, per_turn
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot

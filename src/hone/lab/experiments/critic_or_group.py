@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.credit.decoupled_gae import decoupled_gae
 from hone.credit.group import leave_one_out
+from hone.credit.returns import decoupled_gae
 from hone.lab.exact import scored_episodes
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot
 from hone.lab.puzzles import Floats

@@ -15,13 +15,14 @@ from hone.native.build import (
     SWITCH,
     BuiltLibrary,
     InstructionSet,
+    LibraryFunctions,
     NativeSource,
     is_disabled,
+    load_functions,
     on_x86,
     within_limit,
 )
 from hone.native.build import build as build_source
-from hone.native.open import LibraryFunctions, load_functions
 
 ISA_NAMES: Final = ("portable", "avx2", "avx512", "amx")
 LIBRARY_LABEL: Final = "the compiled training kernels"

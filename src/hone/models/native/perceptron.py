@@ -25,13 +25,14 @@ from hone.native.build import (
     AVX512,
     BuiltLibrary,
     InstructionSet,
+    LibraryFunctions,
     NativeSource,
     is_disabled,
+    load_functions,
     on_x86,
     within_limit,
 )
 from hone.native.build import build as build_source
-from hone.native.open import LibraryFunctions, load_functions
 
 LIBRARY_LABEL: Final = "the compiled perceptron"
 ISA_NAMES: Final = ("avx2", "avx512", "amx")

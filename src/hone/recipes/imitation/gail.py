@@ -49,20 +49,13 @@ from hone.core.episodes import Episodes
 from hone.core.errors import run_all_checks
 from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction
-from hone.credit.adversarial import (
-    LogitReward,
-    log_odds_reward,
-    negative_reward,
-    positive_reward,
-    with_imitation_reward,
-)
 from hone.credit.returns import gae, standardised
+from hone.credit.shaping import LogitReward, log_odds_reward, negative_reward, positive_reward, with_imitation_reward
 from hone.learner.config import LearnerConfig, learning_rate_schedule
 from hone.learner.gradient import GradientLearner, OptimizerPhase
-from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms, add_terms
-from hone.objectives.value import squared_error
+from hone.objectives.value import discriminator_loss, gradient_norm_penalty, squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run

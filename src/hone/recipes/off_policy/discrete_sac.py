@@ -26,7 +26,7 @@ from hone.control.replay.ring import RingBuffer
 from hone.control.rows import TransitionRows
 from hone.credit.returns import one_step_target
 from hone.learner.config import ReplayLearnerConfig
-from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
+from hone.objectives.td import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
 from hone.recipes.off_policy.sac import soft_phases
 from hone.run.job import RecipeSpec, RunSettings

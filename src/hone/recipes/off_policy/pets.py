@@ -30,11 +30,11 @@ from hone.core.episodes import Episodes
 from hone.core.state import State, array
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import ReplayLearnerConfig, policy_phase
-from hone.objectives.dynamics import gaussian_nll
 from hone.objectives.terms import LossTerms
+from hone.objectives.value import gaussian_nll
 from hone.objectives.weights import token_mean
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, RunSettings, TrainingJob
-from hone.run.wrapper import WithState
+from hone.run.loop import WithState
 
 
 class PetsAlgorithm(Config):

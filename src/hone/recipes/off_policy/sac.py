@@ -24,7 +24,7 @@ from hone.control.spaces import world_spaces
 from hone.credit.returns import one_step_target
 from hone.learner.config import OptimizerConfig
 from hone.learner.gradient import OptimizerPhase
-from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
+from hone.objectives.td import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
 from hone.run.job import RecipeSpec
 

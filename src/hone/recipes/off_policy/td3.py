@@ -15,8 +15,7 @@ from hone.control.networks.mlp import PolicySpaces
 from hone.control.off_policy import OffPolicyMethod
 from hone.control.phases import TdAlgorithm
 from hone.control.rows import TransitionRows
-from hone.objectives.soft import twin_critic_loss
-from hone.objectives.td import smoothed_action, twin_target
+from hone.objectives.td import smoothed_action, twin_critic_loss, twin_target
 from hone.objectives.terms import LossTerms
 from hone.run.job import RecipeSpec
 

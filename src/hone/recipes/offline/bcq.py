@@ -19,8 +19,7 @@ from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, ta
 from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
 from hone.objectives.offline import behaviour_cloning
-from hone.objectives.soft import twin_critic_loss
-from hone.objectives.td import ddpg_actor_loss, double_target
+from hone.objectives.td import ddpg_actor_loss, double_target, twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
 from hone.recipes.decision_logs import read_decisions

@@ -18,7 +18,7 @@ from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.objectives.constraint import bcq_target, bear_actor_loss, bear_multiplier_loss, gaussian, laplacian, mmd
-from hone.objectives.soft import twin_critic_loss
+from hone.objectives.td import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.recipes.decision_logs import read_decisions
 from hone.recipes.offline.bcq import generator_objective

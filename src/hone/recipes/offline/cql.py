@@ -20,8 +20,7 @@ from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, ta
 from hone.control.rows import TransitionRows
 from hone.learner.config import ReplayLearnerConfig
 from hone.objectives.offline import cql_penalty, cql_penalty_sampled
-from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
-from hone.objectives.td import double_target
+from hone.objectives.td import double_target, sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
 from hone.recipes.decision_logs import read_decisions

@@ -15,8 +15,7 @@ from hone.control.offline import OfflineRunConfig, logged_method
 from hone.control.phases import LearningMethod, TdAlgorithm, optimizer_phase, target_update
 from hone.control.rows import TransitionRows
 from hone.objectives.offline import advantage_weighted_regression, expectile_loss
-from hone.objectives.soft import twin_critic_loss
-from hone.objectives.td import td_target
+from hone.objectives.td import td_target, twin_critic_loss
 from hone.objectives.terms import LossTerms
 from hone.recipes.decision_logs import read_decisions
 from hone.run.job import RecipeSpec

@@ -21,8 +21,7 @@ from hone.control.rows import TransitionRows
 from hone.core.reduction import Reduction, whole_batch
 from hone.objectives.batchwide import q_value_scale
 from hone.objectives.offline import td3_bc_actor_loss
-from hone.objectives.soft import twin_critic_loss
-from hone.objectives.td import smoothed_action, twin_target
+from hone.objectives.td import smoothed_action, twin_critic_loss, twin_target
 from hone.objectives.terms import LossTerms
 from hone.recipes.decision_logs import read_decisions
 from hone.run.job import RecipeSpec

@@ -7,7 +7,7 @@ pairs.
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.objectives.reference_free import cpo
+from hone.objectives.preference import cpo
 from hone.objectives.terms import LossTerms
 from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.credit.pairs import LabelCredit, desirability
+from hone.credit.grouping import LabelCredit, desirability
 from hone.objectives.batchwide import kto_baseline
 from hone.objectives.implicit import reference_log_ratio
+from hone.objectives.preference import apo_zero_unpaired, bco, kto
 from hone.objectives.terms import LossTerms
-from hone.objectives.unpaired import apo_zero_unpaired, bco, kto
 from hone.run.job import RecipeSpec
 from hone.text.answer_data import AnswerKind
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView, RunningShiftStatistic

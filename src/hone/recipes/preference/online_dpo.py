@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pydantic import model_validator
 
-from hone.credit.pairs import LabelCredit, best_and_worst
+from hone.credit.grouping import LabelCredit, best_and_worst
 from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.objectives.preference import dpo
 from hone.objectives.weights import sequence_sum

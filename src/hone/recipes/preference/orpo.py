@@ -7,7 +7,7 @@ chosen answer - log odds of the rejected one), the mean over pairs. It takes the
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.objectives.reference_free import orpo
+from hone.objectives.preference import orpo
 from hone.objectives.terms import LossTerms
 from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.objectives.reference_free import simpo, simpo_hinge
+from hone.objectives.preference import simpo, simpo_hinge
 from hone.objectives.terms import LossTerms, add_terms
 from hone.run.job import RecipeSpec
 from hone.text.preference.answer_loss import AnswerLossSpec, AnswerView

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.credit.pairs import LabelCredit, desirability
+from hone.credit.grouping import LabelCredit, desirability
 from hone.objectives.implicit import reference_log_ratio
 from hone.objectives.reward_model import implicit_process_reward
 from hone.objectives.terms import LossTerms

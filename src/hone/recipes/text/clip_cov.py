@@ -6,7 +6,7 @@ GRPO's clipped loss, 0 at a few tokens: of those whose (A - mean A)(log pi - mea
 
 from functools import partial
 
-from hone.objectives.covariance import clip_cov
+from hone.objectives.policy import clip_cov
 from hone.objectives.selection import clip_cov_mask, clipped_mask
 from hone.text import recipe
 

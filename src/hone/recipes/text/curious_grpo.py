@@ -6,7 +6,7 @@ said, under a copy of the policy that learns these tokens from every batch; then
 
 from functools import partial
 
-from hone.credit.curiosity import with_curiosity
+from hone.credit.shaping import with_curiosity
 from hone.text import curiosity, recipe
 from hone.text.world_model import CuriousLearner
 

@@ -7,7 +7,7 @@ up to `max_rounds` times, and tells what that cost (`dynamic_sampling/*`). They 
 
 from functools import partial
 
-from hone.credit.selection import has_score_variance
+from hone.credit.group import has_score_variance
 from hone.credit.shaping import overlong_penalty, with_shaped_scores
 from hone.text import recipe
 

@@ -7,7 +7,7 @@ those of `rewards.functions`; loss = GRPO's clipped surrogate, every token alike
 from functools import partial
 from typing import Literal
 
-from hone.credit.components import gdpo
+from hone.credit.group import gdpo
 from hone.text import recipe
 
 

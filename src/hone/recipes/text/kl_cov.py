@@ -6,7 +6,7 @@ step, every token alike. No ratio is clipped.
 
 from functools import partial
 
-from hone.objectives.covariance import kl_cov
+from hone.objectives.policy import kl_cov
 from hone.objectives.selection import kl_cov_mask
 from hone.text import recipe
 

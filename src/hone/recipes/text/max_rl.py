@@ -8,8 +8,7 @@ loss = GRPO's clipped surrogate, summed over an answer's tokens, averaged over a
 from functools import partial
 from typing import Annotated, Literal
 
-from hone.credit.maclaurin import maclaurin, subset_maclaurin
-from hone.credit.passk import max_rl
+from hone.credit.passk import maclaurin, max_rl, subset_maclaurin
 from hone.text import recipe
 
 

@@ -10,7 +10,7 @@ with a head, stepped by its own loss against returns; it is warmed up alone, and
 from functools import partial
 from typing import Literal
 
-from hone.credit.decoupled_gae import decoupled_gae
+from hone.credit.returns import decoupled_gae
 from hone.objectives.value import squared_error
 from hone.text import actor_critic, recipe
 

@@ -5,7 +5,7 @@ and A elsewhere. Right answers: r' = (1 - mix) r + mix / K sum over the K likeli
 r. Wrong answers: A' = boost A where the likeliest token was chosen. Every token alike.
 """
 
-from hone.objectives.simko import SimkoStrength, TopKCandidates, forking_tokens, simko
+from hone.objectives.policy import SimkoStrength, TopKCandidates, forking_tokens, simko
 from hone.text import recipe
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hone.core.errors import ConfigError
 from hone.sandbox.examination import OutputTest
-from hone.sandbox.policy import UNSAFE_WORDS, SandboxPolicy
+from hone.sandbox.frames import UNSAFE_WORDS, SandboxPolicy
 from hone.sandbox.run import require_rung
 
 

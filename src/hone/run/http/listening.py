@@ -1,8 +1,9 @@
-"""The socket of a server, and its signals: the same for completions and for decisions."""
+"""Servers of hone: socket and signals, the same for completions and for decisions, and histograms of durations."""
 
 import signal
 import socket
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -21,8 +22,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             listener.bind((host, port))
             listener.listen(2048)
         except (OSError, OverflowError) as error:
-            told = error.strerror if isinstance(error, OSError) else str(error)
-            raise ResourceError(f"cannot listen on {host}:{port}: {told}; give another --port") from None
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ResourceError(f"cannot listen on {host}:{port}: {reason}; give another --port") from None
         yield listener
 
 
@@ -50,3 +51,39 @@ def signals_end_quietly() -> Iterator[QuietSignals]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------------------------------------------------ histogram
+
+
+class SecondsHistogram:
+    """Histogram of durations, seconds."""
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self._bounds_s = tuple(bounds_s)
+        self._counts = [0] * (len(self._bounds_s) + 1)
+        self._total_s = 0.0
+
+    @property
+    def count(self) -> int:
+        """Number of durations."""
+        return sum(self._counts)
+
+    @property
+    def mean_s(self) -> float:
+        """Mean; 0 without any."""
+        return self._total_s / self.count if self.count else 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count `count` equal durations."""
+        self._counts[bisect_left(self._bounds_s, seconds)] += count
+        self._total_s += seconds * count
+
+    def lines(self, name: str) -> Iterator[str]:
+        """Lines of Prometheus's text format."""
+        below = 0
+        for bound, count in zip((*map(str, self._bounds_s), "+Inf"), self._counts, strict=True):
+            below += count
+            yield f'{name}_bucket{{le="{bound}"}} {below}'
+        yield f"{name}_sum {self._total_s:.6f}"
+        yield f"{name}_count {below}"

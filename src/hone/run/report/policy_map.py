@@ -3,13 +3,16 @@
 Belongs here: drawing. The colours are mixed from the page's own, so that light and dark mode both work.
 """
 
+import base64
 from collections.abc import Sequence
 
 import numpy as np
 
-from hone.run.report.html import Html, element, format_number, join, styled, text
-from hone.run.report.svg import Attributes, label
-from hone.run.store.maps import GridCell, GridSlice, PolicyMap
+from hone.run.report.html import EMPTY, Html, element, format_number, join, styled, table, text
+from hone.run.report.run_data import RunData
+from hone.run.report.svg import Attributes, IntervalRow, interval_plot, label
+from hone.run.store.animation import EpisodeRecording
+from hone.run.store.records import GridCell, GridSlice, PerturbedScore, PolicyMap
 
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 TURNS = {"right": 0, "down": 90, "left": 180, "up": 270}
@@ -60,7 +63,15 @@ def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
     if cell.worth is not None:
         share = 8 + 72 * (cell.worth - low) / ((high - low) or 1.0)
         square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
-    parts = [element("title", text(_describe_cell(cell))), element("rect", attributes=square)]
+    # describe a cell in words
+    moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
+    worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
+    parts = [
+        element(
+            "title", text("; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here")
+        ),
+        element("rect", attributes=square),
+    ]
     if cell.mark.strip() and cell.mark != "#":
         parts.append(label(x + 5, y + 12, cell.mark, "mark"))
     others = [name for name in cell.moves if name not in TURNS]
@@ -79,13 +90,6 @@ def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
     turn = f"translate({x:.1f} {y:.1f}) rotate({TURNS[name]})"
     style: Attributes = {"d": points, "transform": turn, "class": "arrow", "opacity": max(0.25, share**0.5)}
     return element("path", attributes=style)
-
-
-def _describe_cell(cell: GridCell) -> str:
-    """Describe a cell in words."""
-    moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
-    worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
-    return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here"
 
 
 def text_rows(one: GridSlice) -> list[list[str]]:
@@ -109,3 +113,51 @@ def _cell_symbol(cell: GridCell) -> str:
 def value_shares(one: GridSlice, low: float, high: float) -> Sequence[float | None]:
     """Value of each cell scaled to 0..1; None without a decision."""
     return [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]
+
+
+# ------------------------------------------------------------------------------------------------------- policy section
+
+
+def policy_section(stage: RunData, level: str) -> Html:
+    """Render the section; empty for a language model."""
+    parts: list[Html] = []
+    if stage.episode is not None:
+        parts.append(_episode_animation(*stage.episode))
+    if stage.map is not None:
+        parts.append(draw_policy_map(stage.map))
+    head = [element(level, text("The policy"))] if parts else []
+    return join([*head, *parts, _robustness(stage.robustness, level)])
+
+
+def _episode_animation(about: EpisodeRecording, png: bytes | None) -> Html:
+    if png is None:
+        return styled("p", "note", text(f"No animation of an episode: {about.note or 'it would be too large'}."))
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    words = f"An episode of step {about.step:,}: {about.steps:,} steps, return {format_number(about.score)}"
+    words += f"; {about.note}" if about.note else ""
+    image = Html(
+        f'<img alt="{words}" src="{source}">'
+    )  # the only picture that is not SVG; encoded here, so it is valid
+    return styled("div", "card film", styled("p", "note", text(f"{words}.")), image)
+
+
+def _robustness(rows: tuple[PerturbedScore, ...], level: str) -> Html:
+    if not rows:
+        return EMPTY
+    plot = interval_plot([IntervalRow(label=row.name, mean=row.mean, low=row.low, high=row.high) for row in rows])
+    lines = [
+        [
+            text(row.name),
+            text(f"{format_number(row.mean)} ({format_number(row.low)} to {format_number(row.high)})"),
+            text(
+                f"{format_number(row.difference)} ({format_number(row.difference_low)} to "
+                f"{format_number(row.difference_high)})"
+            ),
+            text(format_number(row.p_value)),
+        ]
+        for row in rows
+    ]
+    heads = ("world", "score", "difference on the same seeds", "paired p")
+    words = f"Mean return of {rows[0].n:,} episodes in perturbed environments, with 95% intervals"
+    card = styled("div", "card", styled("p", "note", text(words)), plot)
+    return join([element(level, text("Robustness")), card, table(heads, lines, style="fit", numeric=(3,))])

@@ -16,27 +16,37 @@ from hone.core.config import ConfigSetting
 from hone.core.errors import DataError
 from hone.run.report.timeline import is_loop_part
 from hone.run.store.animation import EpisodeRecording, read_episode
-from hone.run.store.calibration import CalibrationRecord, read_calibration
-from hone.run.store.certificate import GradientCertificate, read_certificate
 from hone.run.store.evaluations import (
+    PIPELINE,
+    SIDE_BY_SIDE,
     EvaluationScore,
     PairedDifference,
     PipelineRecord,
+    SampleRow,
     SideBySide,
     read_evaluations,
-    read_pipeline,
-    read_side_by_side,
+    read_samples,
 )
-from hone.run.store.learning import read_learning_findings
 from hone.run.store.manifest import Manifest, read_config, read_manifest
-from hone.run.store.maps import PolicyMap, read_map
-from hone.run.store.memory_use import MemoryUse, read_memory_use
 from hone.run.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
-from hone.run.store.robustness import PerturbedScore, read_robustness
-from hone.run.store.samples import SampleRow, read_samples
-from hone.run.store.search import SearchRecord, read_search
-from hone.run.store.speed import MatmulRate, read_matmul_rate
-from hone.run.store.survivorship import Survivorship, read_survivorship
+from hone.run.store.records import (
+    CALIBRATION,
+    LEARNING,
+    MEMORY,
+    SEARCH,
+    SPEED,
+    CalibrationRecord,
+    GradientCertificate,
+    MatmulRate,
+    MemoryUse,
+    PerturbedScore,
+    PolicyMap,
+    SearchRecord,
+    read_certificate,
+    read_map,
+    read_robustness,
+)
+from hone.run.store.survivorship import SURVIVORSHIP, Survivorship
 
 T = TypeVar("T")
 
@@ -137,7 +147,7 @@ def read_report_data(folder: Path) -> ReportData:
     """Read the folder of a run or a pipeline. Raises DataError only if `folder` is neither."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: there is no run to report")
-    pipeline = read_pipeline(folder)
+    pipeline = PIPELINE.read(folder)
     own = _read_run(folder, needs_run=pipeline is None)
     if pipeline is None:
         return ReportData(name=folder.resolve().name, pipeline=None, folder_data=own, stages=(own,))
@@ -176,17 +186,17 @@ def _read_run(folder: Path, *, needs_run: bool) -> RunData:
         log=tuple(_log(folder / "log.txt")),
         evaluations=tuple(evaluations),
         paired=tuple(paired),
-        side_by_side=tuple(reader.read(lambda: read_side_by_side(folder), [])),
+        side_by_side=tuple(reader.read(lambda: SIDE_BY_SIDE.read(folder) or [], [])),
         certificate=reader.read(lambda: read_certificate(folder), None),
-        matmul=reader.read(lambda: read_matmul_rate(folder), None),
-        memory=reader.read(lambda: read_memory_use(folder), None),
-        survivorship=reader.read(lambda: read_survivorship(folder), None),
+        matmul=reader.read(lambda: SPEED.read(folder), None),
+        memory=reader.read(lambda: MEMORY.read(folder), None),
+        survivorship=reader.read(lambda: SURVIVORSHIP.read(folder), None),
         episode=reader.read(lambda: read_episode(folder), None),
         map=reader.read(lambda: read_map(folder), None),
         robustness=tuple(reader.read(lambda: read_robustness(folder), [])),
-        search=reader.read(lambda: read_search(folder), None),
-        calibration=reader.read(lambda: read_calibration(folder), None),
-        findings=tuple(reader.read(lambda: read_learning_findings(folder), [])),
+        search=reader.read(lambda: SEARCH.read(folder), None),
+        calibration=reader.read(lambda: CALIBRATION.read(folder), None),
+        findings=tuple(reader.read(lambda: LEARNING.read(folder) or [], [])),
         problems=tuple(reader.problems),
     )
 

@@ -15,7 +15,15 @@ import numpy as np
 
 from hone.core.config import ConfigSetting
 from hone.estimators.means import wilson_interval
-from hone.run.report.dialogue_section import dialogue_section, dialogue_turns, speakers_legend
+from hone.run.report.dialogue_section import (
+    dialogue_section,
+    dialogue_turns,
+    judge_section,
+    preference_section,
+    search_section,
+    speakers_legend,
+    survivorship_section,
+)
 from hone.run.report.html import (
     EMPTY,
     MISSING,
@@ -31,20 +39,13 @@ from hone.run.report.html import (
     text,
     with_minus_sign,
 )
-from hone.run.report.judge_section import judge_section
-from hone.run.report.memory_section import memory_section
-from hone.run.report.policy_section import policy_section
-from hone.run.report.preference_section import preference_section
+from hone.run.report.policy_map import policy_section
 from hone.run.report.run_data import ReportData, RunData, read_report_data
-from hone.run.report.search_section import search_section
-from hone.run.report.survivorship_section import survivorship_section
-from hone.run.report.svg import IntervalRow, curve_plot, interval_plot
-from hone.run.report.svg_lines import CurveSeries, band_plot, legend
-from hone.run.report.timing_section import timing_section
-from hone.run.store.calibration import CalibrationBin, CalibrationRecord, SelectionRow
+from hone.run.report.svg import CurveSeries, IntervalRow, band_plot, curve_plot, interval_plot, legend
+from hone.run.report.timing_section import memory_section, timing_section
 from hone.run.store.durable import replace_file
-from hone.run.store.evaluations import EvaluationScore, PairedDifference, SideBySide
-from hone.run.store.samples import SampleRow
+from hone.run.store.evaluations import EvaluationScore, PairedDifference, SampleRow, SideBySide
+from hone.run.store.records import CalibrationBin, CalibrationRecord, SelectionRow
 
 # -------------------------------------------------------------------------------------------------- calibration section
 
@@ -155,12 +156,8 @@ def write_report(folder: Path) -> Path:
     Raises DataError if `folder` is not a folder, ResourceError for the disk. The report names damaged files.
     """
     path = folder / "report.html"
-    replace_file(path, _render_report(read_report_data(folder)).encode("utf-8", "replace"))
-    return path
-
-
-def _render_report(data: ReportData) -> Html:
-    """Render the report as an HTML document."""
+    # render the report as an HTML document
+    data = read_report_data(folder)
     # The evaluations of the pipeline itself replace those of its stages.
     inner = () if data.folder_data.evaluations else _inner(data)
     measured = [*data.folder_data.evaluations, *(e for stage in inner for e in stage.evaluations)]
@@ -172,7 +169,8 @@ def _render_report(data: ReportData) -> Html:
         for position, stage in enumerate(data.stages, start=1):
             body += [_stage_title(stage, position), *_stage_sections(stage, "h3")]
         body += [_log(data.folder_data, "h2"), _problems(data.folder_data, "h2")]
-    return page(data.name, *body)
+    replace_file(path, page(data.name, *body).encode("utf-8", "replace"))
+    return path
 
 
 def _inner(data: ReportData) -> tuple[RunData, ...]:
@@ -413,10 +411,10 @@ def _advantage(value: float | None, largest: float) -> Html:
 def _config(stage: RunData, level: str) -> Html:
     if not stage.config:
         return EMPTY
-    given = {key: setting for key, setting in stage.config.items() if setting.origin != "default"}
+    changed = {key: setting for key, setting in stage.config.items() if setting.origin != "default"}
     defaults = {key: setting for key, setting in stage.config.items() if setting.origin == "default"}
     parts = [element(level, text("Configuration"))]
-    parts += [_settings(given)] if given else []
+    parts += [_settings(changed)] if changed else []
     parts += [collapsible(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
     if stage.manifest is not None:
         changes = (f"Changed after step {one.after_step:,}: {one.change}." for one in stage.manifest.changes)

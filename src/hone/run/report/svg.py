@@ -1,4 +1,5 @@
-"""Small plots as inline SVG: a curve, intervals on a common axis, lanes of a timeline.
+"""Small plots as inline SVG: a curve, several curves, intervals on a common axis, bars, lanes
+of a timeline.
 
 Belongs here: geometry. Colours and fonts come from the page's style sheet by class, so that light and dark mode both
 work; SVG titles show exact values on hover, without scripts.
@@ -101,7 +102,13 @@ def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     first, last = float(steps[0]), float(steps[-1])
     steps, values = steps[known], values[known]
     x = LinearScale(first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT)
-    y = _value_scale(values)
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
+    if 0 <= low < 0.35 * high:  # close to zero: include zero in the axis
+        low = 0.0
+    room = 0.06 * (high - low)
+    y = LinearScale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
     parts = [_axes(x, y)]
     where, means = thinned(steps.astype(np.float64), values)
     smooth = _smoothed(means)
@@ -202,16 +209,6 @@ def part_style(name: str, index: int) -> str:
     return "p7" if name == "other" else f"p{index % 7}"
 
 
-def _value_scale(values: Floats) -> LinearScale:
-    low, high = float(values.min()), float(values.max())
-    if low == high:
-        low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
-    if 0 <= low < 0.35 * high:  # close to zero: include zero in the axis
-        low = 0.0
-    room = 0.06 * (high - low)
-    return LinearScale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
-
-
 def _axes(x: LinearScale, y: LinearScale) -> Html:
     parts: list[Html] = []
     for tick, words in labelled_ticks(y.low, y.high, 4):
@@ -285,3 +282,150 @@ def _dot(x: float, y: float, style: str, radius: float) -> Html:
 def _picture(width: float, height: float, *parts: Html, style: str = "small") -> Html:
     box = f"0 0 {width:.0f} {height:.0f}"
     return element("svg", *parts, attributes={"viewBox": box, "class": style, "role": "img"})
+
+
+# ------------------------------------------------------------------------------------------------------------ svg lines
+
+
+_LINES_WIDTH, _LINES_HEIGHT = 960.0, 320.0
+_LINES_LEFT, _LINES_RIGHT, _LINES_TOP, _LINES_BOTTOM = 64.0, 16.0, 10.0, 40.0
+_COLOURS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveSeries:
+    """A curve with its interval: `[S]` each, NaN for missing values."""
+
+    name: str
+    colour: int
+    x: Floats
+    middle: Floats
+    low: Floats
+    high: Floats
+
+
+def band_plot(series: Sequence[CurveSeries], *, x_label: str, floor: float | None = None) -> Html:
+    """Plot curves over one axis named `across`; `floor` is a horizontal line, such as a threshold."""
+    known = [values[np.isfinite(values)] for one in series for values in (one.middle, one.low, one.high)]
+    every = np.concatenate(known) if known else np.zeros(0)
+    if not len(every):
+        return EMPTY
+    low, high = float(every.min()), float(every.max())
+    if floor is not None:
+        low, high = min(low, floor), max(high, floor)
+    room = 0.05 * (high - low) or 0.5
+    first, last = min(float(one.x[0]) for one in series), max(float(one.x[-1]) for one in series)
+    x = LinearScale(first, max(last, first + 1e-9), _LINES_LEFT, _LINES_WIDTH - _LINES_RIGHT)
+    y = LinearScale(low - room, high + room, _LINES_HEIGHT - _LINES_BOTTOM, _LINES_TOP)
+    parts = axes(x, y, x_label, y_ticks=labelled_ticks(y.low, y.high, 5))
+    if floor is not None:
+        parts.append(_level(x, y, floor))
+    parts += [_band(one, x, y) for one in series]
+    parts += [_line(one, x, y) for one in series]
+    box: Attributes = {"viewBox": f"0 0 {_LINES_WIDTH:.0f} {_LINES_HEIGHT:.0f}", "class": "wide", "role": "img"}
+    return element("svg", *parts, attributes=box)
+
+
+def legend(names: Sequence[str]) -> Html:
+    """Legend of the colours."""
+    rows = [element("span", styled("i", f"swatch p{index % _COLOURS}"), text(name)) for index, name in enumerate(names)]
+    return styled("p", "legend", *rows)
+
+
+def _level(x: LinearScale, y: LinearScale, value: float) -> Html:
+    line: Attributes = {"x1": x.start, "x2": x.end, "y1": y.at(value), "y2": y.at(value), "class": "level"}
+    return element("line", element("title", text(f"threshold {format_number(value)}")), attributes=line)
+
+
+def _band(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
+    """Area between low and high, in pieces between missing values."""
+    there = np.isfinite(one.low) & np.isfinite(one.high)
+    pieces: list[Html] = []
+    for places in _pieces(there):
+        upper = [f"{x.at(float(one.x[k])):.1f},{y.at(float(one.high[k])):.1f}" for k in places]
+        lower = [f"{x.at(float(one.x[k])):.1f},{y.at(float(one.low[k])):.1f}" for k in reversed(places)]
+        style: Attributes = {"points": " ".join([*upper, *lower]), "class": f"band p{one.colour % _COLOURS}"}
+        pieces.append(element("polygon", attributes=style))
+    return element("g", *pieces)
+
+
+def _line(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
+    pieces: list[Html] = [element("title", text(_told(one)))]
+    for places in _pieces(np.isfinite(one.middle)):
+        points = [(float(one.x[k]), float(one.middle[k])) for k in places]
+        pieces.append(polyline(x, y, points, {"class": f"stroke s{one.colour % _COLOURS}"}))
+    return element("g", *pieces)
+
+
+def _told(one: CurveSeries) -> str:
+    known = one.middle[np.isfinite(one.middle)]
+    return f"{one.name}: {format_number(float(known[-1]))} at the end" if len(known) else one.name
+
+
+def _pieces(there: NDArray[np.bool_]) -> list[list[int]]:
+    """Runs of consecutive known values."""
+    places = np.flatnonzero(there)
+    if not len(places):
+        return []
+    cuts = np.flatnonzero(np.diff(places) > 1) + 1
+    return [piece.tolist() for piece in np.split(places, cuts)]
+
+
+# ------------------------------------------------------------------------------------------------------------- svg bars
+
+
+_BARS_WIDE, _ROW, _BAR = 960.0, 26.0, 14.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledBar:
+    """One bar with its label."""
+
+    name: str
+    value: float
+    words: str
+    """Text after the bar."""
+    style: str = "p0"
+    """CSS class of the colour, `p0` to `p7`."""
+
+
+def horizontal_bars(bars: Sequence[LabelledBar], *, longest: float | None = None) -> Html:
+    """Draw bars from 0 to their values, one below the other; `longest`: value of the axis' end, None: the largest."""
+    if not bars:
+        return EMPTY
+    left = min(max(120.0, 7.5 * max(len(bar.name) for bar in bars) + 20), 0.4 * _BARS_WIDE)
+    end = longest if longest is not None else max(bar.value for bar in bars)
+    room = 8.0 * max(len(bar.words) for bar in bars) + 20
+    x = LinearScale(0.0, end if end > 0 else 1.0, left, _BARS_WIDE - room)
+    parts: list[Html] = []
+    for index, bar in enumerate(bars):
+        top = 4 + _ROW * index
+        box: Attributes = {"x": left, "y": top + (_ROW - _BAR) / 2, "height": _BAR, "rx": 2, "class": bar.style}
+        title = element("title", text(f"{bar.name}: {bar.words}"))
+        parts.append(label(left - 14, top + _ROW / 2 + 4, bar.name, "label end"))
+        parts.append(element("rect", title, attributes=box | {"width": max(x.at(bar.value) - left, 0.5)}))
+        parts.append(label(x.at(bar.value) + 8, top + _ROW / 2 + 4, bar.words, "tick"))
+    return _wide_picture(_ROW * len(bars) + 8, parts)
+
+
+def histogram(counts: Sequence[int], *, low: float, high: float, x_label: str) -> Html:
+    """Draw counts of equal bins between `low` and `high`."""
+    if not sum(counts):
+        return EMPTY
+    height = 190.0
+    x = LinearScale(low, high, 64.0, _BARS_WIDE - 20)
+    y = LinearScale(0.0, float(max(counts)), height, 10.0)
+    width = (high - low) / len(counts)
+    parts = axes(x, y, x_label, y_ticks=labelled_ticks(0.0, float(max(counts)), 4), x_count=10)
+    for place, count in enumerate(counts):
+        begin, until = low + place * width, low + (place + 1) * width
+        words = f"{format_number(begin)} to {format_number(until)}: {count:,}"
+        box: Attributes = {"x": x.at(begin) + 1, "width": x.at(until) - x.at(begin) - 2, "y": y.at(count)}
+        title = element("title", text(words))
+        parts.append(element("rect", title, attributes=box | {"height": height - y.at(count), "class": "p0"}))
+    return _wide_picture(height + 44, parts)
+
+
+def _wide_picture(height: float, parts: Sequence[Html]) -> Html:
+    box = f"0 0 {_BARS_WIDE:.0f} {height:.0f}"
+    return element("svg", *parts, attributes={"viewBox": box, "class": "wide", "role": "img"})

@@ -1,13 +1,114 @@
-"""Report section about time: a step as a timeline, its bottleneck, and every part."""
+"""Report sections about time and memory.
+
+A step as a timeline, who waited for whom, the bottleneck with what would shorten
+it, and the planned components of memory beside the most that was measured.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from hone.run.report.html import EMPTY, Html, element, format_duration, join, styled, table, text
 from hone.run.report.run_data import RunData
 from hone.run.report.svg import LaneBlock, lane_plot, part_style
-from hone.run.report.timeline import OTHER, Timeline, TimelineSpan, step_timeline
-from hone.run.report.wait_graph import bottleneck_line, step_waits
-from hone.run.store.speed import speed_line
+from hone.run.report.timeline import HELD, OTHER, Timeline, TimelineSpan, step_timeline
+from hone.run.store.durable import human_bytes
+from hone.run.store.records import MemoryUse, memory_line, speed_line
+
+# ----------------------------------------------------------------------------------------------------------- wait graph
+
+
+_LEAST: Final = 0.05
+"""Smallest share of a step that the sentence mentions."""
+
+_PARTS: Final = {
+    "collect": "collecting episodes (collect)",
+    "values": "the critic's values (values)",
+    "credit": "assigning credit (credit)",
+    "update": "the learner's update (update)",
+    "publish": "publishing the weights (publish)",
+    "evaluate": "the evaluation (evaluate)",
+    "save": "writing metrics, samples and checkpoints (save)",
+    "decode": "generation (decode)",
+    "prefill": "reading prompts (prefill)",
+    "bookkeeping": "the engine's bookkeeping (bookkeeping)",
+    "tools": "tools and environments, while nothing was generated (tools)",
+    "rewards": "rewards or worlds, while nothing was generated (rewards)",
+    "episodes": "putting episodes together (episodes)",
+    "waiting": "episodes that are collected in parallel (collect and publish)",
+    OTHER: "unaccounted time (other)",
+}
+_REMEDIES: Final = {
+    "collect": "more environments at once (env.num_envs) would shorten it",
+    "update": "larger micro-batches (learner.micro_batch_tokens), bfloat16 products or more ranks would shorten it",
+    "evaluate": "a larger evaluation.every would shorten it",
+    "save": "larger values of run.log_every, run.samples_every and run.checkpoint_every would shorten it",
+    "decode": "more answers at once (rollout.max_concurrent) or more replicas would shorten it",
+    "prefill": "shorter prompts, or more answers to each, would shorten it",
+    "tools": "more answers at once (rollout.max_concurrent) would fill it, and faster tools shorten it",
+    "rewards": "more reward processes (rewards.workers) or faster reward functions would shorten it",
+}
+_OVERLAP: Final = "rollout.max_staleness = 1 would generate during the update"
+_GENERATED: Final = ("decode", "prefill", "bookkeeping")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWait:
+    """Mean time of a step for which one part of a run waited for another."""
+
+    waiter: str
+    waited_for: str
+    seconds_s: float
+
+
+def step_waits(timeline: Timeline) -> list[StepWait]:
+    """Waits of a step, the longest first; none for a run that generates nothing and collects in the loop."""
+    parts = {span.name: span.seconds_s for span in (*timeline.collect_parts, *timeline.overlapping)}
+    loop = {span.name: span.seconds_s for span in timeline.loop}
+    made = sum(parts.get(name, 0.0) for name in _GENERATED)
+    waits: list[tuple[str, str, float]] = [
+        ("generation", "tools", parts.get("tools", 0.0)),
+        ("generation", "rewards", parts.get("rewards", 0.0)),
+    ]
+    if timeline.is_parallel:
+        awaited = timeline.awaited_s
+        awaited = loop.get("collect", 0.0) + loop.get("publish", 0.0) if awaited is None else awaited
+        waits += [("learner", "rollout", awaited), ("rollout", "learner", parts.get(HELD, 0.0))]
+    elif made:
+        waits += [
+            ("learner", "rollout", loop.get("collect", 0.0)),
+            ("rollout", "learner", timeline.step_s - loop.get("collect", 0.0)),
+        ]
+    waits = [one for one in waits if one[2] > 0]
+    return [
+        StepWait(waiter=waiter, waited_for=other, seconds_s=seconds)
+        for waiter, other, seconds in sorted(waits, key=lambda one: -one[2])
+    ]
+
+
+def bottleneck_line(timeline: Timeline) -> str:
+    """Sentence about the slowest part of a step: its share, and what would shorten it."""
+    name, seconds = timeline.finest_parts()[0]
+    share = (
+        f"{seconds / timeline.step_s:.0%} of a step, {format_duration(seconds)} of {format_duration(timeline.step_s)}"
+    )
+    beside = [span for span in timeline.overlapping if span.name != HELD]
+    if name == "waiting" and beside:
+        name = max(beside, key=lambda span: span.seconds_s).name
+        line = f"The bottleneck is {_PARTS.get(name, name)}, beside the loop: the learner waited for {share}"
+    else:
+        line = f"The bottleneck is {_PARTS.get(name, name)}: {share}"
+    if name in _GENERATED and timeline.tail_s >= _LEAST * timeline.step_s:
+        line += (
+            f"; {format_duration(timeline.tail_s)} of slot time passed while only the longest answers were unfinished"
+        )
+    remedies = [_REMEDIES[name]] if name in _REMEDIES else []
+    if not timeline.is_parallel and timeline.collect_parts and name in (*_GENERATED, "tools", "rewards", "update"):
+        remedies.append(_OVERLAP)
+    return f"{'; '.join([line, ', and '.join(remedies)] if remedies else [line])}."
+
+
+# ------------------------------------------------------------------------------------------------------- timing section
 
 
 def timing_section(stage: RunData, level: str) -> Html:
@@ -15,10 +116,27 @@ def timing_section(stage: RunData, level: str) -> Html:
     timeline = step_timeline(stage.metrics)
     if timeline is None:
         return EMPTY
+    # table of the waits of a step; empty where none is known
+    rows = [
+        [
+            text(f"{one.waiter} for {one.waited_for}"),
+            text(f"{one.seconds_s / timeline.step_s:.1%}"),
+            text(format_duration(one.seconds_s * timeline.steps)),
+            text(f"{1000 * one.seconds_s:,.1f} ms"),
+        ]
+        for one in step_waits(timeline)
+    ]
+    heads = ("who waited for whom", "share", "in all", "a step")
     parts = [
         element(level, text("Time per part of a step")),
         styled("p", "verdict", text(bottleneck_line(timeline))),
-        styled("div", "card", *_picture(timeline), _table(timeline), _waits(timeline)),
+        styled(
+            "div",
+            "card",
+            *_picture(timeline),
+            _table(timeline),
+            (table(heads, rows, style="fit", numeric=(1, 2, 3)) if rows else EMPTY),
+        ),
     ]
     line = speed_line(stage.metrics, stage.matmul)
     if line:
@@ -87,16 +205,55 @@ def _table(timeline: Timeline) -> Html:
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))
 
 
-def _waits(timeline: Timeline) -> Html:
-    """Table of the waits of a step; empty where none is known."""
+# ------------------------------------------------------------------------------------------------------- memory section
+
+
+_MIB = 1 << 20
+_MEASURED = "measured"
+
+
+def memory_section(stage: RunData, level: str) -> Html:
+    """Render the section; empty for a run that was not planned, or not measured."""
+    use = stage.memory
+    if use is None or not use.planned_bytes:
+        return EMPTY
+    line = memory_line(use)
+    note = "Measured is the growth of the whole process: evaluation, data and what an allocator keeps are in it, too."
     rows = [
         [
-            text(f"{one.waiter} for {one.waited_for}"),
-            text(f"{one.seconds_s / timeline.step_s:.1%}"),
-            text(format_duration(one.seconds_s * timeline.steps)),
-            text(f"{1000 * one.seconds_s:,.1f} ms"),
+            join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
+            text(human_bytes(size)),
         ]
-        for one in step_waits(timeline)
+        for index, (name, size) in enumerate(use.components.items())
     ]
-    heads = ("who waited for whom", "share", "in all", "a step")
-    return table(heads, rows, style="fit", numeric=(1, 2, 3)) if rows else EMPTY
+    rows += [[text(f"peak of {name}"), text(human_bytes(size))] for name, size in use.phases.items()]
+    return join(
+        [
+            element(level, text("Memory, planned and measured")),
+            styled("p", "verdict", text(f"{line[0].upper()}{line[1:]}.")),
+            styled(
+                "div",
+                "card",
+                styled("p", "note", text(note)),
+                _memory_picture(use),
+                table(("planned", "bytes"), rows, style="fit", numeric=(1,)),
+            ),
+        ]
+    )
+
+
+def _memory_picture(use: MemoryUse) -> Html:
+    """The components one after another, and the measured bytes below them, in MiB."""
+    blocks: list[LaneBlock] = []
+    begin = 0.0
+    for index, (name, size) in enumerate(use.components.items()):
+        part = size / _MIB
+        title = f"{name}: {human_bytes(size)}"
+        blocks.append(LaneBlock(name=name, start=begin, size=part, style=part_style(name, index), title=title))
+        begin += part
+    taken = use.taken_bytes / _MIB
+    style = part_style(_MEASURED, len(blocks))
+    measured = LaneBlock(
+        name=_MEASURED, start=0.0, size=taken, style=style, title=f"measured: {human_bytes(use.taken_bytes)}"
+    )
+    return lane_plot([("planned", blocks), (_MEASURED, [measured])], max(begin, taken), "MiB")

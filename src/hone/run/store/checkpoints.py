@@ -5,13 +5,18 @@ size of each; fsync the folders; rename to `step_00000123`; fsync the parent; on
 name first. A process that dies at any instruction leaves version v or version v+1, never a mix.
 
 A checkpoint contains `state/` (codec), `policy/` (written by the caller's callback) and `manifest.json`.
+
+Verification compares the size and sha256 of every file with the manifest. A file is read once per process, in pieces: a
+file with unchanged size, inode and times of change is not read again.
 """
 
+import hashlib
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from hone.core.errors import CheckpointWarning, DataError
@@ -30,15 +35,119 @@ from hone.run.store.durable import (
     writing,
     writing_tensors,
 )
-from hone.run.store.verification import (
-    CHECKPOINT_FORMAT,
-    MANIFEST,
-    POLICY,
-    STATE,
-    checkpoint_faults,
-    manifest_digest,
-    require_known_format,
-)
+
+# --------------------------------------------------------------------------------------------------------- verification
+
+
+CHECKPOINT_FORMAT = 1
+MANIFEST = "manifest.json"
+POLICY = "policy"
+STATE = "state"
+
+
+def _require_known_format(folder: Path, manifest: Mapping[str, Json]) -> None:
+    """Raise DataError if a newer hone wrote the checkpoint."""
+    version = manifest.get("format")
+    if isinstance(version, int) and version > CHECKPOINT_FORMAT:
+        raise DataError(
+            f"{folder} has checkpoint format {version}, this hone reads up to {CHECKPOINT_FORMAT}; "
+            "upgrade hone, or choose an older checkpoint"
+        )
+
+
+def _manifest_digest(manifest: Mapping[str, Json]) -> str:
+    """Sha256 of a manifest without its own."""
+    return hashlib.sha256(to_json({key: value for key, value in manifest.items() if key != "sha256"})).hexdigest()
+
+
+def _checkpoint_faults(
+    folder: Path, manifest: Mapping[str, Json], *, inside: str = "", contents: bool = True
+) -> Iterator[str]:
+    """Yield the faults of a checkpoint, with file, hash and expected value; `inside` limits the search to a subfolder.
+    Without `contents` no file is read, and only sizes are compared.
+
+    A file of weights that the manifest does not list is a fault. Other unlisted files may be the user's own.
+    """
+    claimed, actual = manifest.get("sha256"), _manifest_digest(manifest)
+    files = manifest.get("files")
+    if claimed != actual:
+        yield f"{folder / MANIFEST} has sha256 {actual}, its own record has {claimed}"
+        return
+    if not isinstance(files, dict):
+        yield f"{folder / MANIFEST} lists no files"
+        return
+    for name, expected in files.items():
+        if not inside or name.startswith(f"{inside}/"):
+            yield from _file_faults(folder, name, expected, contents=contents)
+    for path in sorted((folder / inside).rglob("*.safetensors*")):
+        if path.relative_to(folder).as_posix() not in files:
+            yield f"{path} is not listed in {folder / MANIFEST}"
+
+
+def checkpoint_of(path: Path) -> Path | None:
+    """Checkpoint that a folder is, or whose `policy/` it is; None for any other folder, such as a copied policy."""
+    places = (path, path.resolve(), path.resolve().parent)
+    for place in places[: 3 if places[1].name == POLICY else 2]:
+        if (place / POLICY).is_dir() and ((place / MANIFEST).is_file() or (place / STATE).is_dir()):
+            return place
+    return None
+
+
+def verify_policy(path: Path) -> None:
+    """Verify the policy of the checkpoint that `path` is, or whose `policy/` it is. Nothing to do for other folders.
+
+    Raises DataError as `verify_checkpoint`.
+    """
+    checkpoint = checkpoint_of(path)
+    if checkpoint is not None:
+        verify_checkpoint(checkpoint, inside=POLICY)
+
+
+def verify_checkpoint(checkpoint: Path, *, inside: str = "") -> None:
+    """Verify a checkpoint, or its subfolder `inside`.
+
+    Raises DataError with every fault, for a missing or damaged manifest, and for a newer format.
+    """
+    manifest = read_json_object(checkpoint / MANIFEST)
+    _require_known_format(checkpoint, manifest)
+    faults = list(_checkpoint_faults(checkpoint, manifest, inside=inside))
+    if faults:
+        raise DataError(
+            *faults,
+            f"{checkpoint} is damaged, and nothing of it was loaded; name another checkpoint, or its run, which stands "
+            f"for the newest intact one. A policy that was changed on purpose opens from a copy of {POLICY}/ elsewhere",
+        )
+
+
+def _file_faults(folder: Path, name: str, expected: Json, *, contents: bool) -> Iterator[str]:
+    path = folder / name
+    if not path.is_file():
+        yield f"{path} is missing"
+    elif not isinstance(expected, dict):
+        yield f"{folder / MANIFEST} does not describe {name}"
+    elif (size := path.stat().st_size) != expected.get("bytes"):
+        yield f"{path} has {size} bytes, expected {expected.get('bytes')}"
+    elif contents:
+        try:
+            about = path.stat()
+            digest = _remembered_sha256(
+                str(path.resolve()), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+            )
+        except OSError as error:
+            yield f"cannot read {path}: {error.strerror or error}"
+        else:
+            if digest != expected.get("sha256"):
+                yield f"{path} has sha256 {digest}, expected {expected.get('sha256')}"
+
+
+@lru_cache(maxsize=4096)
+def _remembered_sha256(path: str, inode: int, size: int, changed_ns: int, moved_ns: int) -> str:
+    del inode, size, changed_ns, moved_ns  # they tell one content of the file from the next
+    return sha256(Path(path))
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
 
 _STEP_NAME = re.compile(r"step_(\d{8,})")
 _TEMPORARY = ".tmp_"
@@ -82,12 +191,7 @@ class CheckpointFolder:
     keep_best: int = 1
 
     def save(
-        self,
-        step: int,
-        state: State,
-        *,
-        write_policy: Callable[[Path], None] | None = None,
-        score: float | None = None,
+        self, step: int, state: State, *, write_policy: Callable[[Path], None] | None = None, score: float | None = None
     ) -> Path:
         """Save `step` and prune; returns the checkpoint's folder.
 
@@ -139,10 +243,10 @@ class CheckpointFolder:
     def newest_policy(self) -> Checkpoint:
         """`newest_intact`, for its policy: issues a CheckpointWarning for each damaged newer one, and names the one
         that is used instead."""
-        found = self.newest_intact()
-        for skipped in found.warnings:
-            warnings.warn(f"{skipped}; {found.folder} is used instead", CheckpointWarning, stacklevel=2)
-        return found
+        checkpoint = self.newest_intact()
+        for skipped in checkpoint.warnings:
+            warnings.warn(f"{skipped}; {checkpoint.folder} is used instead", CheckpointWarning, stacklevel=2)
+        return checkpoint
 
     def at(self, step: int) -> Checkpoint:
         """Checkpoint of one step, verified. Raises DataError if it is missing or damaged."""
@@ -156,15 +260,15 @@ class CheckpointFolder:
 
     def faults(self, *, contents: bool) -> dict[int, str]:
         """First fault of each damaged or unreadable checkpoint by its step; without `contents`, by file sizes alone."""
-        found: dict[int, str] = {}
+        faults: dict[int, str] = {}
         for step in self.steps():
             try:
                 _, fault = self._verify(step, contents=contents)
             except DataError as error:  # of a newer format
                 fault = str(error)
             if fault:
-                found[step] = fault
-        return found
+                faults[step] = fault
+        return faults
 
     def remove_leftovers(self) -> list[str]:
         """Remove the leftovers of a killed process; call it at start, under the run's lock. Returns messages."""
@@ -205,12 +309,7 @@ class CheckpointFolder:
             temporary.mkdir()
 
     def _fill(
-        self,
-        folder: Path,
-        step: int,
-        state: State,
-        write_policy: Callable[[Path], None] | None,
-        score: float | None,
+        self, folder: Path, step: int, state: State, write_policy: Callable[[Path], None] | None, score: float | None
     ) -> None:
         with writing(folder):
             (folder / STATE).mkdir()
@@ -225,7 +324,7 @@ class CheckpointFolder:
         failpoint("ckpt.before_manifest")
         manifest: dict[str, Json] = {"format": CHECKPOINT_FORMAT, "step": step, "score": finite_or_none(score)}
         manifest |= {"files": files}
-        write_file(folder / MANIFEST, to_json(manifest | {"sha256": manifest_digest(manifest)}, indent=1))
+        write_file(folder / MANIFEST, to_json(manifest | {"sha256": _manifest_digest(manifest)}, indent=1))
         failpoint("ckpt.after_manifest")
         for place in (folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
             sync_path(place)
@@ -273,8 +372,8 @@ class CheckpointFolder:
             manifest = read_json_object(folder / MANIFEST)
         except DataError as error:
             return None, str(error)
-        require_known_format(folder, manifest)
-        if fault := next(checkpoint_faults(folder, manifest, contents=contents), ""):
+        _require_known_format(folder, manifest)
+        if fault := next(_checkpoint_faults(folder, manifest, contents=contents), ""):
             return None, fault
         if manifest.get("step") != step:
             return None, f"{folder / MANIFEST} has step {manifest.get('step')}"

@@ -5,8 +5,10 @@ Belongs here: making, finding, locking and naming the files of a run (`config.js
 refusing whatever would overwrite another run.
 """
 
+import fcntl
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,12 +17,21 @@ from pathlib import Path
 from hone.core.clock import Clock
 from hone.core.config import ConfigSetting
 from hone.core.errors import ConfigError, DataError, ResourceError
-from hone.run.store.certificate import CERTIFICATE
 from hone.run.store.checkpoints import CheckpointFolder, step_name
-from hone.run.store.durable import raise_write_error, remove_tree, replace_file, require_space, to_json, writing
-from hone.run.store.lock import RunLock
+from hone.run.store.durable import (
+    raise_write_error,
+    read_json_object,
+    remove_tree,
+    replace_file,
+    require_space,
+    to_json,
+    write_all,
+    writing,
+)
 from hone.run.store.manifest import (
+    NO_CHANGES,
     RUN_FORMAT,
+    AllowedChanges,
     Manifest,
     RunChange,
     RunMetadata,
@@ -28,9 +39,72 @@ from hone.run.store.manifest import (
     config_hash,
     read_config,
     read_manifest,
+    refuse_differences,
+    resume_differences,
     settings_json,
 )
-from hone.run.store.resume import NO_CHANGES, AllowedChanges, refuse_differences, resume_differences
+from hone.run.store.records import CERTIFICATE
+
+# ----------------------------------------------------------------------------------------------------------------- lock
+
+
+@dataclass(slots=True)
+class RunLock:
+    """Acquired lock."""
+
+    path: Path
+    descriptor: int | None
+
+    @classmethod
+    def acquire(cls, path: Path, run: str) -> "RunLock":
+        """Acquire the lock without changing the file. Raises ResourceError naming pid, host and time of the holder."""
+        with writing(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise ResourceError(f"cannot lock {path}: {error.strerror}; is it on a disk without locks?") from error
+            raise ResourceError(f"run {run} is in use by {_holder(path)}; wait for it, or give a new --name") from error
+        lock = cls(path, descriptor)
+        # A forked worker that outlives a killed trainer would keep the lock: it closes its handle at once.
+        os.register_at_fork(after_in_child=lock.close)
+        return lock
+
+    def write_holder(self, since: str) -> None:
+        """Write the holder to the file. Raises ResourceError."""
+        if self.descriptor is None:
+            raise ValueError("the lock was released")
+        data = to_json({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
+        with writing(self.path, len(data)):
+            os.ftruncate(self.descriptor, 0)
+            os.lseek(self.descriptor, 0, os.SEEK_SET)
+            write_all(self.descriptor, data)
+
+    def release(self) -> None:
+        """Release the lock; a second call has no effect."""
+        if self.descriptor is not None:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Close this process's handle; other processes with the file open keep the lock."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = read_json_object(path)
+    except DataError:  # acquired just now, the holder is not written yet
+        return "another process"
+    return f"pid {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"
+
+
+# --------------------------------------------------------------------------------------------------------------- folder
+
 
 NAME_PATTERN = r"[A-Za-z0-9._-]{1,128}"
 CONFIG = "config.json"
@@ -212,8 +286,8 @@ def resume_run(
     manifest = read_manifest(path / MANIFEST)
     lock = RunLock.acquire(path / LOCK, name)
     try:
-        found = resume_differences(read_config(path / CONFIG), config, manifest.metadata, metadata)
-        refuse_differences(f"run {name} cannot be resumed", found, allowed)
+        differences = resume_differences(read_config(path / CONFIG), config, manifest.metadata, metadata)
+        refuse_differences(f"run {name} cannot be resumed", differences, allowed)
         lock.write_holder(_iso(clock))
     except BaseException:
         lock.release()
@@ -242,8 +316,8 @@ def check_run(
         RunLock.acquire(path / LOCK, name).release()
     if resume:
         before = read_manifest(path / MANIFEST).metadata
-        found = resume_differences(read_config(path / CONFIG), config, before, replace(before, code=code))
-        refuse_differences(f"run {name} cannot be resumed", found, allowed)
+        differences = resume_differences(read_config(path / CONFIG), config, before, replace(before, code=code))
+        refuse_differences(f"run {name} cannot be resumed", differences, allowed)
     else:
         _refuse_existing(path, config)
 

@@ -17,8 +17,7 @@ from typing import Final, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from hone.core.errors import DataError
-from hone.core.generation import Completion
-from hone.core.interleaving import AnswerKey, AnswerVersions, answer_versions
+from hone.core.generation import AnswerKey, AnswerVersions, Completion, answer_versions
 from hone.run.store.durable import sync_path, to_json, writing
 
 INTERLEAVING: Final = "interleaving.jsonl"
@@ -95,19 +94,19 @@ class InterleavingWriter:
             with writing(self.path):
                 self.path.write_bytes(_line(asdict(self.header)))
             return
-        found = read_interleaving(self.path, batches=batches)
-        if found.header != self.header:
-            raise DataError(f"{self.path}:1: the record was begun with {found.header}, and this run has {self.header}")
+        record = read_interleaving(self.path, batches=batches)
+        if record.header != self.header:
+            raise DataError(f"{self.path}:1: the record was begun with {record.header}, and this run has {self.header}")
         with writing(self.path):
-            os.truncate(self.path, found.end_of(batches))
+            os.truncate(self.path, record.end_of(batches))
 
     def append(self, batch: int, completions: Sequence[Completion]) -> None:
         """Write all answers of a batch, in an order that does not depend on time. Raises ResourceError."""
         keeps = self.header.on_publish == "keep"
         ordered = sorted(completions, key=lambda one: (one.request_id, one.turn, one.sample_index))
         lines = [
-            _line(_request_line(batch, name, turn, list(found), keeps=keeps))
-            for (name, turn), found in groupby(ordered, key=lambda one: (one.request_id, one.turn))
+            _line(_request_line(batch, name, turn, list(answers), keeps=keeps))
+            for (name, turn), answers in groupby(ordered, key=lambda one: (one.request_id, one.turn))
         ]
         with writing(self.path), self.path.open("ab") as file:
             file.write(b"".join([*lines, _line({"batch": batch, "requests": len(lines)})]))
@@ -179,10 +178,10 @@ class InterleavingRecord:
         with self.path.open("rb") as file:
             file.seek(first)
             for number, raw in enumerate(file.read(end - first).splitlines(), start=line + 1):
-                found = _parse(raw, f"{self.path}:{number}")
-                if isinstance(found, _RequestLine):
-                    digests[found.id, found.turn] = found.digest
-                    versions |= _versions(found, f"{self.path}:{number}")
+                parsed = _parse(raw, f"{self.path}:{number}")
+                if isinstance(parsed, _RequestLine):
+                    digests[parsed.id, parsed.turn] = parsed.digest
+                    versions |= _versions(parsed, f"{self.path}:{number}")
         return RecordedBatch(versions=versions, digests=digests)
 
 
@@ -231,14 +230,14 @@ def _count_line(raw: bytes, where: str, batch: int, requests: int) -> int:
     """Check a line of a batch behind so many requests; returns their number with it, 0 at the end of the batch."""
     if not raw.endswith(b"\n"):
         raise DataError(f"{where}: the line is cut off")
-    found = _parse(raw, where)
-    if found.batch != batch:
-        raise DataError(f"{where}: batch {found.batch} where batch {batch} is expected")
-    if isinstance(found, _RequestLine):
-        _versions(found, where)
+    line = _parse(raw, where)
+    if line.batch != batch:
+        raise DataError(f"{where}: batch {line.batch} where batch {batch} is expected")
+    if isinstance(line, _RequestLine):
+        _versions(line, where)
         return requests + 1
-    if found.requests != requests:
-        raise DataError(f"{where}: batch {batch} has {requests} requests, and its end says {found.requests}")
+    if line.requests != requests:
+        raise DataError(f"{where}: batch {batch} has {requests} requests, and its end says {line.requests}")
     return 0
 
 
@@ -261,7 +260,7 @@ def _fault(error: ValidationError) -> str:
 
 
 def _versions(line: _RequestLine, where: str) -> dict[AnswerKey, AnswerVersions]:
-    found: dict[AnswerKey, AnswerVersions] = {}
+    by_answer: dict[AnswerKey, AnswerVersions] = {}
     for sample, *runs in filter(None, line.answers):
         starts, versions = tuple(runs[0::2]), tuple(runs[1::2])
         if not starts or len(starts) != len(versions) or starts[0] != 0 or list(starts) != sorted(set(starts)):
@@ -269,5 +268,5 @@ def _versions(line: _RequestLine, where: str) -> dict[AnswerKey, AnswerVersions]
                 f"{where}: sample {sample} of {line.id!r} has the runs {runs}, not first tokens and versions"
             )
         reread = tuple(line.reread.get(str(sample), ()))
-        found[line.id, line.turn, sample] = AnswerVersions(starts=starts, versions=versions, reread_at=reread)
-    return found
+        by_answer[line.id, line.turn, sample] = AnswerVersions(starts=starts, versions=versions, reread_at=reread)
+    return by_answer

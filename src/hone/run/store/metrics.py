@@ -144,19 +144,19 @@ def repair_last_line(path: Path) -> str | None:
 def remove_damaged_lines(path: Path) -> list[str]:
     """Remove whole lines that `read_metrics` leaves out, atomically; returns a message for each. Raises
     ResourceError."""
-    found = _read_lines(path)
-    if found.faults:
-        replace_file(path, b"".join(found.raw))
-    return [f"{fault}; the line is removed, {len(found.raw)} others are kept" for fault in found.faults]
+    lines = _read_lines(path)
+    if lines.faults:
+        replace_file(path, b"".join(lines.raw))
+    return [f"{fault}; the line is removed, {len(lines.raw)} others are kept" for fault in lines.faults]
 
 
 def truncate_after(path: Path, step: int) -> int:
     """Remove the lines of steps after `step` from an intact file; returns their number. Raises ResourceError."""
-    found = _read_lines(path)
-    kept = bisect_right(found.steps, step)
-    if kept < len(found.raw):
-        _truncate(path, sum(map(len, found.raw[:kept])))
-    return len(found.raw) - kept
+    lines = _read_lines(path)
+    kept = bisect_right(lines.steps, step)
+    if kept < len(lines.raw):
+        _truncate(path, sum(map(len, lines.raw[:kept])))
+    return len(lines.raw) - kept
 
 
 def _truncate(path: Path, size_bytes: int) -> None:
@@ -179,16 +179,16 @@ def read_metrics(path: Path) -> MetricColumns:
 
     A line that is not JSON, has no step, or a step out of order is left out and named in `faults`.
     """
-    found = _read_lines(path)
+    lines = _read_lines(path)
     values: dict[str, NDArray[np.float64]] = {}
-    for row, line in enumerate(found.parsed):
+    for row, line in enumerate(lines.parsed):
         for name, value in line.items():
             if name in (STEP, NON_FINITE):
                 continue
-            column = values.setdefault(RENAMED_METRICS.get(name, name), np.full(len(found.parsed), np.nan))
+            column = values.setdefault(RENAMED_METRICS.get(name, name), np.full(len(lines.parsed), np.nan))
             if isinstance(value, int | float):
                 column[row] = value
-    return MetricColumns(np.array(found.steps, dtype=np.int64), values, tuple(found.faults))
+    return MetricColumns(np.array(lines.steps, dtype=np.int64), values, tuple(lines.faults))
 
 
 class _MetricLines(NamedTuple):

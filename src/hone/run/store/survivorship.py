@@ -6,17 +6,14 @@ that get no reward or that a limit cuts are seldom a random part of all answers:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.state import State, array
-from hone.run.store.durable import replace_file, to_json
-from hone.run.store.records import read_record, record_json
+from hone.run.store.records import RecordFile
 
-SURVIVORSHIP: Final = "survivorship.json"
 LENGTH_BIAS_BOUND: Final = 0.05
 """Change of the mean length, as a share of it, above which the end of a run tells of it."""
 TRUNCATION_BOUND: Final = 0.1
@@ -63,11 +60,11 @@ class Survivorship:
 
     def total(self, fates: Sequence[str] = FATES) -> LengthCount:
         """All answers of some fates together."""
-        found = LengthCount()
+        count = LengthCount()
         for fate in fates:
             for one in self.counts.get(fate, {}).values():
-                _add(found, one)
-        return found
+                _add(count, one)
+        return count
 
     @property
     def length_bias_tokens(self) -> float:
@@ -87,15 +84,15 @@ class Survivorship:
 
     def _decile(self, lengths: list[int]) -> LengthDecile:
         fates = {fate: LengthCount() for fate in FATES}
-        for fate, found in fates.items():
+        for fate, count in fates.items():
             for length in lengths:
-                _add(found, self._at(fate, length))
+                _add(count, self._at(fate, length))
         return LengthDecile(
             shortest=lengths[0],
             longest=lengths[-1],
-            answers={fate: found.answers for fate, found in fates.items() if found.answers},
+            answers={fate: count.answers for fate, count in fates.items() if count.answers},
             reward_learnt=_mean_reward([fates[fate] for fate in LEARNT]),
-            reward_dropped=_mean_reward([found for fate, found in fates.items() if fate not in LEARNT]),
+            reward_dropped=_mean_reward([count for fate, count in fates.items() if fate not in LEARNT]),
         )
 
     def _at(self, fate: str, length: int) -> LengthCount:
@@ -110,9 +107,9 @@ class Survivorship:
         lines: list[str] = []
         if abs(bias) > LENGTH_BIAS_BOUND * mean:
             dropped = [
-                f"{found.answers:,} {fate} ({found.tokens / found.answers:.4g} tokens on average)"
+                f"{lost.answers:,} {fate} ({lost.tokens / lost.answers:.4g} tokens on average)"
                 for fate in FATES
-                if fate not in LEARNT and (found := self.total([fate])).answers
+                if fate not in LEARNT and (lost := self.total([fate])).answers
             ]
             lines.append(
                 f"length bias: the answers that were learnt from have {learnt.tokens / learnt.answers:.4g} tokens on "
@@ -126,6 +123,9 @@ class Survivorship:
                 f"{_mean_reward([cut]):.3g}; {by_themselves if kept.answers else 'none ended by itself'}."
             )
         return lines
+
+
+SURVIVORSHIP = RecordFile("survivorship.json", Survivorship)
 
 
 @dataclass
@@ -186,16 +186,6 @@ def length_key(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     bits = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1].astype(np.int64)  # 1 + floor(log2)
     shift = np.maximum(bits - _EXACT_BITS, 0)
     return (lengths >> shift) << shift
-
-
-def write_survivorship(folder: Path, record: Survivorship) -> None:
-    """Write `survivorship.json` atomically. Raises ResourceError."""
-    replace_file(folder / SURVIVORSHIP, to_json(record_json(record), indent=1))
-
-
-def read_survivorship(folder: Path) -> Survivorship | None:
-    """Read `survivorship.json`; None without the file. Raises DataError for a damaged one."""
-    return read_record(Survivorship, folder / SURVIVORSHIP)
 
 
 def _add(found: LengthCount, more: LengthCount) -> None:

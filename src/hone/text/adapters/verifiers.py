@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hone.core.agent_session import PlannedSession, SessionReport
+from hone.core.dialogue import PlannedSession, SessionReport
 from hone.core.errors import ConfigError, HoneError, LostResourceError, UserCodeError
-from hone.process.foreign_program import ForeignProgram
+from hone.process.child import ForeignProgram
 from hone.text.tasks.agent_sessions import VERIFIERS
 from hone.text.tasks.dataset import Example, ExampleDataset, build_examples
 

@@ -26,8 +26,8 @@ from typing import Any, Final, cast
 import numpy as np
 
 from hone.core.errors import UserCodeError
+from hone.process.child import kill_family
 from hone.process.confine import Confinement, confine
-from hone.process.descendants import kill_family
 from hone.process.parent import READ_BYTES, ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, pack

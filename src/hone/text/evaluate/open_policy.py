@@ -17,7 +17,7 @@ from hone.models.language.init import new_model
 from hone.models.language.lora import LoraConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 

@@ -15,7 +15,7 @@ from hone.models.language.scalar_head import (
 )
 from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.evaluate.open_policy import ModelSource, open_policy, set_arithmetic
 
 

@@ -1,6 +1,6 @@
 """A dialogue of a person with a policy: the person takes the world's side, or the user's.
 
-Belongs here: who answers what. Reading and printing is `hone.cli.terminal.dialogue`.
+Belongs here: who answers what. Reading and printing is `hone.cli.commands.evaluate`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from hone.core.generation import Request, SamplingParams
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.run.saved_config import config_tree, is_control, table_of
-from hone.run.store.answers import AnswerRow
+from hone.run.store.evaluations import AnswerRow
 from hone.text.dialogues.config import PREFIX, DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
 from hone.text.dialogues.protocol import WorldFaultError, WorldHost

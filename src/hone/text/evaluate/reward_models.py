@@ -27,7 +27,7 @@ from hone.models.language.token_scorer import TokenScorer, read_score_range
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scores import RewardResult, failed_result, result_from_value
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.tasks.step_rewards import step_ends
 from hone.text.tasks.world import Prompt
 

@@ -25,7 +25,7 @@ from hone.estimators.calibration import (
     reliability_table,
 )
 from hone.estimators.means import Estimate, mean_interval
-from hone.run.store.calibration import CalibrationBin, CalibrationRecord, SelectionRow
+from hone.run.store.records import CalibrationBin, CalibrationRecord, SelectionRow
 from hone.text.evaluate.scorer_selection import HeldOutScores, SelectionPoint, group_members, selection_curve
 
 Floats = NDArray[np.float64]

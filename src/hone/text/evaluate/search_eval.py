@@ -16,7 +16,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams, generate
 from hone.core.judging import Scorer
 from hone.estimators.means import mean_interval, paired_difference
-from hone.run.store.search import ORACLE, PlanScore, SearchRecord
+from hone.run.store.records import ORACLE, PlanScore, SearchRecord
 from hone.text.evaluate.search_scorers import score_texts, scorer_input
 from hone.text.search import estimates
 from hone.text.search.candidates import EMPTY, Candidate, extended

@@ -17,7 +17,7 @@ from hone.models.packing import pack_rows
 from hone.rewards.answers import extract_answer
 from hone.rewards.config import Reward
 from hone.rewards.scorer import RewardScorer
-from hone.run.store.search import SearchRecord
+from hone.run.store.records import SearchRecord
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.reward_members import reward_scorer

@@ -22,7 +22,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer
-from hone.run.store.answers import AnswerRow
+from hone.run.store.evaluations import AnswerRow
 from hone.text.dialogues.config import DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
 from hone.text.evaluate.dialogue_answers import dialogue_answers, prompt_text

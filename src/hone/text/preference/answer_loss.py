@@ -22,7 +22,7 @@ from hone.core.state import State
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.batchwide import RunningShift
 from hone.objectives.implicit import length_desensitised
-from hone.objectives.numerics import sum_by_sequence
+from hone.objectives.ratios import sum_by_sequence
 from hone.objectives.shapes import Metrics
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import TermWeights, sequence_sum

@@ -22,14 +22,13 @@ from hone.core.generation import Request, SamplingParams, generate
 from hone.core.ragged import ranges, row_sums
 from hone.core.random import permutation
 from hone.core.state import State, array, integer, substate
-from hone.credit.pairs import LabelCredit, best_and_worst
+from hone.credit.grouping import LabelCredit, best_and_worst
 from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import sequence_sum
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
-from hone.run.loop import Recipe, Source
-from hone.run.wrapper import SourceWrapper
+from hone.run.loop import Recipe, Source, SourceWrapper
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.engine_actor import make_engine

@@ -19,7 +19,7 @@ from hone.credit.returns import reward_as_advantage
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, TrainingJob
-from hone.run.store.calibration import write_calibration
+from hone.run.store.records import CALIBRATION
 from hone.text.answer_data import AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.evaluate.scorer_eval import ScorerReport, evaluate_scores, scorer_record
@@ -70,7 +70,7 @@ class _HeldOutRatios:
         found = self.report(policy)
 
         def write(folder: Path, step: int) -> None:
-            write_calibration(folder, scorer_record(found, step=step))
+            CALIBRATION.write(folder, scorer_record(found, step=step))
 
         return EvaluationResult(
             estimate=found.accuracy, metrics=found.metrics(), warnings=found.warnings, write_records=write

@@ -19,7 +19,7 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
-from hone.credit.columns import episode_ends
+from hone.credit.grouping import episode_ends
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import (
     LearnerConfig,
@@ -37,7 +37,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, TrainingJob
 from hone.run.loop import Recipe
-from hone.run.store.calibration import write_calibration
+from hone.run.store.records import CALIBRATION
 from hone.sources.logged import LogSource
 from hone.text.answer_data import AnswerKind, AnswerLog, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.evaluate.open_policy import ModelSource
@@ -355,7 +355,7 @@ def _evaluate_scorer(config: ScorerRunConfig, scorer: TokenScorer, held_out: Epi
     found = _report_scorer(config, scorer, held_out)
 
     def write(folder: Path, step: int) -> None:
-        write_calibration(folder, scorer_record(found, step=step))
+        CALIBRATION.write(folder, scorer_record(found, step=step))
 
     return EvaluationResult(
         estimate=found.accuracy, metrics=found.metrics(), warnings=found.warnings, write_records=write

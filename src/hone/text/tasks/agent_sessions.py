@@ -5,8 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue
 
-from hone.core.addresses import is_loopback
-from hone.core.config import Config
+from hone.core.config import Config, is_loopback
 
 VERIFIERS: Final = "verifiers:"
 AGENTS: Final = "agents:"

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from hone.core.dialogue import ToolSchema
 from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError, did_you_mean
 from hone.process import user_files
-from hone.sandbox.policy import SandboxPolicy
+from hone.sandbox.frames import SandboxPolicy
 from hone.sandbox.run import SandboxResult, close_shared, no_rung_message, run_python, shared_sandbox
 from hone.text.tools.mcp_tools import PREFIX as MCP
 from hone.text.tools.mcp_tools import McpTools, load_server, option_faults

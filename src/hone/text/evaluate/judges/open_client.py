@@ -16,7 +16,7 @@ from hone.rewards.judges.cache import ReplyCache
 from hone.rewards.judges.config import JudgeBudget, JudgeModel, JudgeSource
 from hone.rewards.judges.requests import JudgeReply, JudgeRequest
 from hone.rewards.judges.spending import JudgeSpending
-from hone.run.policy_folder import policy_folder
+from hone.run.saved_config import policy_folder
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.judges.client import JudgeBackend, JudgeClient, JudgeFault, JudgeLedger
 from hone.text.evaluate.judges.server_backend import JudgeServerBackend

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.core.agent_session import SessionReport
 from hone.core.clock import Clock
+from hone.core.dialogue import SessionReport
 from hone.core.strict_json import strict_json
 from hone.text.serving.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
 from hone.text.serving.completions.api_errors import ApiError, error_of, unsupported

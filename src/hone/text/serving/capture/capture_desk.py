@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.agent_session import SessionReport
 from hone.core.conversation import Message
+from hone.core.dialogue import SessionReport
 from hone.core.generation import Completion
 from hone.text.serving.completions.api_errors import ApiError
 

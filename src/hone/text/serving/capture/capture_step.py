@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hone.core.agent_session import PlannedSession, SessionReport
-from hone.core.dialogue import StopReason
+from hone.core.dialogue import PlannedSession, SessionReport, StopReason
 from hone.core.episodes import ScoreStatus
 from hone.text.serving.capture.dialogue_tree import DialogueTree
 

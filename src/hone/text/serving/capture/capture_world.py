@@ -7,11 +7,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.agent_session import SessionDriver, SessionReport
 from hone.core.clock import Clock
 from hone.core.conversation import TranscriptBuilder, build_columns
 from hone.core.credit import Metrics
-from hone.core.dialogue import DialogueOutcome
+from hone.core.dialogue import DialogueOutcome, SessionDriver, SessionReport
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, LostResourceError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams

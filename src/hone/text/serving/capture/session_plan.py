@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hone.core.agent_session import PlannedSession
+from hone.core.dialogue import PlannedSession
 from hone.core.random import generator, permutation
 
 
