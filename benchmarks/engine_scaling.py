@@ -32,8 +32,8 @@ from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
 from hone.engine.choose import RunnerChoice, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.free_rows import FreeRows
 from hone.models.language.config import ModelConfig

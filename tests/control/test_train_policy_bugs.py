@@ -33,7 +33,7 @@ from hone.credit.moments import ReturnScale, RunningMeanStd
 from hone.credit.returns import gae, one_step_target
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
-from hone.sources.whole_episodes import join_pieces
+from hone.sources.live import join_pieces
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 

@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.core.random import uniforms
-from hone.engine.limits import SchedulerLimits
 from hone.engine.samples import CachedUniforms, PrefillGroup, SamplePhase, SampleState, scoring_group
-from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.scheduler import Scheduler, SchedulerLimits
+from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.work import DRAW, ForwardBatch, SamplerOutput
 
 VOCAB, EOS, PAGE, LONGEST = 12, 0, 4, 24

@@ -15,9 +15,15 @@ from safetensors import safe_open
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import SamplingParams
-from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.handover import untie
-from hone.engine.clients.http import HttpClient, RequestCancelledError, ServerAddress, ServerError, UnreachableError
+from hone.engine.clients.http import (
+    HttpClient,
+    RequestCancelledError,
+    ServerAddress,
+    ServerEngine,
+    ServerError,
+    UnreachableError,
+)
 from hone.engine.clients.openai import OpenAiClient, OpenAiRequest
 from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.init import new_model

@@ -11,17 +11,16 @@ from shared_prompts import pack_shared_prompts
 from hone.core.generation import generate
 from hone.engine import torch_runner
 from hone.engine.choose import RunnerChoice
-from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, recorded_rows
+from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, flash_inputs, recorded_rows
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.flash import flash_inputs
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import HalfWeights, TorchRunner, casting_linear, sample_tokens
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 from hone.models.language import decoder
 from hone.models.language.fused_ops import mixed_linear
 from hone.models.language.init import new_model
-from hone.models.native import products
+from hone.models.native import library as products
 
 ASKED = [request(number, samples=4, length=9 * number + 3, max_tokens=30 + 5 * number) for number in range(9)]
 

@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from hone.core.errors import ConfigError
 from hone.engine.native.library import load_library
-from hone.engine.native.runner import NativeRunner
-from hone.engine.native.weights import bytes_per_weight
+from hone.engine.native.runner import NativeRunner, bytes_per_weight
 from hone.native.build import LEVELS, LIMIT
 
 LEAST = LEVELS.index("avx2")  # portable code has no fused multiply-add on an x86 processor

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hone.core.errors import DataError
 from hone.core.generation import Completion
 from hone.core.interleaving import AnswerKey, AnswerVersions, answer_versions
-from hone.engine.held import RecordedVersions
+from hone.engine.scheduler import RecordedVersions
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hone.core.generation import Request, SamplingParams
 from hone.core.random import uniforms
 from hone.engine.engine import SampleStreams
-from hone.engine.limits import SchedulerLimits
 from hone.engine.samples import (
     TRANSITIONS,
     CachedUniforms,
@@ -20,8 +19,8 @@ from hone.engine.samples import (
     SamplePhase,
     SampleState,
 )
-from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.scheduler import Scheduler, SchedulerLimits
+from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.text_pages import PagePool, PrefixCache
 from hone.engine.work import SamplerOutput
 

@@ -13,10 +13,8 @@ from hone.learner.flat_parameters import FlatParameters
 from hone.models.language import packed_attention
 from hone.models.language.decoder import Decoder, offloading_activations
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
-from hone.models.native import products
-from hone.models.native.attention import MAX_POSITIONS
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native import library as products
+from hone.models.native.library import MAX_POSITIONS, available_kernels, uses_amx_tiles, widens_half_products
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory
 from hone.planner import step_settings

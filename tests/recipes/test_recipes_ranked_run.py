@@ -12,8 +12,7 @@ from tests.support import tiny_runs
 from hone.core.errors import LostRankError, ResourceError
 from hone.parallel import group as rank_group
 from hone.parallel.group import RankMeeting, open_meeting
-from hone.parallel.launcher import LocalLauncher, RankTask, rank_tasks
-from hone.parallel.ranked_job import driver_meeting
+from hone.parallel.ranked_job import LocalLauncher, RankTask, driver_meeting, rank_tasks
 from hone.recipes.ranked_run import over_ranks
 from hone.run import run as runner
 from hone.run.config import RunConfig, RunSettings

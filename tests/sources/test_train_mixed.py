@@ -12,9 +12,15 @@ from hone.core.ragged import offsets_of
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
 from hone.credit.self_imitation import self_imitation
-from hone.sources.logged import LogSource
-from hone.sources.mixed import MixedSource, informative_groups, of_live_groups, with_columns_of
-from hone.sources.successes import SuccessReplay, group_means
+from hone.sources.logged import (
+    LogSource,
+    MixedSource,
+    SuccessReplay,
+    group_means,
+    informative_groups,
+    of_live_groups,
+    with_columns_of,
+)
 
 Row = tuple[int, int, int, float | None]
 """Question, answer, group, score."""

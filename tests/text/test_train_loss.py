@@ -10,8 +10,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.ragged import RaggedArray, offsets_of
-from hone.learner.gradient import micro_batches
-from hone.learner.metrics import MetricsAccumulator, effective_sample_share
+from hone.learner.gradient import MetricsAccumulator, effective_sample_share, micro_batches
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy

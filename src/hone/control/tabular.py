@@ -40,8 +40,7 @@ from hone.estimators.means import Estimate
 from hone.run.config import RunConfig, RunSettings
 from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.run.loop import Recipe, Source
-from hone.sources.live import LiveSource
-from hone.sources.whole_episodes import WholeEpisodes
+from hone.sources.live import LiveSource, WholeEpisodes
 
 TabularCredit: TypeAlias = Callable[[Episodes, Values], Credits]
 T = TypeVar("T", bound=Table)

@@ -8,8 +8,9 @@ and a runner's results do not depend on the batch.
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +21,67 @@ from hone.core.errors import DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
-from hone.engine.checks import check_requests, check_score_requests
 from hone.engine.choose import RunnerChoice
-from hone.engine.held import RecordedVersions
-from hone.engine.limits import PassOutcome, SchedulerLimits
-from hone.engine.observe import TokenObserver, drawn_tokens
-from hone.engine.passes import PassPlan
-from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, scoring_group
-from hone.engine.scheduler import Scheduler
-from hone.engine.session import EngineSession
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.samples import (
+    CachedUniforms,
+    LikeliestRow,
+    PassPlan,
+    PrefillGroup,
+    RunningBatch,
+    SampleState,
+    likeliest_row,
+    scoring_group,
+)
+from hone.engine.scheduler import PassOutcome, RecordedVersions, Scheduler, SchedulerLimits
+from hone.engine.session import EngineSession, StopRules, TokenizerRules, check_requests, check_score_requests
+from hone.engine.work import SamplerOutput
+
+# ------------------------------------------------------------------------------------------------------------ observers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnToken:
+    """One token of an unfinished answer."""
+
+    request_id: str
+    sample_index: int
+    position: int
+    """Index of the token in its answer, from 0. A preempted answer may sample its last token again: the latest
+    counts."""
+    token: int
+    logp: float
+    """Nats, of the whole policy."""
+    likeliest: LikeliestRow | None = None
+    """Ids and log-probabilities of the likeliest tokens there, where the request asks for them."""
+
+
+TokenObserver: TypeAlias = Callable[[Sequence[DrawnToken]], None]
+"""Called in every pass with its tokens, before completions that end with them are returned. It must not call the
+engine."""
+
+
+def drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
+    """Tokens sampled in the pass of `plan`, before `table` records them, without scored tokens."""
+    owners: list[tuple[SampleState, int, int]] = [
+        *zip(table.samples[: plan.rows], table.drawn_tokens[: plan.rows].tolist(), range(plan.rows), strict=True),
+    ]
+    draw = plan.rows
+    for chunk in plan.chunks:
+        owners += [(sample, len(sample.tokens), draw + at) for at, sample in enumerate(chunk.drawing_samples)]
+        draw += chunk.draws
+    tokens, logp = drawn.token.tolist(), drawn.logp.tolist()
+    return [
+        DrawnToken(
+            request_id=sample.request.id,
+            sample_index=sample.number,
+            position=place,
+            token=tokens[draw],
+            logp=logp[draw],
+            likeliest=likeliest_row(drawn, draw, top) if (top := sample.request.sampling.top_logprobs) else None,
+        )
+        for sample, place, draw in owners
+    ]
+
 
 # -------------------------------------------------------------------------------------------------------------- streams
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hone.core.errors import ResourceError
-from hone.parallel.config import ClusterConfig
+from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
 from hone.parallel.connect import connect_to_ray, last_line
-from hone.parallel.placement import NodeRoom, needed_store_bytes, placement_faults
 
 LIBRARIES: Final = ("hone-rl", "torch", "numpy", "ray")
 _SMALL_STORE_BYTES: Final = 75 << 20
@@ -49,7 +48,7 @@ class NodeReport:
 
 def inspect_node(node: str, folder: str, token: str) -> NodeReport:
     """Report on this machine; reads the token `token` in `folder`, and writes one of its own."""
-    from hone.engine.native.build import build  # noqa: PLC0415 - torch: not needed to show findings
+    from hone.engine.native.library import build  # noqa: PLC0415 - torch: not needed to show findings
 
     fault = ""
     try:

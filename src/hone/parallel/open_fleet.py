@@ -6,13 +6,11 @@ from importlib.util import find_spec
 import torch
 
 from hone.core.errors import ResourceError, run_all_checks
+from hone.engine.fleet.fleet_book import FleetLimits
 from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
-from hone.engine.fleet.fleet_records import FleetLimits
-from hone.engine.fleet.fleet_transport import FleetTransport
-from hone.engine.fleet.replica import ReplicaSettings
+from hone.engine.fleet.replica import FleetTransport, ReplicaSettings
 from hone.models.language.decoder import Decoder
-from hone.parallel.config import ClusterConfig
-from hone.parallel.placement import NodeRoom, needed_store_bytes, placement_faults
+from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
 
 
 def machine_cpus() -> int:
@@ -53,8 +51,7 @@ def check_cluster(config: ClusterConfig | None) -> list[str]:
 def _make_transport(config: ClusterConfig, decoder: Decoder, settings: ReplicaSettings) -> FleetTransport:
     """Replicas as Ray actors; nothing is started yet. Raises ResourceError where Ray is not installed."""
     require_ray()
-    from hone.parallel.ray_transport import RayTransport  # noqa: PLC0415 - an extra
-    from hone.parallel.replica_actor import ReplicaSpec  # noqa: PLC0415 - it imports Ray
+    from hone.parallel.ray_transport import RayTransport, ReplicaSpec  # noqa: PLC0415 - Ray: an extra
 
     spec = ReplicaSpec(
         model=decoder.config,

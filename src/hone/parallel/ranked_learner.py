@@ -16,12 +16,11 @@ from hone.core.errors import HoneError, LostRankError
 from hone.core.state import State, array, integer, substate
 from hone.credit.novelty import NoveltyCredits
 from hone.learner.gradient import GradientLearner
-from hone.learner.share import sharing
-from hone.learner.shared_statistics import SharedStatistics
+from hone.learner.share import SharedStatistics, sharing
 from hone.run.loop import Learner
 
 if TYPE_CHECKING:
-    from hone.learner.ranked_build import Question
+    from hone.learner.share import Question
     from hone.parallel.group import RankGroup
     from hone.parallel.sharded_build import ShardedTwin
 

@@ -3,10 +3,9 @@
 from typing import Final
 
 from hone.core.errors import ConfigError
-from hone.engine.clients.config import ServerEngine
-from hone.engine.fleet.flat_weights import layout_of
+from hone.engine.clients.http import ServerEngine
 from hone.engine.fleet.fleet_engine import FleetEngine
-from hone.engine.fleet.replica import ReplicaSettings
+from hone.engine.fleet.replica import ReplicaSettings, layout_of
 from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.config import ClusterConfig
 from hone.parallel.open_fleet import open_fleet

@@ -23,7 +23,7 @@ from hone.core.interleaving import AnswerKey, AnswerVersions
 from hone.core.state import State, integer, substate
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.fleet.fleet_engine import FleetEngine
-from hone.engine.held import RecordedVersions
+from hone.engine.scheduler import RecordedVersions
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_policy import TokenPolicy
 from hone.run.resume import ALLOWED

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from hone.core.credit import Metrics
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer

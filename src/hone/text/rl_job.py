@@ -14,10 +14,10 @@ import numpy as np
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes, concatenate
 from hone.credit.turns import dialogues_as_one
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.engine.engine import EmbeddedEngine
 from hone.learner.gradient import GradientLearner
-from hone.learner.ranked_build import trained_policy
+from hone.learner.share import trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.run.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.run.loop import Recipe, Source
@@ -26,7 +26,7 @@ from hone.run.store.survivorship import Fate, SurvivorshipCounts
 from hone.run.wrapper import SourceWrapper, WithState
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
-from hone.sources.mixed import of_live_groups
+from hone.sources.logged import of_live_groups
 from hone.text.adapters.openenv import check_server, server_schema
 from hone.text.balance import missing_routes
 from hone.text.captured import CapturedText, captured_inputs, open_captured_text

@@ -13,7 +13,7 @@ from hone.control.replay.store import EpisodeStore
 from hone.core.episodes import Episodes, column_table, concatenate
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
-from hone.sources.whole_episodes import join_pieces
+from hone.sources.live import join_pieces
 
 OPTIONAL = [name for name, column in column_table().items() if column.optional and name != "final"]
 

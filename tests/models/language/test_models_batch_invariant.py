@@ -10,7 +10,7 @@ from torch.nn import functional
 from hone.core.ragged import offsets_of
 from hone.models.language.batch_invariant import TILE, BatchInvariantAttention, BatchInvariantLinear, round_up_to_tile
 from hone.models.language.fused_ops import gated_silu
-from hone.models.native import products
+from hone.models.native import library as products
 
 
 def test_padding():

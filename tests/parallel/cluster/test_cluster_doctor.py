@@ -9,10 +9,9 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.errors import ResourceError
-from hone.parallel.config import ClusterConfig
+from hone.parallel.config import ClusterConfig, NodeRoom
 from hone.parallel.connect import require_listener
 from hone.parallel.doctor import ClusterFinding, NodeReport, findings_of, inspect_cluster, inspect_node
-from hone.parallel.placement import NodeRoom
 
 HERE = NodeReport(node="driver", versions={"python": "3.11", "torch": "2.13"}, kernels="runner-abc")
 ROOMS = [NodeRoom(name=name, cpus=2, gpus=0, store_bytes=mib << 20) for name, mib in (("a", 100), ("b", 50))]

@@ -19,7 +19,7 @@ from ray_fleets import (
 )
 
 from hone.core.errors import ResourceError
-from hone.parallel.replica_actor import end_process, start_ticks
+from hone.parallel.ray_transport import end_process, start_ticks
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
 

@@ -13,9 +13,9 @@ from hone.core.generation import Completion, Request, SamplingParams, ScoreReque
 from hone.core.random import generator
 from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
 from hone.engine.native.library import unavailable_reason
-from hone.engine.stops import TokenizerRules
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.finding import (
     BoundedClaim,

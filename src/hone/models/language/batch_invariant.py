@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hone.core.ragged import Ints
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
-from hone.models.native.products import WIDENED_ROWS, is_widened
+from hone.models.native.library import WIDENED_ROWS, is_widened
 from hone.models.packing import PackedBatch, packed_text_slots
 
 TILE: Final = 16

@@ -36,7 +36,6 @@ from hone.models.language.decoder_layer import CompiledLayerHalves, DecoderLayer
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
-from hone.models.language.half_products import uses_half_products
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rope import RopeConfig
 from hone.models.language.tensor_group import TensorGroup
@@ -49,10 +48,18 @@ from hone.models.language.token_logprobs import (
     query_logprobs,
     top_k_tokens,
 )
-from hone.models.native.attention import KernelTexts, NativeAttention
-from hone.models.native.layers import DTYPE_CODES, native_add_norm, native_gated_silu
-from hone.models.native.library import available_kernels, why_unavailable
-from hone.models.native.products import is_widened, uses_amx_tiles
+from hone.models.native.library import (
+    DTYPE_CODES,
+    KernelTexts,
+    NativeAttention,
+    available_kernels,
+    is_widened,
+    native_add_norm,
+    native_gated_silu,
+    uses_amx_tiles,
+    uses_half_products,
+    why_unavailable,
+)
 from hone.models.packing import PackedBatch
 
 # --------------------------------------------------------------------------------------------------------------- rotary

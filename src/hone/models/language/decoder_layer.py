@@ -13,8 +13,7 @@ from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutedToken
 from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
 from hone.models.language.tensor_group import TensorGroup, shared_input, shared_weights, summed_output
-from hone.models.native.attention import NativeAttention
-from hone.models.native.layers import native_add_norm, native_gated_silu
+from hone.models.native.library import NativeAttention, native_add_norm, native_gated_silu
 
 
 class LinearProjection(nn.Module):

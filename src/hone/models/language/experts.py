@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from hone.core.errors import DataError
 from hone.models.gradient_buffers import write_gradient
-from hone.models.language.expert_config import ExpertsConfig
-from hone.models.language.half_products import rounded_matmul
-from hone.models.native.products import tiled_matmul, weight_gradient
+from hone.models.language.config import ExpertsConfig
+from hone.models.native.library import rounded_matmul, tiled_matmul, weight_gradient
 
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""

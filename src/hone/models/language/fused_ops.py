@@ -13,9 +13,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.models.gradient_buffers import write_gradient
-from hone.models.language.half_products import half_matmul, rounded_linear, rounded_matmul
 from hone.models.language.token_logprobs import at_least_float32
-from hone.models.native.products import is_widened, tiled_matmul, weight_gradient
+from hone.models.native.library import (
+    half_matmul,
+    is_widened,
+    rounded_linear,
+    rounded_matmul,
+    tiled_matmul,
+    weight_gradient,
+)
 
 
 class _FusedContext(Protocol):

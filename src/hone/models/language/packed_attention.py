@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.models.native.products import is_widened
+from hone.models.native.library import is_widened
 from hone.models.packing import PackedBatch, index_numbers, packed_text_slots
 
 FUSED_MIN_KEYS: Final = 1024

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.language.half_products import half_matmul
-from hone.models.native.layers import computes_nothing
-from hone.models.native.products import tiled_matmul as tiled
+from hone.models.native.library import computes_nothing, half_matmul
+from hone.models.native.library import tiled_matmul as tiled
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Logits that live at once: 16 MiB in float32."""

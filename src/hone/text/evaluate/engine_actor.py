@@ -9,12 +9,12 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, GenerationEngine, Request
 from hone.engine.canary import WeightFingerprint
 from hone.engine.choose import RunnerKind
-from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect_engine
+from hone.engine.clients.http import ServerEngine
+from hone.engine.clients.remote import connect_engine
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.fleet.open_servers import open_server_fleet
+from hone.engine.fleet.server_transport import open_server_fleet
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
-from hone.engine.stops import TokenizerRules
+from hone.engine.session import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.tasks.dataset import Example, ExampleDataset

@@ -20,8 +20,8 @@ from hone.credit.returns import reward_as_advantage
 from hone.learner.config import learning_rate_schedule, policy_phase
 from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.learner.low_rank_parameters import LowRankParameters, low_rank_phase
-from hone.learner.ranked_build import sharded_store, trained_policy
-from hone.models.language.token_scorer import ScoreRange, TokenScorer
+from hone.learner.share import sharded_store, trained_policy
+from hone.models.language.scalar_head import ScoreRange, TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
