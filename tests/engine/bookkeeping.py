@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.core.random import uniforms
-from hone.engine.samples import CachedUniforms, PrefillGroup, SamplePhase, SampleState, scoring_group
+from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, _SamplePhase, scoring_group
 from hone.engine.scheduler import Scheduler, SchedulerLimits
 from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.work import DRAW, ForwardBatch, SamplerOutput
@@ -220,7 +220,7 @@ class Bookkeeping(RuleBasedStateMachine):
         pool, held = self.scheduler.pool, self.scheduler.count_page_references()
         assert [pool.references(page) for page in range(pool.count)] == held.tolist()
         assert pool.free == int((held == 0).sum())
-        assert all(sample.phase is SamplePhase.RUNNING for sample in self.scheduler.table.samples)
+        assert all(sample.phase is _SamplePhase.RUNNING for sample in self.scheduler.table.samples)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hone.core.errors import ConfigError
 from hone.engine.native.library import load_library
-from hone.engine.native.runner import NativeRunner, bytes_per_weight
+from hone.engine.native.runner import NativeRunner, _bytes_per_weight
 from hone.native.build import LEVELS, LIMIT
 
 LEAST = LEVELS.index("avx2")  # portable code has no fused multiply-add on an x86 processor
@@ -93,7 +93,7 @@ def test_other_runners_may_keep_keys_in_int8(dtype, cache, worst):
     [("float32", False, 4, 4, 4), ("bfloat16", False, 2, 2, 2), ("int8", False, 1, 2, 4), ("int8", True, 1, 2, 2)],
 )
 def test_bytes_of_a_weight(kind, half, layer, head, embedding):
-    found = [bytes_per_weight(kind, part, half=half) for part in ("layer", "head", "embedding")]
+    found = [_bytes_per_weight(kind, part, half=half) for part in ("layer", "head", "embedding")]
     assert found == [layer, head, embedding]
 
 

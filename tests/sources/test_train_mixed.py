@@ -16,10 +16,10 @@ from hone.sources.logged import (
     LogSource,
     MixedSource,
     SuccessReplay,
-    group_means,
+    _group_means,
+    _with_columns_of,
     informative_groups,
     of_live_groups,
-    with_columns_of,
 )
 
 Row = tuple[int, int, int, float | None]
@@ -131,8 +131,8 @@ def _same(one: Episodes, other: Episodes) -> bool:
 
 def test_columns_that_the_live_source_lacks_are_left_out() -> None:
     live, old = episodes([(0, 0, 0, 1.0)]), replace(episodes([(1, 0, 0, 1.0)]), baseline=np.zeros(1))
-    assert with_columns_of(live, old).baseline is None
-    assert with_columns_of(live, live) is live
+    assert _with_columns_of(live, old).baseline is None
+    assert _with_columns_of(live, live) is live
 
 
 @given(rows=ROWS)
@@ -227,7 +227,7 @@ def test_a_question_without_a_score_keeps_its_successes() -> None:
         source.collect()
         sizes.append(0 if source.kept is None else len(source.kept))
     assert sizes == [1, 1, 0], "asked again and always right: the policy has caught up"
-    assert group_means(episodes(batches[1])).tolist() == [np.inf]
+    assert _group_means(episodes(batches[1])).tolist() == [np.inf]
 
 
 def test_self_imitation_by_hand() -> None:

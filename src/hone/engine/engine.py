@@ -60,7 +60,7 @@ TokenObserver: TypeAlias = Callable[[Sequence[DrawnToken]], None]
 engine."""
 
 
-def drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
+def _drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
     """Tokens sampled in the pass of `plan`, before `table` records them, without scored tokens."""
     owners: list[tuple[SampleState, int, int]] = [
         *zip(table.samples[: plan.rows], table.drawn_tokens[: plan.rows].tolist(), range(plan.rows), strict=True),
@@ -94,7 +94,7 @@ _MOST: Final = 1 << 18
 """Largest total of numbers generated early."""
 
 
-class SampleStreams:
+class _SampleStreams:
     """Generators are reused: making a Philox generator takes three times as long as setting its key."""
 
     def __init__(self, seed: int) -> None:
@@ -162,7 +162,7 @@ class EmbeddedEngine(EngineSession):
         self.runner, self.own_weights, self.note = chosen.runner, chosen.own_weights, chosen.note
         self.seed = seed
         self.on_publish: OnPublish = on_publish
-        self._streams = SampleStreams(seed)
+        self._streams = _SampleStreams(seed)
         self.fingerprints: dict[int, WeightFingerprint] = {}
         """Fingerprints of the latest versions."""
         self.observer: TokenObserver | None = None
@@ -370,7 +370,7 @@ class EmbeddedEngine(EngineSession):
         if not np.isfinite(drawn.logp).all():
             self._fail(plan, drawn.logp)
         if self.observer is not None:
-            self.observer(drawn_tokens(plan, self._scheduler.table, drawn))
+            self.observer(_drawn_tokens(plan, self._scheduler.table, drawn))
         outcome = self._scheduler.apply_results(plan, drawn, self._ends)
         self._hand_out(outcome)
         self._count(plan.rows, len(plan.batch.tokens), spent)

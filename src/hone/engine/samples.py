@@ -15,7 +15,7 @@ from hone.core.routing import Routing
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 
-class SamplePhase(IntEnum):
+class _SamplePhase(IntEnum):
     """Phase of a sample."""
 
     WAITING = auto()
@@ -42,20 +42,20 @@ class SampleEvent(IntEnum):
     CANCEL = auto()
 
 
-TRANSITIONS: Final[dict[tuple[SamplePhase, SampleEvent], SamplePhase]] = {
-    (SamplePhase.WAITING, SampleEvent.ADMIT): SamplePhase.FILLING,
-    (SamplePhase.FILLING, SampleEvent.FILLED): SamplePhase.READY,
-    (SamplePhase.READY, SampleEvent.SEAT): SamplePhase.RUNNING,
-    (SamplePhase.FILLING, SampleEvent.PREEMPT): SamplePhase.WAITING,
-    (SamplePhase.READY, SampleEvent.PREEMPT): SamplePhase.WAITING,
-    (SamplePhase.RUNNING, SampleEvent.PREEMPT): SamplePhase.WAITING,
-    (SamplePhase.FILLING, SampleEvent.END): SamplePhase.ENDED,  # a text that was only to be scored
-    (SamplePhase.READY, SampleEvent.END): SamplePhase.ENDED,
-    (SamplePhase.RUNNING, SampleEvent.END): SamplePhase.ENDED,
-    (SamplePhase.WAITING, SampleEvent.CANCEL): SamplePhase.ENDED,
-    (SamplePhase.FILLING, SampleEvent.CANCEL): SamplePhase.ENDED,
-    (SamplePhase.READY, SampleEvent.CANCEL): SamplePhase.ENDED,
-    (SamplePhase.RUNNING, SampleEvent.CANCEL): SamplePhase.ENDED,
+TRANSITIONS: Final[dict[tuple[_SamplePhase, SampleEvent], _SamplePhase]] = {
+    (_SamplePhase.WAITING, SampleEvent.ADMIT): _SamplePhase.FILLING,
+    (_SamplePhase.FILLING, SampleEvent.FILLED): _SamplePhase.READY,
+    (_SamplePhase.READY, SampleEvent.SEAT): _SamplePhase.RUNNING,
+    (_SamplePhase.FILLING, SampleEvent.PREEMPT): _SamplePhase.WAITING,
+    (_SamplePhase.READY, SampleEvent.PREEMPT): _SamplePhase.WAITING,
+    (_SamplePhase.RUNNING, SampleEvent.PREEMPT): _SamplePhase.WAITING,
+    (_SamplePhase.FILLING, SampleEvent.END): _SamplePhase.ENDED,  # a text that was only to be scored
+    (_SamplePhase.READY, SampleEvent.END): _SamplePhase.ENDED,
+    (_SamplePhase.RUNNING, SampleEvent.END): _SamplePhase.ENDED,
+    (_SamplePhase.WAITING, SampleEvent.CANCEL): _SamplePhase.ENDED,
+    (_SamplePhase.FILLING, SampleEvent.CANCEL): _SamplePhase.ENDED,
+    (_SamplePhase.READY, SampleEvent.CANCEL): _SamplePhase.ENDED,
+    (_SamplePhase.RUNNING, SampleEvent.CANCEL): _SamplePhase.ENDED,
 }
 """Everything that can happen to a sample; nothing else does."""
 
@@ -99,7 +99,7 @@ class SampleState:
     request: Request
     number: int
     stream: UniformStream
-    phase: SamplePhase = SamplePhase.WAITING
+    phase: _SamplePhase = _SamplePhase.WAITING
     tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
     """`[n]`."""
     logp: NDArray[np.float32] = field(default_factory=_no_logp)
@@ -184,12 +184,12 @@ class SampleState:
             trailing_characters=behind,
             turn=self.request.turn,
             routing=self.routing,
-            likeliest=likeliest_tokens(self.likeliest),
+            likeliest=_likeliest_tokens(self.likeliest),
             reread_at=tuple(self.reread_at),
         )
 
 
-def likeliest_tokens(rows: list[LikeliestRow]) -> LikeliestTokens | None:
+def _likeliest_tokens(rows: list[LikeliestRow]) -> LikeliestTokens | None:
     """The rows of one answer or text together; None where there are none."""
     if not rows:
         return None
@@ -233,14 +233,14 @@ class PrefillGroup:
         """End its samples that are `wanted`."""
         for sample in filter(wanted, (*self.members, *self.ready)):
             sample.apply_event(SampleEvent.CANCEL)
-        self.members = [sample for sample in self.members if sample.phase is not SamplePhase.ENDED]
-        self.ready = [sample for sample in self.ready if sample.phase is not SamplePhase.ENDED]
+        self.members = [sample for sample in self.members if sample.phase is not _SamplePhase.ENDED]
+        self.ready = [sample for sample in self.ready if sample.phase is not _SamplePhase.ENDED]
 
     def scores(self) -> ScoreResult:
         """The log-probabilities of a text that was scored."""
         both = np.concatenate(self.scored_logp)
         logp, sampled = np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
-        return ScoreResult(logp=logp, sampled_logp=sampled, likeliest=likeliest_tokens(self.likeliest))
+        return ScoreResult(logp=logp, sampled_logp=sampled, likeliest=_likeliest_tokens(self.likeliest))
 
 
 def scoring_group(order: int, text: ScoreRequest, request: Request) -> PrefillGroup:
@@ -377,7 +377,7 @@ class RunningBatch:
         self.drawn_tokens[:n] += 1
         if drawn.sampling_mask_bits is not None:
             for row in np.flatnonzero(self.truncates[:n]).tolist():
-                self.samples[row].sampling_mask.append(mask_token_ids(drawn.sampling_mask_bits[row]))
+                self.samples[row].sampling_mask.append(_mask_token_ids(drawn.sampling_mask_bits[row]))
         if drawn.top_tokens is not None:
             for row in np.flatnonzero(self._top_logprobs[:n]).tolist():
                 self.samples[row].likeliest.append(likeliest_row(drawn, row, int(self._top_logprobs[row])))
@@ -421,7 +421,7 @@ def likeliest_row(drawn: SamplerOutput, row: int, count: int) -> LikeliestRow:
     return drawn.top_tokens[row, :count].copy(), drawn.top_logp[row, :count].copy()
 
 
-def mask_token_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:
+def _mask_token_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:
     """`[ceil(vocab / 8)]` little-endian bits -> the ids whose bit is set, ascending."""
     return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
 
@@ -464,7 +464,7 @@ class PromptChunk:
         bits = drawn.sampling_mask_bits if sampling.truncates else None
         for at, sample in enumerate(self.drawing_samples):
             sample.mark_reread(version)
-            kept = None if bits is None else mask_token_ids(bits[place + at])
+            kept = None if bits is None else _mask_token_ids(bits[place + at])
             sample.append_token(tokens[at : at + 1], logp[:, at : at + 1], kept, version)
             if sampling.top_logprobs:
                 sample.likeliest.append(likeliest_row(drawn, place + at, sampling.top_logprobs))

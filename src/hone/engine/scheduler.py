@@ -33,7 +33,7 @@ from hone.engine.work import ForwardBatch, SamplerOutput
 # --------------------------------------------------------------------------------------------------------------- limits
 
 
-class FinishRules(Protocol):
+class _FinishRules(Protocol):
     """Rule that decides when a sample ends."""
 
     def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
@@ -107,7 +107,7 @@ class PassOutcome:
 
 
 @dataclass(slots=True)
-class SchedulerCounts:
+class _SchedulerCounts:
     """Counts since the last reset."""
 
     cached_tokens: int = 0
@@ -128,7 +128,7 @@ class SchedulerCounts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeldRow:
+class _HeldRow:
     """A sample between two tokens, with the pages of the keys that it keeps."""
 
     sample: SampleState
@@ -154,11 +154,11 @@ class RecordedVersions:
 
 
 @dataclass
-class HeldSamples:
+class _HeldSamples:
     """Texts to be read, and rows with their pages, by the version that goes on with them."""
 
     _texts: dict[int, list[PrefillGroup]] = field(default_factory=dict[int, list[PrefillGroup]])
-    _rows: dict[int, list[HeldRow]] = field(default_factory=dict[int, list[HeldRow]])
+    _rows: dict[int, list[_HeldRow]] = field(default_factory=dict[int, list[_HeldRow]])
 
     def __len__(self) -> int:
         """Number of waiting texts and rows."""
@@ -175,7 +175,7 @@ class HeldSamples:
 
     def add_row(self, version: int, sample: SampleState, pages: list[int]) -> None:
         """Hold a running sample with its pages until `version` is there."""
-        self._rows.setdefault(version, []).append(HeldRow(sample, pages))
+        self._rows.setdefault(version, []).append(_HeldRow(sample, pages))
 
     def release(self, version: int, table: RunningBatch, add: Callable[[PrefillGroup], None]) -> None:
         """Give rows back to those that waited for `version`, with their old keys, and queue its texts."""
@@ -209,7 +209,7 @@ class HeldSamples:
         return freed
 
 
-def rows_to_hold(table: RunningBatch, version: int, *, keep: bool) -> list[tuple[int, int | None]]:
+def _rows_to_hold(table: RunningBatch, version: int, *, keep: bool) -> list[tuple[int, int | None]]:
     """Rows, the last first, that cannot draw their next token by `version`, each with the version that it keeps its
     keys for; None: its text is read again."""
     found: list[tuple[int, int | None]] = []
@@ -278,7 +278,7 @@ class Scheduler:
     version: int = 0
     admitting: bool = True
     """True if waiting requests may start."""
-    counts: SchedulerCounts = field(default_factory=SchedulerCounts)
+    counts: _SchedulerCounts = field(default_factory=_SchedulerCounts)
     replay: OnPublish | None = None
     """Treatment of answers in progress in the run that is replayed, if one is."""
 
@@ -298,7 +298,7 @@ class Scheduler:
         self._waiting: list[tuple[int, int, int, PrefillGroup]] = []
         self._fills: list[PrefillGroup] = []
         self._ready: deque[PrefillGroup] = deque()
-        self.held = HeldSamples()
+        self.held = _HeldSamples()
 
     @property
     def busy(self) -> bool:
@@ -348,7 +348,7 @@ class Scheduler:
         copies = (np.array(self._sources, np.int32), np.array(self._targets, np.int32)) if self._sources else no_copies
         return PassPlan(batch=work, rows=rows, chunks=chunks, copy_sources=copies[0], copy_targets=copies[1])
 
-    def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: FinishRules) -> PassOutcome:
+    def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: _FinishRules) -> PassOutcome:
         """Distribute the results of `plan`; finished samples leave."""
         outcome = PassOutcome(finished=[], scored_groups=[])
         self.routes.write(plan.batch, drawn.routing)
@@ -427,7 +427,7 @@ class Scheduler:
     def _hold_rows(self) -> bool:
         """In a replay, take samples out of their rows that wait for other weights, or are to be read again; whether
         there were any. Only rows that keep their old keys hold pages meanwhile."""
-        found = rows_to_hold(self.table, self.version, keep=self.replay == "keep")
+        found = _rows_to_hold(self.table, self.version, keep=self.replay == "keep")
         for row, version in found:
             if version is None:
                 self._drop_row(row, known=False)
@@ -533,7 +533,7 @@ class Scheduler:
         return chunks
 
     def _advance(
-        self, chunk: PromptChunk, drawn: SamplerOutput, place: int, ends: FinishRules, outcome: PassOutcome
+        self, chunk: PromptChunk, drawn: SamplerOutput, place: int, ends: _FinishRules, outcome: PassOutcome
     ) -> None:
         fill = chunk.group
         fill.filled_tokens = chunk.stop

@@ -16,7 +16,7 @@ from hone.learner.share import ParameterStore
 # ------------------------------------------------------------------------------------------------------- stored weights
 
 
-def named_arrays(parameters: ParameterStore, values: Sequence[Tensor]) -> State:
+def _named_arrays(parameters: ParameterStore, values: Sequence[Tensor]) -> State:
     """Copies of values shaped like `owned`, whole and by parameter name, in a type that numpy knows: bfloat16 is
     widened, which loses nothing. All ranks call it; those that save nothing get empty arrays."""
     return {
@@ -27,7 +27,7 @@ def named_arrays(parameters: ParameterStore, values: Sequence[Tensor]) -> State:
 
 def stored_weights(parameters: ParameterStore) -> State:
     """All trained weights by name."""
-    return named_arrays(parameters, parameters.owned)
+    return _named_arrays(parameters, parameters.owned)
 
 
 @torch.no_grad()
@@ -117,7 +117,7 @@ class Adam:
     def state(self) -> State:
         """Step count and both moments of each parameter by name, whole whatever the number of ranks."""
         moments = {"exp_avg": self.means, "exp_avg_sq": self.squares}
-        named = {name: named_arrays(self.parameters, moment) for name, moment in moments.items()}
+        named = {name: _named_arrays(self.parameters, moment) for name, moment in moments.items()}
         return {"step": float(self.steps), **named}
 
     def restore(self, state: State) -> None:

@@ -95,7 +95,7 @@ class MetricsAccumulator:
             first, *others = rows
             sums = [sum(column, start=start) for start, *column in zip(first, *others, strict=True)]
             if name.endswith("_ess"):
-                found[name] = effective_sample_share(sums[0], sums[1], sums[2])
+                found[name] = _effective_sample_share(sums[0], sums[1], sums[2])
             else:
                 found[name] = sums[0] if len(sums) == 1 else sums[0] / max(sums[1], 1)
         return noted | found
@@ -118,7 +118,7 @@ class MetricsAccumulator:
         return [json.loads(part.tobytes()) for part in parts]
 
 
-def effective_sample_share(count: float, total: float, squares: float) -> float:
+def _effective_sample_share(count: float, total: float, squares: float) -> float:
     """Effective sample size of importance weights as a share of their number, (sum w)^2 / (n sum w^2) (Kong, 1992)."""
     return total * total / (count * squares) if squares > 0 else 0.0
 

@@ -56,7 +56,7 @@ ATTENTION_TOKENS: Final = 4096
 """Length at which attention costs a row as much as the rest of a layer."""
 
 
-def cut(sizes: Ints, ranks: int, budget_tokens: int) -> list[list[Ints]]:
+def _cut(sizes: Ints, ranks: int, budget_tokens: int) -> list[list[Ints]]:
     """Micro-batches of each rank as row numbers: every row stands in exactly one, and all ranks have equally many.
 
     `sizes` `[rows]` tokens. The longest rows are placed first, each on the rank with the least work so far (Graham,
@@ -120,7 +120,7 @@ class BatchShare:
         Rank r has the shares r, R + r, 2R + r, ...: one of each run of R neighbours, so that sums over ranks are the
         lower levels of the tree over all shares.
         """
-        parts = cut(sizes, self.shares, budget_tokens)
+        parts = _cut(sizes, self.shares, budget_tokens)
         rounds = range(self.shares // self.ranks)
         passes = range(len(parts[0]))
         return [

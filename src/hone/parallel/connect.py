@@ -37,7 +37,7 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
         raise ResourceError(f'Ray cannot be imported ({error}): pip install "hone-rl[ray]"') from error
     if ray.is_initialized():
         return False
-    require_listener(address)
+    _require_listener(address)
     start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     if address == "local":
         cores = max(cpus, os.cpu_count() or 1)
@@ -77,7 +77,7 @@ def last_line(error: Exception) -> str:
     return lines[-1].partition(" Some common causes")[0][:300] if lines else type(error).__name__
 
 
-def require_listener(address: str) -> None:
+def _require_listener(address: str) -> None:
     """Raise ResourceError for an address `host:port` where nothing listens: Ray would try for minutes, and end this
     process. Ray Client's addresses are refused."""
     if address.startswith("ray://"):

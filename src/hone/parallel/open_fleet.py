@@ -13,12 +13,12 @@ from hone.models.language.decoder import Decoder
 from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
 
 
-def machine_cpus() -> int:
+def _machine_cpus() -> int:
     """CPUs of this machine that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def require_ray() -> None:
+def _require_ray() -> None:
     """Raise ResourceError where Ray is not installed."""
     if find_spec("ray") is None:
         raise ResourceError("[cluster] needs Ray: pip install 'hone-rl[ray]', or leave the table out")
@@ -35,14 +35,14 @@ def check_cluster(config: ClusterConfig | None) -> list[str]:
     def require_room() -> None:
         here = NodeRoom(
             name="this machine",
-            cpus=machine_cpus(),
+            cpus=_machine_cpus(),
             gpus=torch.cuda.device_count(),
             store_bytes=needed_store_bytes(0),
         )
         if config.address == "local" and (faults := placement_faults([here], config.rollout, 0)):
             raise ResourceError(*faults)
 
-    run_all_checks({"ray": require_ray, "room": require_room})
+    run_all_checks({"ray": _require_ray, "room": require_room})
     if not config.rollout.mixed:
         return []
     return ["cluster.rollout.mixed: replicas may compute by different kernels, so that this run cannot be repeated"]
@@ -50,7 +50,7 @@ def check_cluster(config: ClusterConfig | None) -> list[str]:
 
 def _make_transport(config: ClusterConfig, decoder: Decoder, settings: ReplicaSettings) -> FleetTransport:
     """Replicas as Ray actors; nothing is started yet. Raises ResourceError where Ray is not installed."""
-    require_ray()
+    _require_ray()
     from hone.parallel.ray_transport import RayTransport, ReplicaSpec  # noqa: PLC0415 - Ray: an extra
 
     spec = ReplicaSpec(

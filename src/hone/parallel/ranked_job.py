@@ -233,7 +233,7 @@ class RankedJobBuilder:
         """The driver's job, whose `close` ends all ranks. Raises HoneError; no process is left then."""
         build = self.reopen if self.called else self.opened
         self.called = True
-        meeting = driver_meeting(config, self.launcher)
+        meeting = _driver_meeting(config, self.launcher)
         with contextlib.ExitStack() as stack:
             place, port = open_meeting(meeting)
             meeting = replace(meeting, port=port)
@@ -260,7 +260,7 @@ class RankedJobBuilder:
             )
 
 
-def driver_meeting(config: RunConfig, launcher: RankLauncher) -> RankMeeting:
+def _driver_meeting(config: RunConfig, launcher: RankLauncher) -> RankMeeting:
     """Where and how the ranks of a run meet, for rank 0. Raises ResourceError where there are too few GPUs."""
     run = config.run
     if run.device.startswith("cuda") and launcher.gpus_here(run.ranks) > torch.cuda.device_count():

@@ -53,7 +53,7 @@ class RayLauncher:
         patience_s = self.cluster.patience_s
         if self.cluster.address == "local":
             patience_s = min(patience_s, _LOCAL_S)
-        hosts = open_hosts(len(tasks), placement, module=self.module, variables=variables, patience_s=patience_s)
+        hosts = _open_hosts(len(tasks), placement, module=self.module, variables=variables, patience_s=patience_s)
         children = {task.meeting.rank: child for task, child in zip(tasks, hosts.children, strict=True)}
         for task in tasks:
             cuda = task.meeting.device.startswith("cuda")  # of its machine a rank sees its own GPU only
@@ -67,7 +67,7 @@ class RayLauncher:
                 disconnect_from_ray()
 
         patience_s = max((task.meeting.patience_s for task in tasks), default=0.0)
-        return ChildRanks(patience_s=patience_s, clock=self.clock, children=children, pump=pump_remote, closed=closed)
+        return ChildRanks(patience_s=patience_s, clock=self.clock, children=children, pump=_pump_remote, closed=closed)
 
 
 # ---------------------------------------------------------------------------------------------------------- child hosts
@@ -78,7 +78,7 @@ _CLOSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostReplies:
+class _HostReplies:
     """Lines that a child wrote since the last call."""
 
     lines: tuple[bytes, ...]
@@ -88,7 +88,7 @@ class HostReplies:
     """The last that it printed, for messages."""
 
 
-class ChildHost:
+class _ChildHost:
     """An actor with one child process."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class ChildHost:
             return str(error)
         return ""
 
-    def exchange(self, lines: list[bytes], wait_s: float) -> HostReplies:
+    def exchange(self, lines: list[bytes], wait_s: float) -> _HostReplies:
         """Send lines, and wait up to `wait_s` for one from the child."""
         assert self._child is not None, "open() comes first"
         for line in lines:
@@ -115,9 +115,9 @@ class ChildHost:
         found: list[bytes] = []
         while (reply := self._child.take_reply()) is not None:
             if isinstance(reply, ChildLostError):
-                return HostReplies(lines=tuple(found), lost=f"{reply} (on {platform.node()})", printed="")
+                return _HostReplies(lines=tuple(found), lost=f"{reply} (on {platform.node()})", printed="")
             found.append(reply)
-        return HostReplies(lines=tuple(found), lost="", printed=self._child.last_output())
+        return _HostReplies(lines=tuple(found), lost="", printed=self._child.last_output())
 
     def close(self) -> None:
         """End the child, which may finish what it does for a moment."""
@@ -125,12 +125,12 @@ class ChildHost:
             self._child.shut_down(_CLOSE_S / 2)
 
 
-class RemoteChild:
+class _RemoteChild:
     """The driver's end of a child on another machine, with the methods of `ChildProcess` that a launcher uses."""
 
-    def __init__(self, actor: "ActorHandle[ChildHost]") -> None:
+    def __init__(self, actor: "ActorHandle[_ChildHost]") -> None:
         self._actor = actor
-        self._calls: deque[ray.ObjectRef[HostReplies]] = deque()
+        self._calls: deque[ray.ObjectRef[_HostReplies]] = deque()
         self._replies: deque[bytes] = deque()
         self._lost = self._printed = ""
 
@@ -163,7 +163,7 @@ class RemoteChild:
         self._lost = self._lost or "its process was killed"
         ray.kill(self._actor)
 
-    def ask(self, wait_s: float) -> "ray.ObjectRef[HostReplies]":
+    def ask(self, wait_s: float) -> "ray.ObjectRef[_HostReplies]":
         """The oldest call that has not returned; one that waits for the child if there is none."""
         if not self._calls:
             self._calls.append(self._actor.exchange.remote([], wait_s))
@@ -174,9 +174,9 @@ class RemoteChild:
         while self._calls and not self._lost and ray.wait([self._calls[0]], timeout=0)[0]:
             self._take(self._calls.popleft())
 
-    def _take(self, call: "ray.ObjectRef[HostReplies]") -> None:
+    def _take(self, call: "ray.ObjectRef[_HostReplies]") -> None:
         try:
-            told: HostReplies | None = ray.get(call)
+            told: _HostReplies | None = ray.get(call)
         except exceptions.RayError as error:
             self._lost = " ".join(str(error).split())[:400]
             return
@@ -187,7 +187,7 @@ class RemoteChild:
         self._lost, self._printed = told.lost, told.printed
 
 
-def pump_remote(children: Iterable[RemoteChild], timeout_s: float) -> None:
+def _pump_remote(children: Iterable[_RemoteChild], timeout_s: float) -> None:
     """Wait until a child has written something, at most about `timeout_s` seconds."""
     asked = [child for child in children if child.alive]
     if asked:
@@ -197,11 +197,11 @@ def pump_remote(children: Iterable[RemoteChild], timeout_s: float) -> None:
 
 
 @dataclass(slots=True)
-class ChildHosts:
+class _ChildHosts:
     """Actors in one placement group."""
 
     group: PlacementGroup
-    children: list[RemoteChild]
+    children: list[_RemoteChild]
 
     def close(self) -> None:
         """End all actors with their children, and free their room."""
@@ -210,16 +210,16 @@ class ChildHosts:
         remove_placement_group(self.group)
 
 
-def open_hosts(
+def _open_hosts(
     count: int, learner: LearnerPlacement, *, module: str, variables: Mapping[str, str], patience_s: float
-) -> ChildHosts:
+) -> _ChildHosts:
     """Start `count` children in the connected cluster, as close to each other as there is room.
 
     Raises ResourceError where there is none within the patience, or where a child cannot be started.
     """
     bundle = {"CPU": learner.cpus, **({"GPU": learner.gpus} if learner.gpus else {})}
     group = placement_group([bundle] * count, strategy="PACK")
-    hosts = ChildHosts(group, [])
+    hosts = _ChildHosts(group, [])
     try:
         if not group.wait(patience_s):
             there = ", ".join(NodeRoom.of_node(node).text for node in ray.nodes() if node["Alive"])
@@ -229,7 +229,7 @@ def open_hosts(
             )
         remote: Any = ray.remote  # its type knows no keyword
         actors = [
-            remote(ChildHost)
+            remote(_ChildHost)
             .options(
                 num_cpus=learner.cpus,
                 num_gpus=learner.gpus,
@@ -239,7 +239,7 @@ def open_hosts(
             .remote()
             for place in range(count)
         ]
-        hosts.children.extend(map(RemoteChild, actors))
+        hosts.children.extend(map(_RemoteChild, actors))
         faults = ray.get([actor.open.remote(module, variables, str(Path.cwd())) for actor in actors])
         if wrong := sorted({fault for fault in faults if fault}):
             raise ResourceError(*wrong)

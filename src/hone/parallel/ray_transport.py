@@ -73,7 +73,7 @@ class ReplicaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaHello:
+class _ReplicaHello:
     """First word of a replica's process."""
 
     arithmetic: RunnerArithmetic
@@ -87,7 +87,7 @@ class ReplicaHello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFault:
+class _ReplicaFault:
     """An error of hone's in a replica: Ray drops what it cannot pickle, and plain values stay."""
 
     kind: str
@@ -101,7 +101,7 @@ class ReplicaFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedAsk:
+class _RefusedAsk:
     """Answer of a replica that cannot do an ask now."""
 
     reason: str
@@ -113,11 +113,11 @@ class ReplicaActor:
     def __init__(self) -> None:
         self._replica: GenerationReplica | None = None
 
-    def open(self, spec: ReplicaSpec, token: str) -> ReplicaHello | ReplicaFault:
+    def open(self, spec: ReplicaSpec, token: str) -> _ReplicaHello | _ReplicaFault:
         """Build the engine. `token`: file that this machine must see; empty: none."""
         node = platform.node()
         if token and not Path(token).is_file():
-            return ReplicaFault(
+            return _ReplicaFault(
                 kind=ResourceError.__name__,
                 messages=(
                     f"cluster.rollout.weights_folder = {str(Path(token).parent)!r} is not shared with {node}: it does "
@@ -129,7 +129,7 @@ class ReplicaActor:
             arithmetic = self._replica.arithmetic()
         except HoneError as error:
             return _fault(error)
-        return ReplicaHello(
+        return _ReplicaHello(
             arithmetic=arithmetic,
             node=node,
             node_id=ray.get_runtime_context().get_node_id(),
@@ -138,19 +138,19 @@ class ReplicaActor:
             hone_version=__version__,
         )
 
-    def load(self, weights: PublishedWeights) -> TakenWeights | ReplicaFault:
+    def load(self, weights: PublishedWeights) -> TakenWeights | _ReplicaFault:
         """Take up weights."""
         try:
             return self._opened().load(weights.version, _bytes_of(weights), weights.digest)
         except HoneError as error:
             return _fault(error)
 
-    def answer(self, ask: GenerationAsk) -> AskAnswers | ReplicaFault | RefusedAsk:
+    def answer(self, ask: GenerationAsk) -> AskAnswers | _ReplicaFault | _RefusedAsk:
         """Answer an ask."""
         try:
             return self._opened().answer(ask)
         except AskRefusedError as error:
-            return RefusedAsk(reason=str(error))
+            return _RefusedAsk(reason=str(error))
         except HoneError as error:
             return _fault(error)
 
@@ -168,7 +168,7 @@ class ReplicaActor:
         return self._replica
 
 
-def end_process(pid: int, ticks: int | None) -> bool:
+def _end_process(pid: int, ticks: int | None) -> bool:
     """Kill a process of this machine, if it is the one that started at `ticks`; returns whether it was."""
     if ticks is None or start_ticks(pid) != ticks:
         return False
@@ -196,8 +196,8 @@ def _bytes_of(weights: PublishedWeights) -> NDArray[np.uint8]:
     return ray.get(cast("ray.ObjectRef", part))
 
 
-def _fault(error: HoneError) -> ReplicaFault:
-    return ReplicaFault(kind=type(error).__name__, messages=error.messages)
+def _fault(error: HoneError) -> _ReplicaFault:
+    return _ReplicaFault(kind=type(error).__name__, messages=error.messages)
 
 
 # -------------------------------------------------------------------------------------------------------- ray transport
@@ -228,7 +228,7 @@ class RayTransport:
         self._owns_connection = False
         self._count = 0
         self._actors: dict[str, Any] = {}
-        self._hellos: dict[str, ReplicaHello] = {}
+        self._hellos: dict[str, _ReplicaHello] = {}
         self._calls: dict[ray.ObjectRef, _ActorCall] = {}
         self._lock = threading.Lock()
         self._spec_ref: ray.ObjectRef | None = None
@@ -329,10 +329,10 @@ class RayTransport:
         if hello is None:
             return
         if hello.node_id == ray.get_runtime_context().get_node_id():
-            end_process(hello.pid, hello.start_ticks)
+            _end_process(hello.pid, hello.start_ticks)
             return
         there = NodeAffinitySchedulingStrategy(hello.node_id, soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0)(end_process)
+        task = ray.remote(num_cpus=0, max_retries=0)(_end_process)
         task.options(scheduling_strategy=there).remote(hello.pid, hello.start_ticks)
 
     def close(self) -> None:
@@ -390,18 +390,18 @@ class RayTransport:
                 return AskAnswered(replica=call.replica, number=call.number, answers=result)
             case TakenWeights():
                 return ReplicaLoaded(replica=call.replica, taken=result)
-            case RefusedAsk():
+            case _RefusedAsk():
                 return AskRefused(replica=call.replica, number=call.number)
-            case ReplicaFault():
+            case _ReplicaFault():
                 return ReplicaFailed(replica=call.replica, error=result.error(), number=call.number or None)
-            case ReplicaHello():
+            case _ReplicaHello():
                 return self._hear_hello(call.replica, result)
             case int():
                 return ReplicaAlive(replica=call.replica, passes=result)
             case _:
                 return None
 
-    def _hear_hello(self, replica: str, hello: ReplicaHello) -> FleetEvent:
+    def _hear_hello(self, replica: str, hello: _ReplicaHello) -> FleetEvent:
         with self._lock:
             self._hellos[replica] = hello
         if hello.hone_version != __version__:

@@ -76,7 +76,7 @@ class EpisodeStats:
         return metrics
 
 
-def no_metrics() -> Metrics:
+def _no_metrics() -> Metrics:
     """No notices."""
     return {}
 
@@ -88,7 +88,7 @@ class LiveSource(Generic[P]):
     world: RolloutEnvironment[Any]  # the recipe pairs a world with an actor that it can ask
     actor: Actor[P]
     version: int = -1
-    actor_metrics: Callable[[], Metrics] = no_metrics
+    actor_metrics: Callable[[], Metrics] = _no_metrics
     """Metrics of the actor about its latest episodes."""
     episode_stats: EpisodeStats = field(default_factory=EpisodeStats)
 
@@ -132,7 +132,7 @@ class WholeEpisodes(SourceWrapper[P]):
         while ended < self.min_episodes:
             pieces.append(self.source.collect())
             ended += int((pieces[-1].terminated | pieces[-1].truncated).sum())
-        whole, self.open_pieces = join_pieces(concatenate(pieces))
+        whole, self.open_pieces = _join_pieces(concatenate(pieces))
         return whole
 
     def state(self) -> State:
@@ -147,7 +147,7 @@ class WholeEpisodes(SourceWrapper[P]):
         self.open_pieces = unpack_episodes(kept) if kept else None
 
 
-def join_pieces(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
+def _join_pieces(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
     """Episodes that ended, each in one piece, and the pieces of those that go on; pieces stand in the order of time."""
     order = np.argsort(pieces.group, kind="stable")
     sorted_pieces = pieces.take(order)

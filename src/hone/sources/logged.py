@@ -115,8 +115,8 @@ class MixedSource(SourceWrapper[P]):
 
     def collect(self) -> Episodes:
         live, logged = self.source.collect(), replayed(self.log.collect())
-        both = concatenate([live, with_columns_of(live, logged)])
-        self.last_metrics = replay_metrics("warm", both, self.version)
+        both = concatenate([live, _with_columns_of(live, logged)])
+        self.last_metrics = _replay_metrics("warm", both, self.version)
         return both
 
     def publish(self, policy: P) -> None:
@@ -141,7 +141,7 @@ def replayed(episodes: Episodes) -> Episodes:
     return replace(episodes, group=-1 - episodes.group)
 
 
-def with_columns_of(live: Episodes, replayed: Episodes) -> Episodes:
+def _with_columns_of(live: Episodes, replayed: Episodes) -> Episodes:
     """`replayed` with the columns that `live` has recorded, and no others: missing values where it has none of them."""
     wanted, own = live.columns(), replayed.columns()
     if wanted.keys() == own.keys():
@@ -154,7 +154,7 @@ def with_columns_of(live: Episodes, replayed: Episodes) -> Episodes:
     return Episodes.from_columns(replayed.offsets, columns)
 
 
-def replay_metrics(name: str, episodes: Episodes, version: int) -> Metrics:
+def _replay_metrics(name: str, episodes: Episodes, version: int) -> Metrics:
     """Share of the decisions that were replayed, and how many versions ago they were made."""
     old = (episodes.group < 0)[episodes.owner]
     ages = version - episodes.version[old]
@@ -211,7 +211,7 @@ class SuccessReplay(SourceWrapper[P]):
         self._keep(live)
         both = live if old is None else concatenate([live, old])
         size = 0 if self.kept is None else len(self.kept)
-        self.last_metrics = {"successes/kept": float(size), **replay_metrics("successes", both, self.version)}
+        self.last_metrics = {"successes/kept": float(size), **_replay_metrics("successes", both, self.version)}
         return both
 
     def publish(self, policy: P) -> None:
@@ -241,13 +241,13 @@ class SuccessReplay(SourceWrapper[P]):
         points = uniforms(self.seed, "successes", self.draws, count=self.sample_size) * edges[-1]
         drawn = self.kept.take(np.minimum(np.searchsorted(edges, points, side="right"), len(edges) - 1))
         numbered = replace(drawn, group=-1 - np.arange(self.sample_size, dtype=np.int64))
-        return with_columns_of(live, numbered)
+        return _with_columns_of(live, numbered)
 
     def _keep(self, live: Episodes) -> None:
         """Add the successes of a batch, and judge the older ones by the new means of their questions."""
-        means = group_means(live)
+        means = _group_means(live)
         fresh = replace(live, baseline=means)
-        everything = fresh if self.kept is None else concatenate([self.kept, with_columns_of(self.kept, fresh)])
+        everything = fresh if self.kept is None else concatenate([self.kept, _with_columns_of(self.kept, fresh)])
         assert everything.baseline is not None
         baseline, latest, seen = everything.baseline.copy(), dict[bytes, float](), set[bytes]()
         chosen: list[int] = []
@@ -265,7 +265,7 @@ class SuccessReplay(SourceWrapper[P]):
         self.kept = replace(everything, baseline=baseline).take(index) if len(index) else None
 
 
-def group_means(episodes: Episodes) -> NDArray[np.float64]:
+def _group_means(episodes: Episodes) -> NDArray[np.float64]:
     """`[E]` mean of the scores of each episode's group, without missing ones; infinite where all are missing, so that
     nothing is above it."""
     numbers, inverse = np.unique(episodes.group, return_inverse=True)

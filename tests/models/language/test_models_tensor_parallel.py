@@ -23,8 +23,8 @@ from hone.models.language.init import new_model
 from hone.models.language.tensor_group import ProcessTensorGroup, TensorGroup
 from hone.models.language.tensor_parallel import (
     TensorSplit,
+    _load_split,
     gather_weights,
-    load_split,
     split_decoder,
     tensor_split_faults,
 )
@@ -251,7 +251,7 @@ def test_weights_are_joined_and_loaded_to_the_bit() -> None:
         model = model_of(NORMED)
         split = split_decoder(model, ThreadGroup(reduction, 2))
         before = gather_weights(model, split)
-        load_split(model, split, others)
+        _load_split(model, split, others)
         return before, gather_weights(model, split)
 
     for before, after in on_ranks(2, rank):

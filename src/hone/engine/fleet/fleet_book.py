@@ -52,7 +52,7 @@ class ReplicaPhase(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class ReplicaRecord:
+class _ReplicaRecord:
     """Record of a replica."""
 
     name: str
@@ -67,7 +67,7 @@ class ReplicaRecord:
 
 
 @dataclass(slots=True, eq=False)
-class WorkItem:
+class _WorkItem:
     """A request, or texts to score together: what is given out and given back as one."""
 
     order: int
@@ -96,11 +96,11 @@ class WorkItem:
 
 
 @dataclass(slots=True, eq=False)
-class AskRecord:
+class _AskRecord:
     """An ask that is out, and the replicas that hold it."""
 
     ask: GenerationAsk
-    items: list[WorkItem]
+    items: list[_WorkItem]
     holders: set[str] = field(default_factory=set[str])
     wants_another: bool = False
     """True if its holders are silent: the next replica with room gets it as well."""
@@ -138,12 +138,12 @@ class FleetBook:
         self.limits = limits
         self.version = -1
         """Version of the weights that answer; nothing is given before the first."""
-        self.replicas: dict[str, ReplicaRecord] = {}
+        self.replicas: dict[str, _ReplicaRecord] = {}
         """In the order in which they were started."""
-        self.asks: dict[int, AskRecord] = {}
+        self.asks: dict[int, _AskRecord] = {}
         self.asked_again = 0
         """Number of requests that were given to more than one replica."""
-        self._waiting: list[WorkItem] = []
+        self._waiting: list[_WorkItem] = []
         self._orders, self._numbers = 0, 0
         self._losses: list[tuple[int, str]] = []
         self._homes: dict[tuple[str, int], str] = {}
@@ -154,11 +154,11 @@ class FleetBook:
     def queue(self, requests: Sequence[Request], round: int) -> None:
         """Add requests; the longest expected answers are given out first."""
         for request in requests:
-            self._add(WorkItem(self._next_order(), round, request=request))
+            self._add(_WorkItem(self._next_order(), round, request=request))
 
     def queue_texts(self, texts: tuple[ScoreRequest, ...]) -> None:
         """Add texts that one replica is to score."""
-        self._add(WorkItem(self._next_order(), 0, texts=texts))
+        self._add(_WorkItem(self._next_order(), 0, texts=texts))
 
     @property
     def pending(self) -> int:
@@ -172,7 +172,7 @@ class FleetBook:
         self._waiting.sort(key=lambda item: item.priority)
         while self._waiting:
             items = self._next_items(size)
-            record = AskRecord(self._new_ask(items), items)
+            record = _AskRecord(self._new_ask(items), items)
             holder = self._holder(record)
             if holder is None:
                 break
@@ -225,7 +225,7 @@ class FleetBook:
     def cancel(self, request_ids: Collection[str] | None = None) -> list[tuple[str, int]]:
         """Drop requests (None: all). Returns (replica, ask) of asks that nobody waits for any more."""
 
-        def dropped(item: WorkItem) -> bool:
+        def dropped(item: _WorkItem) -> bool:
             return item.request is not None and (request_ids is None or item.request.id in request_ids)
 
         self._waiting = [item for item in self._waiting if not dropped(item)]
@@ -250,7 +250,7 @@ class FleetBook:
 
     def start(self, replica: str, now_s: float) -> None:
         """Record that a replica's process was started."""
-        self.replicas[replica] = ReplicaRecord(replica, now_s)
+        self.replicas[replica] = _ReplicaRecord(replica, now_s)
 
     def join(self, replica: str, now_s: float) -> None:
         """Record that a replica runs; it is to be sent the weights."""
@@ -346,13 +346,13 @@ class FleetBook:
         self._orders += 1
         return self._orders
 
-    def _add(self, item: WorkItem) -> None:
+    def _add(self, item: _WorkItem) -> None:
         self._waiting.append(item)
 
-    def _heard(self, told: ReplicaRecord, now_s: float) -> None:
+    def _heard(self, told: _ReplicaRecord, now_s: float) -> None:
         told.heard_s, told.silent = now_s, False
 
-    def _active(self) -> list[ReplicaRecord]:
+    def _active(self) -> list[_ReplicaRecord]:
         """Replicas that may be given work; the others that are ready are spares."""
         ready = [one for one in self.replicas.values() if one.phase is ReplicaPhase.READY and not one.silent]
         return ready[: self.limits.replicas]
@@ -364,7 +364,7 @@ class FleetBook:
         pieces = max(1, min(_PIECES, share // least))
         return max(1, min(max(_PIECES, 2 * least), -(-share // pieces)))
 
-    def _next_items(self, size: int) -> list[WorkItem]:
+    def _next_items(self, size: int) -> list[_WorkItem]:
         """Items of the next ask. What a replica was lost with goes by itself, so that the cause is found."""
         head = self._waiting[0]
         if head.losses or head.request is None:
@@ -374,29 +374,29 @@ class FleetBook:
         )
         return [item for item, _ in zip(alike, range(size), strict=False)]
 
-    def _new_ask(self, items: Sequence[WorkItem]) -> GenerationAsk:
+    def _new_ask(self, items: Sequence[_WorkItem]) -> GenerationAsk:
         self._numbers += 1
         requests = tuple(item.request for item in items if item.request is not None)
         return GenerationAsk(
             number=self._numbers, requests=requests, round=items[0].round, version=self.version, texts=items[0].texts
         )
 
-    def _holder(self, record: AskRecord) -> ReplicaRecord | None:
+    def _holder(self, record: _AskRecord) -> _ReplicaRecord | None:
         """Replica for an ask: the one that keeps an earlier turn, else the one with the fewest answers to give."""
         free = [one for one in self._active() if one.name not in record.holders and self._has_room(one, record)]
         turns = ((one.after, one.first_sample) for one in record.ask.requests if one.after is not None)
         homes = {self._homes.get(turn) for turn in turns}
         return min(free, key=lambda one: (one.name not in homes, self._load(one)), default=None)
 
-    def _has_room(self, told: ReplicaRecord, record: AskRecord) -> bool:
+    def _has_room(self, told: _ReplicaRecord, record: _AskRecord) -> bool:
         if record.alone or any(self.asks[number].alone for number in told.asks):
             return not told.asks
         return len(told.asks) < _ASKS or self._load(told) <= self.limits.slots
 
-    def _load(self, told: ReplicaRecord) -> int:
+    def _load(self, told: _ReplicaRecord) -> int:
         return sum(self.asks[number].ask.answers for number in told.asks)
 
-    def _hand(self, record: AskRecord, told: ReplicaRecord, now_s: float) -> None:
+    def _hand(self, record: _AskRecord, told: _ReplicaRecord, now_s: float) -> None:
         if not told.asks:
             told.heard_s = now_s
         told.asks.add(record.ask.number)

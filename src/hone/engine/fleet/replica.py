@@ -134,7 +134,7 @@ def pack_weights(tensors: Mapping[str, Tensor], layout: WeightLayout, out: NDArr
 
 
 @torch.no_grad()
-def unpack_weights(flat: NDArray[np.uint8], layout: WeightLayout, tensors: Mapping[str, Tensor]) -> None:
+def _unpack_weights(flat: NDArray[np.uint8], layout: WeightLayout, tensors: Mapping[str, Tensor]) -> None:
     """Copy the bytes `[layout.nbytes]` into the memory of `tensors`. `flat` may be read-only.
 
     Raises DivergedError, before anything is copied, for tensors of other names, shapes or types.
@@ -215,7 +215,7 @@ class GenerationReplica:
             raise DivergedError(
                 f"the weights of version {version} arrived damaged: digest {found}, and {digest} was sent"
             )
-        unpack_weights(flat, self.settings.layout, self.model.stored_tensors())
+        _unpack_weights(flat, self.settings.layout, self.model.stored_tensors())
         self.engine.publish(version)
         self.asks.forget_turns()
         return TakenWeights(version=version, digest=found, fingerprint=self.engine.fingerprints[version])

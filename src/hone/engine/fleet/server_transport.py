@@ -65,7 +65,7 @@ class _ServerReplica:
     """Number of times that the server said so."""
 
 
-class ServerTransport:
+class _ServerTransport:
     """Implements `FleetTransport` over servers that run already. None is asked anything before the first `start`."""
 
     def __init__(
@@ -274,5 +274,5 @@ def open_server_fleet(
         threads=1,
         on_publish=config.on_publish,
     )
-    transport = ServerTransport(config.urls, connect, transfer, wait_s=config.reconnect_timeout_s)
+    transport = _ServerTransport(config.urls, connect, transfer, wait_s=config.reconnect_timeout_s)
     return FleetEngine(transport, settings, dict, rules=FleetRules(limits=limits, mixed=True))

@@ -17,7 +17,7 @@ from hone.engine.work import ForwardBatch, ModelShape, SamplerOutput
 # -------------------------------------------------------------------------------------------------------------- weights
 
 
-class DecoderSizes(ModelShape, Protocol):
+class _DecoderSizes(ModelShape, Protocol):
     """Sizes of a decoder."""
 
     @property
@@ -32,53 +32,53 @@ class DecoderSizes(ModelShape, Protocol):
     def rotary_scale(self) -> float: ...
 
 
-class ProjectionWeights(Protocol):
+class _ProjectionWeights(Protocol):
     """`weight` `[out, in]`, `bias` `[out]` or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-class NormWeights(Protocol):
+class _NormWeights(Protocol):
     """A norm's weight."""
 
     weight: Tensor
 
 
-class LayerWeights(Protocol):
+class _LayerWeights(Protocol):
     """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head are in rotary pairs.
 
     With a router, `gate_up` and `down` stack the experts.
     """
 
-    attention_norm: NormWeights
-    qkv: ProjectionWeights
-    q_norm: NormWeights | None
-    k_norm: NormWeights | None
-    out: ProjectionWeights
-    mlp_norm: NormWeights
-    gate_up: ProjectionWeights
-    down: ProjectionWeights
-    router: ProjectionWeights | None
+    attention_norm: _NormWeights
+    qkv: _ProjectionWeights
+    q_norm: _NormWeights | None
+    k_norm: _NormWeights | None
+    out: _ProjectionWeights
+    mlp_norm: _NormWeights
+    gate_up: _ProjectionWeights
+    down: _ProjectionWeights
+    router: _ProjectionWeights | None
     selection_bias: Tensor | None
 
 
 class DecoderWeights(Protocol):
     """A decoder with parameters that can be read in place."""
 
-    embedding: ProjectionWeights
-    norm: NormWeights
-    head: ProjectionWeights | None
+    embedding: _ProjectionWeights
+    norm: _NormWeights
+    head: _ProjectionWeights | None
     frequencies: Tensor
 
     @property
-    def config(self) -> DecoderSizes: ...
+    def config(self) -> _DecoderSizes: ...
     @property
-    def layers(self) -> Sequence[LayerWeights]: ...
+    def layers(self) -> Sequence[_LayerWeights]: ...
 
 
-def native_shape(
-    config: DecoderSizes, *, vocab_used: int, kind: library.NumberKind, cache: library.CacheKind, half_embedding: bool
+def _native_shape(
+    config: _DecoderSizes, *, vocab_used: int, kind: library.NumberKind, cache: library.CacheKind, half_embedding: bool
 ) -> library.NativeShape:
     """Sizes of a model as the library's struct. `half_embedding`: with `int8`, the embedding is kept in bfloat16."""
     experts = config.experts
@@ -103,7 +103,7 @@ def native_shape(
     )
 
 
-def bytes_per_weight(kind: library.NumberKind, part: Literal["layer", "head", "embedding"], *, half: bool) -> int:
+def _bytes_per_weight(kind: library.NumberKind, part: Literal["layer", "head", "embedding"], *, half: bool) -> int:
     """Bytes of a weight in the compiled runner's own copy, without the scales; `half`: the model's are bfloat16.
 
     In `int8` a layer's weights take one byte, and 8 more for each output feature; the head's take two, tied or not, and
@@ -114,7 +114,7 @@ def bytes_per_weight(kind: library.NumberKind, part: Literal["layer", "head", "e
     return 2 if kind == "bfloat16" or half else 4
 
 
-def native_tensors(model: DecoderWeights) -> list[Tensor | None]:
+def _native_tensors(model: DecoderWeights) -> list[Tensor | None]:
     """Weights in the order of abi.h."""
     head = None if model.head is None else model.head.weight
     return [model.embedding.weight, model.norm.weight, head, model.frequencies, *_of_layers(model)]
@@ -129,7 +129,7 @@ def _of_layers(model: DecoderWeights) -> Iterator[Tensor | None]:
         yield from (None if layer.router is None else layer.router.weight, layer.selection_bias)
 
 
-def tensor_pointers(tensors: Sequence[Tensor | None]) -> list[library.NativeTensor]:
+def _tensor_pointers(tensors: Sequence[Tensor | None]) -> list[library.NativeTensor]:
     """Address for the library. Raises ConfigError for a tensor that it cannot read in place."""
     return [_pointer(tensor) for tensor in tensors]
 
@@ -210,7 +210,7 @@ class NativeRunner:
 
     def publish(self) -> None:
         """Pack the current weights. Raises ConfigError for weights that cannot be read in place."""
-        self._opened().publish(tensor_pointers(native_tensors(self._model)))
+        self._opened().publish(_tensor_pointers(_native_tensors(self._model)))
 
     def release(self) -> None:
         """Free pages and packed weights."""
@@ -230,7 +230,7 @@ class NativeRunner:
 
     def _opened(self) -> NativeEngine:
         if self._native is None:
-            shape = native_shape(
+            shape = _native_shape(
                 self._model.config,
                 vocab_used=self._vocab,
                 kind=self._kind,

@@ -31,14 +31,14 @@ _SCORES: Final = 1 << 22
 """Largest number of scores held at once."""
 
 
-def round_up_to_tile(rows: int) -> int:
+def _round_up_to_tile(rows: int) -> int:
     """The next multiple of TILE."""
     return -(-rows // TILE) * TILE
 
 
 def pad_to_tile(x: Tensor) -> Tensor:
     """`x` `[n, ...]` with zeros behind it, up to a multiple of TILE."""
-    missing = round_up_to_tile(len(x)) - len(x)
+    missing = _round_up_to_tile(len(x)) - len(x)
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 

@@ -95,19 +95,19 @@ class ExpertTrainingConfig(Config):
     """Step of the biases of `balance = "bias"`, as a probability."""
 
 
-def expert_keys(family: str) -> frozenset[str]:
+def _expert_keys(family: str) -> frozenset[str]:
     """Keys of a family that are followed here, or that change no output."""
     if family not in EXPERT_FAMILIES:
         return frozenset()
     return frozenset((*_COUNT, "num_experts_per_tok", *_EXPERT_READ[family], *_EXPERT_TRAINING, SELECTION_BIAS))
 
 
-def expert_flags(family: str) -> tuple[str, ...]:
+def _expert_flags(family: str) -> tuple[str, ...]:
     """Keys that are true or false."""
-    return tuple(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in expert_keys(family))
+    return tuple(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in _expert_keys(family))
 
 
-def experts_from_hf(
+def _experts_from_hf(
     config: Mapping[str, object], family: str, *, where: str, faults: ErrorCollector
 ) -> ExpertsConfig | None:
     """The experts of a `config.json`; None for a dense family, or where something is wrong, which is added to `faults`.
@@ -248,11 +248,11 @@ _HINTS: Final = {
 }
 
 
-def check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
+def _check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
     """Add to `faults` each key that has the wrong type, changes the forward pass in a way that hone does not follow, or
     is unknown."""
-    flags = (*_FLAGS.get(family, ()), *expert_flags(family))
-    experts = expert_keys(family)
+    flags = (*_FLAGS.get(family, ()), *_expert_flags(family))
+    experts = _expert_keys(family)
     faults.extend(_type_faults(config, flags, where))
     for key, value in config.items():
         if value is None or key in _READ or key in _WINDOW or key in flags or key in experts:
@@ -510,11 +510,11 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     family = config.get("model_type")
     if family not in FAMILIES:
         faults.add(f"{where}: model_type {family!r} is not supported; known: {', '.join(FAMILIES)}")
-    check_keys(config, str(family), where, faults)
+    _check_keys(config, str(family), where, faults)
     if family == "mixtral" and not any(config.get(key) for key in ("rope_theta", "rope_scaling", "rope_parameters")):
         config = {**config, "rope_theta": 1e6}  # its default in transformers
     rope = rope_from_hf(config, where=where, faults=faults)
-    experts = experts_from_hf(config, str(family), where=where, faults=faults)
+    experts = _experts_from_hf(config, str(family), where=where, faults=faults)
     faults.raise_if_any()
     try:
         return _model_config(config, rope, experts)

@@ -122,7 +122,7 @@ def _counted(start: int, end: int, step: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class OffloadedActivations:
+class _OffloadedActivations:
     """What was moved."""
 
     moved_bytes: int = 0
@@ -136,14 +136,14 @@ class _OffloadedTensor:
 
 
 @contextmanager
-def offloading_activations(network: nn.Module, *, from_host: bool = False) -> Iterator[OffloadedActivations]:
+def _offloading_activations(network: nn.Module, *, from_host: bool = False) -> Iterator[_OffloadedActivations]:
     """Context of a forward pass: tensors that it keeps for the backward pass are copied to pinned memory of the host,
     and back when they are needed. Weights stay where they are.
 
     `from_host`: also those that are in the host's memory already, to try it without a GPU.
     """
     own = {_address(tensor) for tensor in (*network.parameters(), *network.buffers())}
-    found = OffloadedActivations()
+    found = _OffloadedActivations()
 
     def pack(x: Tensor) -> Tensor | _OffloadedTensor:
         if _address(x) in own or (x.device.type == "cpu" and not from_host):
@@ -363,13 +363,13 @@ class Decoder(nn.Module):
         Raises DataError for a routing of another depth or width.
         """
         if self.config.experts is None:
-            with offloading_activations(self) if self.offloads_activations else nullcontext():
+            with _offloading_activations(self) if self.offloads_activations else nullcontext():
                 return DecoderStates(hidden=self._hidden(packed, None), routing=None)
         check_routing_shape(packed.routing, layers=self.config.layers, experts=self.config.experts)
         record = RoutingRecord(packed.routing)
         if self.routing_records is not None:
             self.routing_records.append(record)
-        with offloading_activations(self) if self.offloads_activations else nullcontext():
+        with _offloading_activations(self) if self.offloads_activations else nullcontext():
             return DecoderStates(hidden=self._hidden(packed, record), routing=record)
 
     @contextmanager

@@ -162,7 +162,7 @@ def gather_weights(decoder: Decoder, split: TensorSplit) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_split(decoder: Decoder, split: TensorSplit, whole: Mapping[str, Tensor]) -> None:
+def _load_split(decoder: Decoder, split: TensorSplit, whole: Mapping[str, Tensor]) -> None:
     """Fill this rank's part of a decoder from whole weights by name, in place."""
     for name, value in decoder.named_parameters():
         value.copy_(split.cut(name, whole[name]))

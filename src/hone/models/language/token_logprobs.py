@@ -56,7 +56,7 @@ class TopKTokens:
     """`[N, K]` nats."""
 
 
-def scaled_logits(
+def _scaled_logits(
     hidden: Tensor,
     weight: Tensor,
     temperature: float | Tensor,
@@ -119,7 +119,7 @@ class LogprobQuery:
     def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
         """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
         product = _half_linear if self.half else self.matmul
-        logits = scaled_logits(hidden[part], weight, self.temperature, product)
+        logits = _scaled_logits(hidden[part], weight, self.temperature, product)
         if self.sampling_mask is not None:
             logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits), -torch.inf)
         return torch.log_softmax(logits, dim=-1)

@@ -41,7 +41,7 @@ DEFAULT_CHAT_TEMPLATE: Final = (
 )
 
 
-def chat_pieces(
+def _chat_pieces(
     template: str,
     messages: Sequence[Message],
     *,
@@ -59,7 +59,7 @@ def chat_pieces(
         render_jinja_template,
     )
 
-    mark = unused_character(messages)
+    mark = _unused_character(messages)
     guarded = [_guard(message, protected, mark) for message in messages]
     try:
         (rendered,), _ = render_jinja_template(
@@ -71,12 +71,12 @@ def chat_pieces(
         )
     except (ValueError, TypeError, KeyError, _template_error()) as error:
         raise DataError(
-            f"the chat template does not take the messages {shorten_text(str(messages))}: {error}"
+            f"the chat template does not take the messages {_shorten_text(str(messages))}: {error}"
         ) from error
     return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
 
 
-def unused_character(messages: Sequence[Message]) -> str:
+def _unused_character(messages: Sequence[Message]) -> str:
     """A private-use character that no message contains."""
     text = json.dumps(messages, ensure_ascii=False, default=str)
     return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
@@ -101,7 +101,7 @@ def _template_error() -> type[Exception]:
     return TemplateError
 
 
-def shorten_text(text: str, limit: int = 80) -> str:
+def _shorten_text(text: str, limit: int = 80) -> str:
     """The text, cut after `limit` characters."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -200,7 +200,7 @@ class Tokenizer:
         if before != self.render_chat(history):
             raise DataError(
                 "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
-                f"token by token; it writes {shorten_text(before)!r} after {shorten_text(self.render_chat(history))!r}"
+                f"token by token; it writes {_shorten_text(before)!r} after {_shorten_text(self.render_chat(history))!r}"
             )
         tokens = np.concatenate([np.zeros(0, np.int32), *(self._encode(text, plain=plain) for text, plain in after)])
         repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids
@@ -284,7 +284,7 @@ class Tokenizer:
             spans = [encoding.offsets[i] for i in np.flatnonzero(ids == self.unknown_id)]
             unknown = sorted({text[a:b] for a, b in spans})
             raise DataError(
-                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {shorten_text(text)!r}; build it "
+                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {_shorten_text(text)!r}; build it "
                 "from texts that contain these characters, or use a byte tokenizer"
             )
         return ids
@@ -293,7 +293,7 @@ class Tokenizer:
         self, history: Sequence[Message], new: Sequence[Message]
     ) -> tuple[str, list[tuple[str, bool]]]:
         """Text before an answer to `history`; pieces after it, up to the beginning of the answer to `new`."""
-        sentinel = unused_character([*history, *new])
+        sentinel = _unused_character([*history, *new])
         whole = [*history, {"role": "assistant", "content": sentinel}, *new]
         parts = self._chat_parts(whole, add_generation_prompt=True)
         places = [place for place, (text, _) in enumerate(parts) if sentinel in text]
@@ -310,7 +310,7 @@ class Tokenizer:
                 "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
                 "to it, or give prompts as text"
             )
-        return chat_pieces(
+        return _chat_pieces(
             self.chat_template,
             messages,
             protected=[token.content for token in self.backend.get_added_tokens_decoder().values()],

@@ -47,9 +47,7 @@ _FILES: Final = {"amx": "amx.cpp"}
 _Int, _Long, _At, _Real = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
-class HoneNorm(ctypes.Structure):
-    """HoneNorm."""
-
+class _HoneNorm(ctypes.Structure):
     _fields_ = [
         *((name, _Long) for name in ("rows", "width")),
         *((name, _Int) for name in ("stream_type", "delta_type", "out_type", "threads")),
@@ -58,9 +56,7 @@ class HoneNorm(ctypes.Structure):
     ]
 
 
-class HoneNormBack(ctypes.Structure):
-    """HoneNormBack."""
-
+class _HoneNormBack(ctypes.Structure):
     _fields_ = [
         *((name, _Long) for name in ("rows", "width")),
         *((name, _Int) for name in ("stream_type", "delta_type", "out_type", "threads")),
@@ -69,9 +65,7 @@ class HoneNormBack(ctypes.Structure):
     ]
 
 
-class HoneGate(ctypes.Structure):
-    """HoneGate."""
-
+class _HoneGate(ctypes.Structure):
     _fields_ = [
         *((name, _Long) for name in ("rows", "width")),
         *((name, _Int) for name in ("type", "threads")),
@@ -79,9 +73,7 @@ class HoneGate(ctypes.Structure):
     ]
 
 
-class HoneAttention(ctypes.Structure):
-    """HoneAttention."""
-
+class _HoneAttention(ctypes.Structure):
     _fields_ = [
         *((name, _Int) for name in ("heads", "kv_heads", "head_dim", "type", "threads", "tasks")),
         *((name, _At) for name in ("first", "at", "len", "qkv", "turns", "q_norm", "k_norm")),
@@ -91,9 +83,7 @@ class HoneAttention(ctypes.Structure):
     ]
 
 
-class HoneSlope(ctypes.Structure):
-    """HoneSlope."""
-
+class _HoneSlope(ctypes.Structure):
     _fields_ = [
         *((name, _Long) for name in ("tokens", "outs", "ins")),
         ("threads", _Int),
@@ -101,9 +91,7 @@ class HoneSlope(ctypes.Structure):
     ]
 
 
-class HoneProduct(ctypes.Structure):
-    """HoneProduct."""
-
+class _HoneProduct(ctypes.Structure):
     _fields_ = [
         *((name, _Long) for name in ("rows", "columns", "depth", "left_stride", "right_stride", "out_stride")),
         *((name, _Int) for name in ("left_depth_first", "right_depth_first", "add", "threads")),
@@ -115,20 +103,20 @@ _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_use": (None, [_Int, _At]),
     "hone_block": (_Int, []),
-    "hone_norm": (None, [ctypes.POINTER(HoneNorm)]),
-    "hone_norm_back": (None, [ctypes.POINTER(HoneNormBack)]),
-    "hone_gate": (None, [ctypes.POINTER(HoneGate)]),
-    "hone_gate_back": (None, [ctypes.POINTER(HoneGate)]),
-    "hone_attend": (None, [ctypes.POINTER(HoneAttention)]),
-    "hone_attend_back": (None, [ctypes.POINTER(HoneAttention)]),
+    "hone_norm": (None, [ctypes.POINTER(_HoneNorm)]),
+    "hone_norm_back": (None, [ctypes.POINTER(_HoneNormBack)]),
+    "hone_gate": (None, [ctypes.POINTER(_HoneGate)]),
+    "hone_gate_back": (None, [ctypes.POINTER(_HoneGate)]),
+    "hone_attend": (None, [ctypes.POINTER(_HoneAttention)]),
+    "hone_attend_back": (None, [ctypes.POINTER(_HoneAttention)]),
     "hone_has_tiles": (_Int, []),
-    "hone_slope": (None, [ctypes.POINTER(HoneSlope)]),
-    "hone_product": (None, [ctypes.POINTER(HoneProduct)]),
+    "hone_slope": (None, [ctypes.POINTER(_HoneSlope)]),
+    "hone_product": (None, [ctypes.POINTER(_HoneProduct)]),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingKernels:
+class _TrainingKernels:
     """A loaded library and its active instruction set."""
 
     functions: LibraryFunctions
@@ -148,7 +136,7 @@ def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
     return build_source(source, force=force, checked=checked)
 
 
-def open_kernels(path: Path, isa: str | None = None) -> TrainingKernels:
+def open_kernels(path: Path, isa: str | None = None) -> _TrainingKernels:
     """The library at `path`, set to `isa` or the most capable supported set. One set at a time is active.
 
     Raises ResourceError where it cannot be loaded, or where torch's threads are not found; ConfigError for an
@@ -161,11 +149,11 @@ def open_kernels(path: Path, isa: str | None = None) -> TrainingKernels:
         raise ConfigError(f"instruction set {isa!r} is not supported here; supported: {', '.join(runs)}")
     chosen = isa or runs[-1]
     functions["hone_use"](ISA_NAMES.index(chosen), _torch_threads())
-    return TrainingKernels(functions, chosen, int(functions["hone_block"]()))
+    return _TrainingKernels(functions, chosen, int(functions["hone_block"]()))
 
 
 @cache
-def _loaded() -> TrainingKernels | ResourceError:
+def _loaded() -> _TrainingKernels | ResourceError:
     """The loaded kernels, or the error; a failed compilation is not repeated."""
     try:
         return open_kernels(build().path)
@@ -173,10 +161,10 @@ def _loaded() -> TrainingKernels | ResourceError:
         return error
 
 
-def available_kernels() -> TrainingKernels | None:
+def available_kernels() -> _TrainingKernels | None:
     """Kernels, built and loaded at the first call, which may take seconds; None where that fails or is switched off."""
     result = None if is_disabled() else _loaded()
-    return result if isinstance(result, TrainingKernels) else None
+    return result if isinstance(result, _TrainingKernels) else None
 
 
 def why_unavailable() -> str | None:
@@ -213,7 +201,7 @@ class _KernelLayerContext(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...  # noqa: FBT001 - torch's own signature
 
 
-def _require_kernels() -> TrainingKernels:
+def _require_kernels() -> _TrainingKernels:
     """The loaded kernels, which the caller has checked to exist."""
     result = available_kernels()
     assert result is not None
@@ -244,14 +232,14 @@ def computes_nothing() -> bool:
     return _SWITCH.is_off
 
 
-def call_kernel(name: str, question: ctypes.Structure) -> None:
+def _call_kernel(name: str, question: ctypes.Structure) -> None:
     """Call a kernel of the loaded library with its argument struct."""
     function: Callable[..., Any] = _require_kernels().functions[name]
     if not _SWITCH.is_off:
         function(ctypes.byref(question))
 
 
-def address_of(x: Tensor | None) -> int | None:
+def _address_of(x: Tensor | None) -> int | None:
     """Address of a tensor's data; None stays None, and a fake tensor has none."""
     return None if x is None or _SWITCH.is_off else x.data_ptr()
 
@@ -270,8 +258,8 @@ class _AddNormFunction(torch.autograd.Function):
         r = torch.empty(len(x), dtype=torch.float32)
         ctx.delta_type = x.dtype if delta is None else delta.dtype
         types = DTYPE_CODES[x.dtype], DTYPE_CODES[ctx.delta_type], DTYPE_CODES[kind], torch.get_num_threads()
-        pointers = (address_of(tensor) for tensor in (x, weight, delta, stream, out, r))
-        call_kernel("hone_norm", HoneNorm(*x.shape, *types, eps, *pointers))
+        pointers = (_address_of(tensor) for tensor in (x, weight, delta, stream, out, r))
+        _call_kernel("hone_norm", _HoneNorm(*x.shape, *types, eps, *pointers))
         ctx.save_for_backward(stream, weight, r)
         ctx.set_materialize_grads(False)
         return stream.view_as(stream), out
@@ -291,9 +279,9 @@ class _AddNormFunction(torch.autograd.Function):
             blocks = -(-len(stream) // _require_kernels().block)
             partial, d_weight = torch.empty(blocks, len(weight)), torch.empty(len(weight))
         types = DTYPE_CODES[stream.dtype], DTYPE_CODES[ctx.delta_type], DTYPE_CODES[g.dtype], torch.get_num_threads()
-        read = (address_of(tensor) for tensor in (stream, weight, g, r, above))
-        written = (address_of(tensor) for tensor in (d_stream, d_delta, partial, d_weight))
-        call_kernel("hone_norm_back", HoneNormBack(*stream.shape, *types, *read, *written))
+        read = (_address_of(tensor) for tensor in (stream, weight, g, r, above))
+        written = (_address_of(tensor) for tensor in (d_stream, d_delta, partial, d_weight))
+        _call_kernel("hone_norm_back", _HoneNormBack(*stream.shape, *types, *read, *written))
         to_weight = None if d_weight is None else d_weight.to(weight.dtype)
         to_delta = (d_stream if d_delta is None else d_delta) if ctx.needs_input_grad[1] else None
         return d_stream, to_delta, to_weight, None, None
@@ -307,7 +295,7 @@ class _NativeGateFunction(torch.autograd.Function):
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
         kind = DTYPE_CODES[gate_up.dtype], torch.get_num_threads()
-        call_kernel("hone_gate", HoneGate(rows, width // 2, *kind, address_of(gate_up), None, address_of(out)))
+        _call_kernel("hone_gate", _HoneGate(rows, width // 2, *kind, _address_of(gate_up), None, _address_of(out)))
         return out
 
     @staticmethod
@@ -315,7 +303,9 @@ class _NativeGateFunction(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         g, out = grads[0].contiguous(), torch.empty_like(gate_up)
         kind = DTYPE_CODES[gate_up.dtype], torch.get_num_threads()
-        call_kernel("hone_gate_back", HoneGate(*g.shape, *kind, address_of(gate_up), address_of(g), address_of(out)))
+        _call_kernel(
+            "hone_gate_back", _HoneGate(*g.shape, *kind, _address_of(gate_up), _address_of(g), _address_of(out))
+        )
         return out
 
 
@@ -412,13 +402,13 @@ class NativeAttention:
         """`[T, (heads + 2 kv_heads) head_dim]` -> `[T, heads head_dim]`; the norms `[head_dim]`, both or none."""
         return _NativeAttentionFunction.apply(qkv, q_norm, k_norm, eps, self)
 
-    def kernel_arguments(self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], eps: float) -> HoneAttention:
+    def kernel_arguments(self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], eps: float) -> _HoneAttention:
         """Arguments of the C kernel, as pointers and sizes."""
         texts, kind = self.texts, DTYPE_CODES[qkv.dtype if norms[0] is None else norms[0].dtype]
         arrays = (array.ctypes.data for array in (texts.first, texts.at, texts.length))
         sizes = self.heads, self.kv_heads, self.head_dim, DTYPE_CODES[qkv.dtype], torch.get_num_threads()
-        pointers = (address_of(tensor) for tensor in (qkv, self.turns, *norms))
-        return HoneAttention(*sizes, len(texts.first) - 1, *arrays, *pointers, kind, eps)
+        pointers = (_address_of(tensor) for tensor in (qkv, self.turns, *norms))
+        return _HoneAttention(*sizes, len(texts.first) - 1, *arrays, *pointers, kind, eps)
 
 
 class _NativeAttentionContext(Protocol):
@@ -449,22 +439,22 @@ class _NativeAttentionFunction(torch.autograd.Function):
         ctx.save_for_backward(qkv, q_norm, k_norm, shares)
         ctx.plan, ctx.eps = plan, eps
         question = plan.kernel_arguments(qkv, (q_norm, k_norm), eps)
-        question.mixed, question.shares = address_of(out), address_of(shares)
-        call_kernel("hone_attend", question)
+        question.mixed, question.shares = _address_of(out), _address_of(shares)
+        _call_kernel("hone_attend", question)
         return out
 
     @staticmethod
     def backward(ctx: _NativeAttentionContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (qkv, q_norm, k_norm, shares), plan, g = ctx.saved_tensors, ctx.plan, grads[0].contiguous()
         question, out = plan.kernel_arguments(qkv, (q_norm, k_norm), ctx.eps), torch.empty_like(qkv)
-        question.mixed, question.shares, question.d_qkv = address_of(g), address_of(shares), address_of(out)
+        question.mixed, question.shares, question.d_qkv = _address_of(g), _address_of(shares), _address_of(out)
         if not any(ctx.needs_input_grad[1:3]):
-            call_kernel("hone_attend_back", question)
+            _call_kernel("hone_attend_back", question)
             return out, None, None, None, None
         partial = torch.empty(question.tasks, plan.kv_heads, 2, plan.head_dim)
         norms = torch.empty(2, plan.head_dim)
-        question.partial, question.d_norms = address_of(partial), address_of(norms)
-        call_kernel("hone_attend_back", question)
+        question.partial, question.d_norms = _address_of(partial), _address_of(norms)
+        _call_kernel("hone_attend_back", question)
         to_query, to_key = norms.to(q_norm.dtype)
         return out, to_query, to_key, None, None
 
@@ -533,7 +523,7 @@ def tiled_matmul(
     bias = None if bias is None else bias.contiguous()
     (left_first, left_stride), (right_first, right_stride) = (way for way in ways if way is not None)
     numbers = rows, columns, depth, left_stride, right_stride, out.stride(0), left_first, 1 - right_first, add, threads
-    call_kernel("hone_product", HoneProduct(*numbers, *(address_of(tensor) for tensor in (left, right, bias, out))))
+    _call_kernel("hone_product", _HoneProduct(*numbers, *(_address_of(tensor) for tensor in (left, right, bias, out))))
     return out
 
 
@@ -589,8 +579,8 @@ def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor |
     g, x = g.contiguous(), x.contiguous()
     out = torch.empty(g.shape[1], x.shape[1]) if out is None else out
     room = torch.empty(_SCRATCH_ROWS, x.shape[1], dtype=torch.bfloat16)
-    pointers = (address_of(tensor) for tensor in (g, x, room, out))
-    call_kernel("hone_slope", HoneSlope(*g.shape, x.shape[1], torch.get_num_threads(), *pointers))
+    pointers = (_address_of(tensor) for tensor in (g, x, room, out))
+    _call_kernel("hone_slope", _HoneSlope(*g.shape, x.shape[1], torch.get_num_threads(), *pointers))
     return out
 
 
