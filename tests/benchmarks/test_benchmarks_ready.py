@@ -19,10 +19,10 @@ import pytest
 from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import GenerationModel
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.engine.work import GenerationModel
 from hone.lab.free_rows import FreeRows
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model

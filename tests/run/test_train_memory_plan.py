@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_runs import hone, lay_out
 
 from hone.core.errors import ResourceError
-from hone.learner.gradient import job_memory
+from hone.learner.job_memory import job_memory
 from hone.process.machine_memory import memory_limit_bytes
 from hone.recipes.registry import load_recipe
 from hone.run.memory_plan import MemoryPlan, device_memory_bytes, layers_plan, readable_bytes, require_fit

@@ -58,7 +58,7 @@ def missing_devices(devices: Iterable[str]) -> list[str]:
 def _memory_rows(opened: OpenedRun, config: RunConfig, *, build: bool, request: MemoryRequest) -> dict[str, str]:
     plan = opened.memory
     if plan is None and build:
-        from hone.learner.gradient import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
+        from hone.learner.job_memory import job_memory  # noqa: PLC0415 - torch: not needed to refuse a config
 
         job = opened.build(config)
         try:

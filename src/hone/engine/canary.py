@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from hone.core.errors import DivergedError
 from hone.core.routing import Routing
-from hone.engine.work import ForwardBatch, GenerationModel, ModelRunner, SamplerInput, SamplerOutput
+from hone.engine.protocol import GenerationModel
+from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput, SamplerOutput
 
 _TOKENS: Final = 8
 _SAMPLED: Final = 64

@@ -10,8 +10,9 @@ from hone.core.errors import ConfigError, ResourceError
 from hone.engine.native import runner as weights
 from hone.engine.native.library import NumberKind, unavailable_reason
 from hone.engine.native.runner import NativeRunner
+from hone.engine.protocol import GenerationModel
 from hone.engine.torch_runner import TorchRunner
-from hone.engine.work import GenerationModel, ModelRunner
+from hone.engine.work import ModelRunner
 
 RunnerKind = Literal["auto", "native", "native_bfloat16", "native_int8", "torch", "torch_compiled"]
 """`torch_compiled`: layers compiled by torch.compile, for GPUs; a token's result may then depend on its batch.

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from hone.engine.work import DRAW, ForwardBatch, ModelShape, SamplerInput, SamplerOutput
+from hone.engine.protocol import ModelShape
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 # ------------------------------------------------------------------------------------------------------------ attention
 

@@ -9,9 +9,9 @@ from hone.core.generation import OnPublish
 from hone.engine.canary import WeightCanary
 from hone.engine.choose import KvCache, RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import GenerationModel
 from hone.engine.scheduler import CUDA_PASS_TOKENS, PASS_TOKENS, SchedulerLimits, default_limits
 from hone.engine.session import TokenizerRules
-from hone.engine.work import GenerationModel
 
 FIXED_TOKENS: Final = 512
 """Tokens of a pass with batch-invariant results."""

@@ -13,16 +13,8 @@ from torch.nn import functional
 from hone.core.routing import Routing, routing_dtype
 from hone.engine import cuda_steps as flash
 from hone.engine.cuda_steps import RecordedSteps, can_record, draw_rows, draws_only, recorded_rows
-from hone.engine.work import (
-    DRAW,
-    ForwardBatch,
-    GenerationModel,
-    LinearFn,
-    ModelShape,
-    PagedAttentionFn,
-    SamplerInput,
-    SamplerOutput,
-)
+from hone.engine.protocol import GenerationModel, LinearFn, ModelShape, PagedAttentionFn
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 # -------------------------------------------------------------------------------------------------------------- sampler
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.engine.work import ForwardFn, LinearFn, PagedAttentionFn
+from hone.engine.protocol import ForwardFn, LinearFn, PagedAttentionFn
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 
@@ -63,7 +63,7 @@ class FreeAttention:
 
 @dataclass(frozen=True, slots=True)
 class FreeRows:
-    """The protocol `hone.engine.work.GenerationModel`, over a decoder."""
+    """The protocol `hone.engine.protocol.GenerationModel`, over a decoder."""
 
     model: Decoder
     rows: FreeLinear = field(default_factory=FreeLinear)

@@ -25,8 +25,6 @@ from hone.core.state import State, Stateful, integer, substate
 from hone.learner.adam import Adam
 from hone.learner.share import UNBOUNDED, ParameterStore, current_share, split_by_token_budget
 from hone.objectives.terms import LossTerms
-from hone.run.job import TrainingJob
-from hone.run.memory_plan import MemoryPlan
 
 # -------------------------------------------------------------------------------------------------------------- metrics
 
@@ -390,21 +388,3 @@ def micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[Trainin
         return
     for piece in split_by_token_budget(sizes, budget_tokens):
         yield rows.take(piece)
-
-
-# ----------------------------------------------------------------------------------------------------------- job memory
-
-
-def job_memory(job: TrainingJob[Any], device: str) -> MemoryPlan | None:
-    """The memory plan of a job, read off its tensors; None for a policy that is no network."""
-    learner = job.recipe.learner
-    policy = learner.policy
-    if not isinstance(policy, nn.Module):
-        return None
-    parameters = list(policy.parameters())
-    parts = {"weights": sum(one.numel() * one.element_size() for one in parameters)}
-    if isinstance(learner, GradientLearner):
-        owned = [tensor for phase in learner.phases for tensor in phase.parameters.owned]
-        trained = sum(tensor.numel() * tensor.element_size() for tensor in owned)
-        parts |= {"gradients": trained, "optimizer state": 2 * trained}
-    return MemoryPlan(parameters=sum(one.numel() for one in parameters), parts=parts, device=device)

@@ -47,8 +47,8 @@ from hone.engine.clients.wire import (
     logp_array,
     token_id_array,
 )
+from hone.engine.protocol import GenerationModel
 from hone.engine.session import EngineSession, TokenizerRules, check_requests, check_score_requests
-from hone.engine.work import GenerationModel
 
 # --------------------------------------------------------------------------------------------------------------- checks
 

@@ -32,8 +32,8 @@ from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.native.library import build
 from hone.engine.open_engine import EngineGuarantees, EngineSize, open_engine
+from hone.engine.protocol import GenerationModel
 from hone.engine.session import TokenizerRules
-from hone.engine.work import GenerationModel
 from hone.native.build import is_disabled
 
 # ----------------------------------------------------------------------------------------------------------------- asks

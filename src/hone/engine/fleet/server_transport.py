@@ -39,8 +39,8 @@ from hone.engine.fleet.replica import (
     TakenWeights,
     layout_of,
 )
+from hone.engine.protocol import GenerationModel
 from hone.engine.session import TokenizerRules
-from hone.engine.work import GenerationModel
 
 _THREADS: Final = 64
 """Largest number of asks that wait for one server."""

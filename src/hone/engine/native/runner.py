@@ -12,7 +12,8 @@ from torch import Tensor
 from hone.core.errors import ConfigError
 from hone.engine.native import library
 from hone.engine.native.library import CacheKind, NativeEngine, NumberKind, RunnerLibrary, load_library
-from hone.engine.work import ForwardBatch, ModelShape, SamplerOutput
+from hone.engine.protocol import ModelShape
+from hone.engine.work import ForwardBatch, SamplerOutput
 
 # -------------------------------------------------------------------------------------------------------------- weights
 

@@ -200,7 +200,8 @@ class Tokenizer:
         if before != self.render_chat(history):
             raise DataError(
                 "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
-                f"token by token; it writes {_shorten_text(before)!r} after {_shorten_text(self.render_chat(history))!r}"
+                f"token by token; it writes {_shorten_text(before)!r} after "
+                f"{_shorten_text(self.render_chat(history))!r}"
             )
         tokens = np.concatenate([np.zeros(0, np.int32), *(self._encode(text, plain=plain) for text, plain in after)])
         repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids

@@ -1,0 +1,147 @@
+"""Protocol of a model for the engine; any decoder with these methods can be sampled from, without a copy."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hone.core.ragged import Ints
+
+LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
+
+
+class PagedAttentionFn(Protocol):
+    """Causal attention, owned by the engine because it owns the keys and values."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """`[T, heads, head_dim]`, twice `[T, kv_heads, head_dim]` -> `[T, heads * head_dim]`, at head_dim^-1/2."""
+        ...
+
+
+ForwardFn: TypeAlias = Callable[[Tensor, Tensor, PagedAttentionFn, LinearFn], Tensor]
+"""Tokens `[T]`, their positions `[T]`, attention, linear layers -> hidden states `[T, hidden_size]`."""
+
+
+class BatchInvariantLinearFn(Protocol):
+    """Linear layers whose rows do not depend on the number of rows, a multiple of `tile`."""
+
+    @property
+    def tile(self) -> int: ...
+    @property
+    def exact(self) -> bool:
+        """True if measurements showed independence of batch mates."""
+        ...
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
+
+
+class ExpertShape(Protocol):
+    """Sizes of a mixture of experts."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def per_token(self) -> int: ...
+    @property
+    def normalise_gates(self) -> bool:
+        """True if the weights of a token's experts are divided by their sum."""
+        ...
+
+
+class ModelShape(Protocol):
+    """Sizes of a model."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def experts(self) -> ExpertShape | None:
+        """The mixture of experts in each layer; None for a dense model."""
+        ...
+
+
+class GenerationModel(Protocol):
+    """Rows of a batch must not influence each other but through `attend` and `linear`."""
+
+    @property
+    def config(self) -> ModelShape: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def compute(self) -> torch.dtype:
+        """Dtype of the products of the trainer's forward pass."""
+        ...
+
+    @property
+    def output_weight(self) -> Tensor:
+        """`[vocab_size, hidden_size]` of the output layer."""
+        ...
+
+    @property
+    def rows(self) -> BatchInvariantLinearFn: ...
+    @property
+    def exactness(self) -> Literal["parity", "bitwise"]:
+        """`bitwise`: the trainer computes as a runner does that takes `rows` and `fixed_attention`, to the bit."""
+        ...
+
+    def stored_tensors(self) -> Mapping[str, Tensor]:
+        """All numbers of the model by name: its parameters, and what is kept beside them."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        linear: LinearFn,
+        kind: torch.dtype | None = None,
+    ) -> Tensor:
+        """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`. `kind`: dtype between additions to
+        the residual stream; None: the weights'."""
+        ...
+
+    def run_routed(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: PagedAttentionFn,
+        linear: LinearFn,
+        replayed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """`run` of a mixture of experts, and the experts `[T, L, k]` that each token went to: the routers' choice, or
+        those of `replayed` `[T, L, k]`."""
+        ...
+
+    def compiled_run(self, kind: torch.dtype | None = None) -> ForwardFn:
+        """`run`, its layers as torch's compiler writes them at its first call for each kind of shape."""
+        ...
+
+    def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:
+        """`[N, hidden_size]` -> `[N, vocab_size]`, float32 at least, not divided by a temperature."""
+        ...
+
+    def fixed_attention(
+        self, sequence: Ints, positions: Ints, slots: Ints
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
+        """Attention whose bits a token's own text decides: of tokens of `sequence` `[T]` at `positions` `[T]`, where
+        position p of sequence b lies in `slots[b, p]`.
+
+        What it returns takes `[T, heads, head_dim]` and twice `[slots, kv_heads, head_dim]`, and gives
+        `[T, heads * head_dim]`.
+        """
+        ...
