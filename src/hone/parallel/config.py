@@ -1,12 +1,15 @@
 """Config of a run on several processes or machines: the table `[cluster]`."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hone.core.config import Config
+from hone.core.errors import ResourceError, run_all_checks
 
 _REFUSED: Final = {
     "collective": "with a lost replica Ray ends the sender as well, and with it everybody else's weights; the "
@@ -191,3 +194,30 @@ def placement_faults(nodes: Sequence[NodeRoom], rollout: FleetRolloutConfig, wei
             if node.store_bytes < need
         ]
     return faults
+
+
+def require_ray() -> None:
+    """Raise ResourceError where Ray is not installed."""
+    if find_spec("ray") is None:
+        raise ResourceError("[cluster] needs Ray: pip install 'hone-rl[ray]', or leave the table out")
+
+
+def check_cluster(config: ClusterConfig | None) -> list[str]:
+    """Warnings of a cluster that is to be used; Ray is not started.
+
+    Raises ResourceError with all faults: no Ray, and a fleet that this machine has no room for.
+    """
+    if config is None:
+        return []
+    import torch  # noqa: PLC0415 - not needed to read a config
+
+    def require_room() -> None:
+        cpus, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+        here = NodeRoom(name="this machine", cpus=cpus, gpus=gpus, store_bytes=needed_store_bytes(0))
+        if config.address == "local" and (faults := placement_faults([here], config.rollout, 0)):
+            raise ResourceError(*faults)
+
+    run_all_checks({"ray": require_ray, "room": require_room})
+    if not config.rollout.mixed:
+        return []
+    return ["cluster.rollout.mixed: replicas may compute by different kernels, so that this run cannot be repeated"]
