@@ -30,8 +30,9 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice, choose_runner
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner

@@ -20,8 +20,8 @@ from demonstrations import Bar
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
-from hone.engine.choose import choose_runner
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.open_engine import choose_runner
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from hone.core.generation import Request, SamplingParams, generate
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.protocol import GenerationModel
+from hone.engine.protocol import GenerationModel, RunnerChoice
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner

@@ -10,9 +10,9 @@ from shared_prompts import pack_shared_prompts
 
 from hone.core.generation import generate
 from hone.engine import torch_runner
-from hone.engine.choose import RunnerChoice
 from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, flash_inputs, recorded_rows
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner, _casting_linear, _HalfWeights, _sample_tokens

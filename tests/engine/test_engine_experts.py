@@ -10,10 +10,10 @@ from engines import by_name, engine, request, same
 from hone.core.errors import DivergedError
 from hone.core.generation import generate
 from hone.engine.canary import WeightCanary
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.native.library import load_library
 from hone.engine.native.runner import NativeRunner
+from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import SchedulerLimits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner

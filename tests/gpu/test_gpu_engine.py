@@ -6,8 +6,9 @@ import torch
 from shared_prompts import pack_shared_prompts
 
 from hone.core.generation import Completion, Request, SamplingParams, generate
-from hone.engine.choose import RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerKind
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig

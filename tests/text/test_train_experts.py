@@ -17,8 +17,8 @@ from hone.core.errors import ConfigError, DivergedError
 from hone.core.generation import Completion, Request, SamplingParams, generate
 from hone.core.reduction import ONE_PROCESS
 from hone.core.routing import concatenate_routing, is_recorded, unrecorded
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import SchedulerLimits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner

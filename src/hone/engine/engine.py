@@ -21,7 +21,7 @@ from hone.core.errors import DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
-from hone.engine.choose import RunnerChoice
+from hone.engine.protocol import RunnerChoice
 from hone.engine.samples import (
     CachedUniforms,
     LikeliestRow,

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from hone.core.errors import DivergedError, ResourceError
 from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest, generate
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.native import library
 from hone.engine.native.library import build
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerChoice, RunnerKind
 from hone.engine.scheduler import SchedulerLimits
 from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig

@@ -28,11 +28,10 @@ from hone.core.fleet import (
 )
 from hone.core.generation import Completion, GenerationEngine, GenerationStats, OnPublish, Request
 from hone.engine.canary import WeightFingerprint
-from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.native.library import build
 from hone.engine.open_engine import EngineGuarantees, EngineSize, open_engine
-from hone.engine.protocol import GenerationModel
+from hone.engine.protocol import GenerationModel, KvCache, RunnerKind
 from hone.engine.session import TokenizerRules
 from hone.native.build import is_disabled
 

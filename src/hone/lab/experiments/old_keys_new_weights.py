@@ -8,8 +8,8 @@ import torch
 
 from hone.core.generation import LikeliestTokens, Request, SamplingParams, ScoreRequest
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import default_limits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner

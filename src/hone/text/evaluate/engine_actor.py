@@ -8,10 +8,10 @@ from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, GenerationEngine, Request
 from hone.engine.canary import WeightFingerprint
-from hone.engine.choose import RunnerKind
 from hone.engine.clients.http import ServerEngine
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
+from hone.engine.protocol import RunnerKind
 from hone.engine.session import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer

@@ -21,8 +21,8 @@ from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
 from hone.core.generation import Completion, SamplingParams, ScoreRequest
 from hone.core.judging import ScorerInput
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.protocol import RunnerChoice
 from hone.engine.scheduler import SchedulerLimits
 from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
