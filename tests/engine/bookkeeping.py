@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.core.random import uniforms
-from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, _SamplePhase, scoring_group
+from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, _SamplePhase
 from hone.engine.scheduler import Scheduler, SchedulerLimits
 from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.work import DRAW, ForwardBatch, SamplerOutput
@@ -140,7 +140,7 @@ class Bookkeeping(RuleBasedStateMachine):
             prompt=prompt, tokens=np.arange(count, dtype=np.int32) % VOCAB, sampling=SamplingParams(max_tokens=1)
         )
         request = Request(id="text", prompt=prompt, samples=1, sampling=text.sampling)
-        self.scheduler.add(scoring_group(self.order, text, request))
+        self.scheduler.add(PrefillGroup.to_score(self.order, text, request))
         self.scoring[self.order] = text
         self.order += 1
 

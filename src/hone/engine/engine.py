@@ -30,7 +30,6 @@ from hone.engine.samples import (
     RunningBatch,
     SampleState,
     likeliest_row,
-    scoring_group,
 )
 from hone.engine.scheduler import PassOutcome, RecordedVersions, Scheduler, SchedulerLimits
 from hone.engine.session import EngineSession, StopRules, TokenizerRules, check_requests, check_score_requests
@@ -222,7 +221,7 @@ class EmbeddedEngine(EngineSession):
             for place, text in enumerate(texts):
                 order = self._take_order(1)
                 request = Request(id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling)
-                self._scheduler.add(scoring_group(order, text, request))
+                self._scheduler.add(PrefillGroup.to_score(order, text, request))
                 orders.append(order)
         return orders
 

@@ -166,20 +166,16 @@ def open_engine(
     if guarantees.cache_bytes is not None:
         number = chosen.cache_dtype or chosen.dtype or model.dtype
         limits = _within(limits, guarantees.cache_bytes, model, number)
+    lower = [dtype for dtype in (chosen.dtype, chosen.cache_dtype) if dtype is not None]
+    coarsest = min(lower, key=lambda dtype: dtype.itemsize, default=None)
     return EmbeddedEngine(
         chosen,
         text,
         limits=limits,
         seed=seed,
         on_publish=guarantees.on_publish or "recompute",
-        canary=WeightCanary(model, vocab=text.vocab, dtype=_coarsest(chosen)),
+        canary=WeightCanary(model, vocab=text.vocab, dtype=coarsest),
     )
-
-
-def _coarsest(chosen: RunnerChoice) -> torch.dtype | None:
-    """Dtype of the fewest bits that the runner computes with; None: the weights' own."""
-    lower = [one for one in (chosen.dtype, chosen.cache_dtype) if one is not None]
-    return min(lower, key=lambda one: one.itemsize, default=None)
 
 
 def _within(limits: SchedulerLimits, cache_bytes: int, model: GenerationModel, number: torch.dtype) -> SchedulerLimits:

@@ -79,16 +79,8 @@ class CachedUniforms:
         return self.known[:count]
 
 
-_TOKENS: Final[NDArray[np.int32]] = np.zeros(0, np.int32)
+_TOKENS: Final[NDArray[np.int32]] = np.zeros(0, np.int32)  # replaced, never written to
 _LOGP: Final[NDArray[np.float32]] = np.zeros((2, 0), np.float32)
-
-
-def _no_tokens() -> NDArray[np.int32]:
-    return _TOKENS  # replaced, never written to
-
-
-def _no_logp() -> NDArray[np.float32]:
-    return _LOGP
 
 
 @dataclass(slots=True, eq=False)
@@ -100,9 +92,9 @@ class SampleState:
     number: int
     stream: UniformStream
     phase: _SamplePhase = _SamplePhase.WAITING
-    tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
+    tokens: NDArray[np.int32] = field(default_factory=lambda: _TOKENS)
     """`[n]`."""
-    logp: NDArray[np.float32] = field(default_factory=_no_logp)
+    logp: NDArray[np.float32] = field(default_factory=lambda: _LOGP)
     """`[2, n]`: log-probabilities under the policy, and under the sampling distribution."""
     sampling_mask: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -198,7 +190,7 @@ def _likeliest_tokens(rows: list[LikeliestRow]) -> LikeliestTokens | None:
 
 def _rows(kept: list[NDArray[np.int32]]) -> RaggedArray:
     lengths = np.array([len(ids) for ids in kept], np.int64)
-    return RaggedArray(values=np.concatenate([*kept, _no_tokens()]), offsets=offsets_of(lengths))
+    return RaggedArray(values=np.concatenate([*kept, _TOKENS]), offsets=offsets_of(lengths))
 
 
 @dataclass(slots=True, eq=False)
@@ -229,6 +221,13 @@ class PrefillGroup:
         """The first token after which a draw is wanted."""
         return len(self.text) - (1 if self.tokens_to_score is None else len(self.tokens_to_score))
 
+    @classmethod
+    def to_score(cls, order: int, text: ScoreRequest, request: Request) -> "PrefillGroup":
+        """`text` as a scoring prompt; `request` carries its settings and its name in messages."""
+        member = SampleState(order, request, 0, np.zeros)
+        whole = np.concatenate([text.prompt, text.tokens[:-1]]).astype(np.int32)
+        return cls(order, whole, [member], tokens_to_score=text.tokens.astype(np.int32))
+
     def cancel(self, wanted: Callable[[SampleState], bool]) -> None:
         """End its samples that are `wanted`."""
         for sample in filter(wanted, (*self.members, *self.ready)):
@@ -241,17 +240,6 @@ class PrefillGroup:
         both = np.concatenate(self.scored_logp)
         logp, sampled = np.ascontiguousarray(both[:, 0]), np.ascontiguousarray(both[:, 1])
         return ScoreResult(logp=logp, sampled_logp=sampled, likeliest=_likeliest_tokens(self.likeliest))
-
-
-def scoring_group(order: int, text: ScoreRequest, request: Request) -> PrefillGroup:
-    """`text` as a scoring prompt; `request` carries its settings and its name in messages."""
-    member = SampleState(order, request, 0, _no_draws)
-    whole = np.concatenate([text.prompt, text.tokens[:-1]]).astype(np.int32)
-    return PrefillGroup(order, whole, [member], tokens_to_score=text.tokens.astype(np.int32))
-
-
-def _no_draws(count: int) -> NDArray[np.float64]:
-    return np.zeros(count)
 
 
 # -------------------------------------------------------------------------------------------- the table of running rows

@@ -194,9 +194,8 @@ class _KeptTurns:
     def take(self, fill: PrefillGroup) -> _KeptTurn | None:
         """Hand out the turn that the text of `fill` goes on from, with its references. One that it does not go on from,
         because the history was rewritten, is dropped."""
-        key = _turn_before(fill)
-        turn = None if key is None else self._turns.get(key)
-        if key is None or turn is None:
+        request = fill.members[0].request
+        if request.after is None or (turn := self._turns.get(key := (request.after, request.first_sample))) is None:
             return None
         count = len(turn.text)
         if count > fill.first_draw or not np.array_equal(fill.text[:count], turn.text):
@@ -312,11 +311,6 @@ class TextPages:
             if not self.cache.evict() and not self.kept.evict():
                 return False
         return True
-
-
-def _turn_before(fill: PrefillGroup) -> tuple[str, int] | None:
-    request = fill.members[0].request
-    return None if request.after is None else (request.after, request.first_sample)
 
 
 def _read_text(sample: SampleState) -> NDArray[np.int32]:

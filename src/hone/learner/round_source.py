@@ -173,7 +173,7 @@ class RoundLearner(Generic[Network, B]):
     learner: GradientLearner[Network, B]
     schedule: RoundSchedule
     initial: Sequence[Tensor] | None = None
-    """Copies of the trained tensors as they were when the run began (`trained_tensors`); None: rounds go on from the
+    """Copies of the trained tensors as they were when the run began; None: rounds go on from the
     policy of the one before."""
     initial_sha256: str = ""
     """Sha256 of these weights, whole, where a rank steps a part of them; empty: `initial` is whole."""
@@ -213,7 +213,7 @@ class RoundLearner(Generic[Network, B]):
 
     @torch.no_grad()
     def _restart(self, initial: Sequence[Tensor]) -> None:
-        for now, then in zip(_trained(self.learner), initial, strict=True):
+        for now, then in zip(trained_tensors(self.learner), initial, strict=True):
             now.copy_(then)
         for phase in self.learner.phases:
             phase.optimizer.reset()
@@ -223,8 +223,8 @@ class RoundLearner(Generic[Network, B]):
 
 
 def trained_tensors(learner: GradientLearner[Network, B]) -> list[Tensor]:
-    """Copies of the tensors that a learner steps, as they are now."""
-    return [tensor.detach().clone() for tensor in _trained(learner)]
+    """The tensors that a learner steps."""
+    return [tensor for phase in learner.phases for tensor in phase.parameters.owned]
 
 
 def tensors_sha256(tensors: Sequence[Tensor]) -> str:
@@ -233,7 +233,3 @@ def tensors_sha256(tensors: Sequence[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _trained(learner: GradientLearner[Network, B]) -> list[Tensor]:
-    return [tensor for phase in learner.phases for tensor in phase.parameters.owned]

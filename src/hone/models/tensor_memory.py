@@ -207,15 +207,12 @@ class _CountsOfExperts(TorchDispatchMode):
 
 
 def _zeros(tensor: Tensor, read: object) -> object:
-    found = np.zeros(tuple(tensor.shape), _numpy_type(tensor.dtype))
-    if read is Tensor.numpy:
-        return found
-    return found.item() if read is Tensor.item else found.tolist()
-
-
-def _numpy_type(kind: torch.dtype) -> np.dtype[Any]:
     with unset_fake_temporarily():
-        return torch.empty(0, dtype=torch.float32 if kind == torch.bfloat16 else kind).numpy().dtype
+        kind = torch.empty(0, dtype=torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy().dtype
+    zeros = np.zeros(tuple(tensor.shape), kind)
+    if read is Tensor.numpy:
+        return zeros
+    return zeros.item() if read is Tensor.item else zeros.tolist()
 
 
 def _is_known_mask(index: object) -> bool:

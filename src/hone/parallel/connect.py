@@ -54,23 +54,6 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
     return True
 
 
-def disconnect_from_ray() -> None:
-    """End the connection of this process, and the cluster if it was started for it."""
-    import ray  # noqa: PLC0415 - an extra
-
-    with own_signal_handlers():
-        ray.shutdown()
-
-
-def driver_address() -> str:
-    """Address at which the machines of the connected cluster reach this one; the loopback if there is no other."""
-    import ray  # noqa: PLC0415 - an extra
-
-    here = ray.util.get_node_ip_address()
-    others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {here}
-    return here if others else LOOPBACK
-
-
 def last_line(error: Exception) -> str:
     """The last line of an error of Ray that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -19,7 +19,7 @@ from hone.core.errors import ResourceError
 from hone.core.reduction import Array, Reduction
 from hone.core.state import State
 from hone.learner.share import BatchShare
-from hone.models.language.tensor_group import ProcessTensorGroup
+from hone.models.language.decoder_layer import ProcessTensorGroup
 from hone.run.store.codec import state_bytes, state_from_bytes
 
 LOOPBACK = "127.0.0.1"

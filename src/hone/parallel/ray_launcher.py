@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ResourceError
 from hone.parallel.config import ClusterConfig, LearnerPlacement, NodeRoom
-from hone.parallel.connect import connect_to_ray, disconnect_from_ray, driver_address
+from hone.parallel.connect import LOOPBACK, connect_to_ray, own_signal_handlers
 from hone.parallel.ranked_job import ChildRanks, RankTask
 from hone.process.child import ChildLostError, ChildProcess, LineParser, pump_children
 
@@ -39,7 +39,9 @@ class RayLauncher:
     def address(self) -> str:
         """Connect, and return the address. Raises ResourceError without Ray, or without the cluster."""
         self.owns_connection = connect_to_ray(self.cluster.address) or self.owns_connection
-        return driver_address()
+        here = ray.util.get_node_ip_address()
+        others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {here}
+        return here if others else LOOPBACK  # where the other machines reach this one
 
     def gpus_here(self, ranks: int) -> int:
         del ranks
@@ -64,7 +66,8 @@ class RayLauncher:
             hosts.close()
             if self.owns_connection:
                 self.owns_connection = False
-                disconnect_from_ray()
+                with own_signal_handlers():
+                    ray.shutdown()
 
         patience_s = max((task.meeting.patience_s for task in tasks), default=0.0)
         return ChildRanks(patience_s=patience_s, clock=self.clock, children=children, pump=_pump_remote, closed=closed)

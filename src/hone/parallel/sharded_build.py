@@ -25,9 +25,9 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.learner.low_rank_parameters import LowRankParameters
 from hone.learner.share import BatchShare, ParameterStore, Question
+from hone.models.language.decoder_layer import ProcessTensorGroup
 from hone.models.language.lora import HeldPart, LoraAdapter
 from hone.models.language.scalar_head import LanguageNetwork, TokenScorer, ValueNetwork
-from hone.models.language.tensor_group import ProcessTensorGroup
 from hone.models.language.tensor_parallel import TensorSplit, split_decoder
 from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.group import RankGroup
@@ -469,7 +469,7 @@ class ShardedBuild:
 
     def _cut(self, network: DecoderNetwork, *, keep_gathered: bool) -> TensorSplit | None:
         """Cut `network` in place, and make its parameter store; returns the cut of its layers, if there is one."""
-        group, adapter = self.group, _adapter_of(network)
+        group, adapter = self.group, network.adapter if isinstance(network, TokenPolicy | TokenScorer) else None
         if network.decoder.config.experts is not None and group.tensor is not None:
             raise ConfigError(
                 f"run.tensor = {group.meeting.tensor}: experts are not cut among ranks (expert parallelism is not "
@@ -494,8 +494,3 @@ class ShardedBuild:
                 f"run.virtual_ranks = {self.group.meeting.virtual}: this recipe trains {what}, whose gradients are "
                 "added as they come; virtual ranks are for all weights of a language model; leave run.virtual_ranks out"
             )
-
-
-def _adapter_of(network: DecoderNetwork) -> LoraAdapter | None:
-    """The adapter that is trained in place of a network's weights."""
-    return network.adapter if isinstance(network, TokenPolicy | TokenScorer) else None

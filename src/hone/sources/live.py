@@ -76,11 +76,6 @@ class EpisodeStats:
         return metrics
 
 
-def _no_metrics() -> Metrics:
-    """No notices."""
-    return {}
-
-
 @dataclass
 class LiveSource(Generic[P]):
     """Acts in a world. `version` counts publications: the episodes of step n are decided by version n - 1."""
@@ -88,7 +83,7 @@ class LiveSource(Generic[P]):
     world: RolloutEnvironment[Any]  # the recipe pairs a world with an actor that it can ask
     actor: Actor[P]
     version: int = -1
-    actor_metrics: Callable[[], Metrics] = _no_metrics
+    actor_metrics: Callable[[], Metrics] = dict
     """Metrics of the actor about its latest episodes."""
     episode_stats: EpisodeStats = field(default_factory=EpisodeStats)
 

@@ -124,7 +124,11 @@ class HttpClient:
             try:
                 return self._once(method, path, body)
             except ServerError as error:
-                if attempt >= self.address.attempts or not _worth(error, repeat) or self._closed.is_set():
+                if isinstance(error, UnreachableError):
+                    worth_it = repeat == "always" and not isinstance(error, RequestCancelledError)
+                else:
+                    worth_it = repeat != "never" and error.status in _AGAIN
+                if attempt >= self.address.attempts or not worth_it or self._closed.is_set():
                     raise
             self._closed.wait(wait)
             wait, attempt = min(2 * wait, _LONGEST_WAIT_S), attempt + 1
@@ -211,13 +215,6 @@ class _Deadline:
     def _expire(self, sock: socket.socket) -> None:
         self._passed.set()
         _shut(sock)
-
-
-def _worth(error: ServerError, repeat: RetryRule) -> bool:
-    """True if a retry is allowed and may succeed."""
-    if isinstance(error, UnreachableError):
-        return repeat == "always" and not isinstance(error, RequestCancelledError)
-    return repeat != "never" and error.status in _AGAIN
 
 
 def _bearer(address: ServerAddress) -> dict[str, str]:

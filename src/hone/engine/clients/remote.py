@@ -95,11 +95,6 @@ def _check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFea
     faults.raise_if_any()
 
 
-def _missing_features(abilities: ServerFeatures) -> list[str]:
-    """Describe each missing feature of the server in a sentence."""
-    return abilities.missing(FEATURE_DESCRIPTIONS)
-
-
 # --------------------------------------------------------------------------------------------------------------- remote
 
 
@@ -161,17 +156,10 @@ class RemoteEngine(EngineSession):
     @property
     def note(self) -> str:
         """Notes for the user: missing features, and the number of restarts."""
-        missing = [] if self._abilities is None else _missing_features(self._abilities)
-        return "; ".join(
-            [
-                *missing,
-                *(
-                    [f"it was unreachable {self.disconnects} times, the last time: {self._why}"]
-                    if self.disconnects
-                    else []
-                ),
-            ]
-        )
+        notes = [] if self._abilities is None else self._abilities.missing(FEATURE_DESCRIPTIONS)
+        if self.disconnects:
+            notes.append(f"it was unreachable {self.disconnects} times, the last time: {self._why}")
+        return "; ".join(notes)
 
     def features(self) -> ServerFeatures:
         """Return the features of the server, requested once. Raises ServerError, and ConfigError for a missing one."""

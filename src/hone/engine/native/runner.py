@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -104,24 +104,10 @@ def _native_shape(
     )
 
 
-def _bytes_per_weight(kind: library.NumberKind, part: Literal["layer", "head", "embedding"], *, half: bool) -> int:
-    """Bytes of a weight in the compiled runner's own copy, without the scales; `half`: the model's are bfloat16.
-
-    In `int8` a layer's weights take one byte, and 8 more for each output feature; the head's take two, tied or not, and
-    the embedding stays in the model's numbers.
-    """
-    if kind == "int8" and part != "embedding":
-        return 1 if part == "layer" else 2
-    return 2 if kind == "bfloat16" or half else 4
-
-
-def _native_tensors(model: DecoderWeights) -> list[Tensor | None]:
+def _native_tensors(model: DecoderWeights) -> Iterator[Tensor | None]:
     """Weights in the order of abi.h."""
-    head = None if model.head is None else model.head.weight
-    return [model.embedding.weight, model.norm.weight, head, model.frequencies, *_of_layers(model)]
-
-
-def _of_layers(model: DecoderWeights) -> Iterator[Tensor | None]:
+    yield from (model.embedding.weight, model.norm.weight)
+    yield from (None if model.head is None else model.head.weight, model.frequencies)
     for layer in model.layers:
         yield from (layer.attention_norm.weight, layer.qkv.weight, layer.qkv.bias)
         yield from (None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm))
@@ -130,12 +116,8 @@ def _of_layers(model: DecoderWeights) -> Iterator[Tensor | None]:
         yield from (None if layer.router is None else layer.router.weight, layer.selection_bias)
 
 
-def _tensor_pointers(tensors: Sequence[Tensor | None]) -> list[library.NativeTensor]:
-    """Address for the library. Raises ConfigError for a tensor that it cannot read in place."""
-    return [_pointer(tensor) for tensor in tensors]
-
-
 def _pointer(tensor: Tensor | None) -> library.NativeTensor:
+    """Address for the library. Raises ConfigError for a tensor that it cannot read in place."""
     if tensor is None:
         return library.NativeTensor(None, 0, 0)
     if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
@@ -211,7 +193,7 @@ class NativeRunner:
 
     def publish(self) -> None:
         """Pack the current weights. Raises ConfigError for weights that cannot be read in place."""
-        self._opened().publish(_tensor_pointers(_native_tensors(self._model)))
+        self._opened().publish([_pointer(tensor) for tensor in _native_tensors(self._model)])
 
     def release(self) -> None:
         """Free pages and packed weights."""

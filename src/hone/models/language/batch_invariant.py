@@ -31,14 +31,9 @@ _SCORES: Final = 1 << 22
 """Largest number of scores held at once."""
 
 
-def _round_up_to_tile(rows: int) -> int:
-    """The next multiple of TILE."""
-    return -(-rows // TILE) * TILE
-
-
 def pad_to_tile(x: Tensor) -> Tensor:
     """`x` `[n, ...]` with zeros behind it, up to a multiple of TILE."""
-    missing = _round_up_to_tile(len(x)) - len(x)
+    missing = -len(x) % TILE
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 

@@ -102,11 +102,6 @@ def _expert_keys(family: str) -> frozenset[str]:
     return frozenset((*_COUNT, "num_experts_per_tok", *_EXPERT_READ[family], *_EXPERT_TRAINING, SELECTION_BIAS))
 
 
-def _expert_flags(family: str) -> tuple[str, ...]:
-    """Keys that are true or false."""
-    return tuple(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in _expert_keys(family))
-
-
 def _experts_from_hf(
     config: Mapping[str, object], family: str, *, where: str, faults: ErrorCollector
 ) -> ExpertsConfig | None:
@@ -126,7 +121,11 @@ def _experts_from_hf(
         "num_experts_per_tok": config.get("num_experts_per_tok"),
         width_key: config.get(width_key),
     }
-    wrong = {key: value for key, value in numbers.items() if not _is_count(value)}
+    wrong = {
+        key: value
+        for key, value in numbers.items()
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1
+    }
     faults.extend(
         f"{where}: {key} must be a whole number of at least 1, got {value!r}"
         for key, value in wrong.items()
@@ -147,10 +146,6 @@ def _experts_from_hf(
         normalise_gates=family == "mixtral" or bool(config.get("norm_topk_prob", False)),
         selection_bias=bool(config.get(SELECTION_BIAS, False)),
     )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 # ---------------------------------------------------------------------------------------------------------- config keys
@@ -251,14 +246,17 @@ _HINTS: Final = {
 def _check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
     """Add to `faults` each key that has the wrong type, changes the forward pass in a way that hone does not follow, or
     is unknown."""
-    flags = (*_FLAGS.get(family, ()), *_expert_flags(family))
     experts = _expert_keys(family)
+    flags = (*_FLAGS.get(family, ()), *(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in experts))
     faults.extend(_type_faults(config, flags, where))
     for key, value in config.items():
         if value is None or key in _READ or key in _WINDOW or key in flags or key in experts:
             continue
         if key == "auto_map":
-            faults.add(_code_fault(value, where))
+            faults.add(
+                f"{where}: auto_map {json.dumps(value)} asks to run Python code that came with the model "
+                f"(trust_remote_code); hone never does. Convert the model to one of: {', '.join(_FLAGS)}"
+            )
         else:
             off = _OFF_IN_FAMILY.get((family, key), _OFF.get(key))
             if off is None and key not in _WITHOUT_EFFECT:
@@ -288,13 +286,6 @@ def _type_faults(config: Mapping[str, object], flags: Sequence[str], where: str)
     if not is_number(eps) or cast(float, eps) < 0:
         faults.append(f"{where}: rms_norm_eps must be a number of at least 0, got {eps!r}")
     return faults
-
-
-def _code_fault(value: object, where: str) -> str:
-    return (
-        f"{where}: auto_map {json.dumps(value)} asks to run Python code that came with the model (trust_remote_code); "
-        f"hone never does. Convert the model to one of: {', '.join(_FLAGS)}"
-    )
 
 
 def _known(key: str, off: Sequence[object]) -> str:

@@ -80,7 +80,9 @@ class _MixedLinear(torch.autograd.Function):
         return (
             rounded_matmul(g, rounded.to(torch.bfloat16)).to(input_kind) if to_x else None,
             write_gradient(
-                ctx.weight, partial(_write_weight_gradient, g, low), partial(_weight_gradient, g, low, weight_kind)
+                ctx.weight,
+                lambda place: place.dtype == torch.float32 and weight_gradient(g, low, place) is not None,
+                partial(_weight_gradient, g, low, weight_kind),
             )
             if to_weight
             else None,
@@ -117,7 +119,9 @@ class _TiledLinear(torch.autograd.Function):
         g = grads[0]
         return (
             tiled_matmul(g, weight) if to_x else None,
-            write_gradient(ctx.weight, partial(_matmul_into, g.t(), x), partial(tiled_matmul, g.t(), x))
+            write_gradient(
+                ctx.weight, lambda place: tiled_matmul(g.t(), x, out=place) is place, partial(tiled_matmul, g.t(), x)
+            )
             if to_weight
             else None,
             g.sum(0) if to_bias else None,
@@ -132,16 +136,6 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     if kind == torch.float32 and g.is_cuda:
         return half_matmul(g.t(), x)
     return (rounded_matmul(x.t(), g).t() if g.shape[1] > x.shape[1] else rounded_matmul(g.t(), x)).to(kind)
-
-
-def _matmul_into(left: Tensor, right: Tensor, place: Tensor) -> bool:
-    """Writes the product of the two to `place`."""
-    return tiled_matmul(left, right, out=place) is place
-
-
-def _write_weight_gradient(g: Tensor, x: Tensor, place: Tensor) -> bool:
-    """Write `g^T x` to `place`; returns False if it could not."""
-    return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
 
 
 class _RotaryFunction(torch.autograd.Function):

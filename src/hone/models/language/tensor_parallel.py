@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from hone.core.errors import ConfigError
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.decoder_layer import DecoderLayer
-from hone.models.language.tensor_group import TensorGroup
+from hone.models.language.decoder_layer import DecoderLayer, TensorGroup
 
 
 @dataclass(frozen=True, slots=True)

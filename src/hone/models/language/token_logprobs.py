@@ -128,7 +128,7 @@ class LogprobQuery:
 def query_logprobs(
     hidden: Tensor, weight: Tensor, chosen: Tensor, among: Tensor | None, question: LogprobQuery
 ) -> TokenLogprobs:
-    """`outlook`, with everything that may be asked."""
+    """`token_logprobs`, with everything that may be asked."""
     asked = chosen[:, None] if among is None else torch.cat((chosen[:, None], among), dim=1)
     logp, entropies = _TokenLogprobsFunction.apply(hidden, weight, asked, question)
     return TokenLogprobs(

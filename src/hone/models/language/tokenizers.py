@@ -55,6 +55,7 @@ def _chat_pieces(
 
     Raises DataError when the template does not take these messages.
     """
+    from jinja2 import TemplateError  # noqa: PLC0415 - needed for chat templates only
     from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - takes a second to import
         render_jinja_template,
     )
@@ -69,7 +70,7 @@ def _chat_pieces(
             add_generation_prompt=add_generation_prompt,
             **special,  # pyright: ignore[reportArgumentType] - their names end in _token
         )
-    except (ValueError, TypeError, KeyError, _template_error()) as error:
+    except (ValueError, TypeError, KeyError, TemplateError) as error:
         raise DataError(
             f"the chat template does not take the messages {_shorten_text(str(messages))}: {error}"
         ) from error
@@ -93,12 +94,6 @@ def _guard(message: Message, names: Sequence[str], mark: str) -> dict[str, objec
         parts[::2] = [part.replace(name, f"{mark}{name}{mark}") for part in parts[::2]]
         content = mark.join(parts)
     return {**message, "content": content}
-
-
-def _template_error() -> type[Exception]:
-    from jinja2 import TemplateError  # noqa: PLC0415 - needed for chat templates only
-
-    return TemplateError
 
 
 def _shorten_text(text: str, limit: int = 80) -> str:
@@ -409,12 +404,13 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         if name.endswith("_token") and (text := _token_text(value)) is not None
     }
     generation = read_json(folder / "generation_config.json", required=False).get("eos_token_id")
-    eos_ids = _ids(backend, special.get("eos_token"), generation)
-    faults.extend(_end_faults(folder, backend, special.get("eos_token"), generation))
+    eos = special.get("eos_token")
+    ends = [None if eos is None else backend.token_to_id(eos), *_listed(generation)]
+    eos_ids = tuple(dict.fromkeys(token for token in ends if isinstance(token, int)))
+    faults.extend(_end_faults(folder, backend, eos, generation))
     if not eos_ids and not faults.messages:
         faults.add(
-            f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is "
-            f"{special.get('eos_token')!r} now)"
+            f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is {eos!r} now)"
         )
     faults.raise_if_any()
     pad = backend.token_to_id(special["pad_token"]) if "pad_token" in special else None
@@ -450,13 +446,6 @@ def _token_text(value: object) -> str | None:
     if isinstance(value, dict):
         value = cast(Json, value).get("content")
     return value if isinstance(value, str) else None
-
-
-def _ids(backend: hf.Tokenizer, eos: str | None, generation: object) -> tuple[int, ...]:
-    """The tokenizer's own EOS first, then those that `generation_config.json` adds."""
-    own = None if eos is None else backend.token_to_id(eos)
-    result = [own, *_listed(generation)]
-    return tuple(dict.fromkeys(token for token in result if isinstance(token, int)))
 
 
 def _listed(generation: object) -> list[object]:

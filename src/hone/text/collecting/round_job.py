@@ -132,7 +132,7 @@ def _build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]
     learner = RoundLearner(
         inner,
         config.schedule,
-        initial=trained_tensors(inner) if config.algorithm.restart else None,
+        initial=[one.detach().clone() for one in trained_tensors(inner)] if config.algorithm.restart else None,
         initial_sha256="" if inner.policy is policy else tensors_sha256([one.detach() for one in policy.parameters()]),
     )
     credit = partial(_credit, learns=lambda: source.learns, rewards=config.rewards.names)
