@@ -11,9 +11,8 @@ from cluster_harm import replicas
 from tables import Row
 
 from hone.core.generation import Request, SamplingParams, generate
-from hone.engine.fleet.flat_weights import layout_of
 from hone.engine.fleet.fleet_engine import FleetEngine
-from hone.engine.fleet.replica import ReplicaSettings
+from hone.engine.fleet.replica import ReplicaSettings, layout_of
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.parallel.config import ClusterConfig

@@ -30,10 +30,11 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.free_rows import FreeRows
 from hone.models.language.config import ModelConfig

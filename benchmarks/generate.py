@@ -27,10 +27,10 @@ from tables import Row, grow, tell
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
-from hone.engine.choose import choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.models.language.hf_checkpoint import load_model
 
 HERE = Path(__file__).resolve().parent

@@ -27,10 +27,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Stoppin
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
-from hone.engine.choose import RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import CUDA_PASS_TOKENS, default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerKind
+from hone.engine.scheduler import CUDA_PASS_TOKENS, default_limits
+from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model

@@ -26,7 +26,7 @@ from tables import Row, grow, tell
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
-from hone.models.native.products import widens_half_products
+from hone.models.native.library import widens_half_products
 from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.run.loop import train

@@ -35,8 +35,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hone.core.clock import SystemClock
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
 from hone.parallel.group import RankMeeting, joined, open_meeting
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder

@@ -29,10 +29,10 @@ from tables import Row, rewrite, tell
 
 from hone.core.generation import Request, SamplingParams
 from hone.core.generation import generate as draw
-from hone.engine.choose import KvCache, RunnerKind
 from hone.engine.native.library import CacheKind, NumberKind, load_library
 from hone.engine.native.runner import NativeRunner
 from hone.engine.open_engine import EngineGuarantees
+from hone.engine.protocol import KvCache, RunnerKind
 from hone.lab.tasks.chain_of_sums import hurried_solution, make_problems, right_chain
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model

@@ -31,7 +31,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.learner.gradient import GradientLearner
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.native.products import widens_half_products
+from hone.models.native.library import widens_half_products
 from hone.native.build import keep_freed_memory
 from hone.recipes.text import grpo
 from hone.text.rows import TokenRows

@@ -26,7 +26,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
 from hone.models.language.token_logprobs import token_logprobs
-from hone.models.native import products
+from hone.models.native import library as products
 from hone.models.packing import pack_rows
 
 ROWS, CONTEXT, PROMPT, VOCAB = 16, 200, 64, 512

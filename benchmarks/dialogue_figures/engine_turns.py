@@ -20,10 +20,10 @@ from demonstrations import Bar
 
 from hone.core.generation import Request, SamplingParams, generate
 from hone.core.random import generator
-from hone.engine.choose import choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from hone.core.generation import Request, SamplingParams, generate
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.protocol import GenerationModel
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import GenerationModel, RunnerChoice
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.free_rows import FreeRows
 from hone.models.language.config import ModelConfig

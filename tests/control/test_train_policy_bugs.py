@@ -33,7 +33,7 @@ from hone.credit.moments import ReturnScale, RunningMeanStd
 from hone.credit.returns import gae, one_step_target
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
-from hone.sources.whole_episodes import join_pieces
+from hone.sources.live import _join_pieces
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
@@ -103,7 +103,7 @@ def test_no_row_of_a_reset_is_learned_from(mode: AutoresetMode) -> None:
     before, after = single.observations, single.final
     np.testing.assert_array_equal(before[:, :2], after[:, :2])
     np.testing.assert_array_equal(before[:, 2] + 1, after[:, 2])
-    whole, _ = join_pieces(pieces)
+    whole, _ = _join_pieces(pieces)
     assert whole.final is not None
     np.testing.assert_array_equal(whole.lengths, whole.final[:, 2])
     assert len(np.unique(before, axis=0)) == len(before), "a decision twice"
@@ -114,7 +114,7 @@ def test_no_row_of_a_reset_is_learned_from(mode: AutoresetMode) -> None:
 def test_the_way_it_is_cut_changes_no_whole_return(mode: AutoresetMode, steps: int, seed: int) -> None:
     """lambda 1: a rollout's borders move nothing but what the critic bridges; with whole episodes, nothing at all."""
     pieces = lived(mode, steps=steps, rollouts=4, seed=seed)
-    whole, _ = join_pieces(concatenate(pieces))
+    whole, _ = _join_pieces(concatenate(pieces))
     advantage, _ = credited(whole, decay=1.0)
     for number in range(len(whole)):
         alone = whole.take(np.array([number]))
@@ -127,7 +127,7 @@ def test_the_way_it_is_cut_changes_no_whole_return(mode: AutoresetMode, steps: i
 
 def test_the_value_of_the_state_before_a_terminal_reward_is_that_reward() -> None:
     """lambda 0 on a chain of three: the last target is the reward alone, also where the next row is another episode."""
-    whole, _ = join_pieces(concatenate(lived(AutoresetMode.SAME_STEP)))
+    whole, _ = _join_pieces(concatenate(lived(AutoresetMode.SAME_STEP)))
     _, target = credited(whole, decay=0.0)
     last = whole.offsets[1:] - 1
     ended = whole.terminated
@@ -141,7 +141,7 @@ def test_the_value_of_the_state_before_a_terminal_reward_is_that_reward() -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_terminated_and_truncated_together_is_terminated(mode: AutoresetMode) -> None:
-    whole, _ = join_pieces(concatenate(lived(mode, rollouts=12)))
+    whole, _ = _join_pieces(concatenate(lived(mode, rollouts=12)))
     both = whole.terminated & whole.truncated
     assert both.any()
     credits = one_step_target(whole, Values(value=np.zeros(0, np.float32), final=np.zeros(0, np.float32)), discount=0.9)
@@ -156,7 +156,7 @@ def test_statistics_are_the_same_under_every_way_of_resetting() -> None:
     """Of the first episodes of each environment: what was seen, paid and returned."""
     found: list[tuple[Any, ...]] = []
     for mode in MODES:
-        whole, _ = join_pieces(concatenate(lived(mode, rollouts=15)))
+        whole, _ = _join_pieces(concatenate(lived(mode, rollouts=15)))
         early = whole.observations[whole.offsets[:-1]][:, 1] < 9
         kept = whole.take(np.flatnonzero(early))
         order = np.lexsort(kept.observations[kept.offsets[:-1]].T[:2])

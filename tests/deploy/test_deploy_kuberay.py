@@ -13,8 +13,7 @@ from jsonschema import Draft202012Validator
 
 from hone.cli.commands.train import planned_runs
 from hone.config.toml import ConfigDocument, parse_toml
-from hone.parallel.config import ClusterConfig
-from hone.parallel.placement import NodeRoom, placement_faults
+from hone.parallel.config import ClusterConfig, NodeRoom, placement_faults
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kuberay").glob("*.yaml"))

@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.core.random import uniforms
-from hone.engine.limits import SchedulerLimits
-from hone.engine.samples import CachedUniforms, PrefillGroup, SamplePhase, SampleState, scoring_group
-from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, _SamplePhase
+from hone.engine.scheduler import Scheduler, SchedulerLimits
+from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.work import DRAW, ForwardBatch, SamplerOutput
 
 VOCAB, EOS, PAGE, LONGEST = 12, 0, 4, 24
@@ -141,7 +140,7 @@ class Bookkeeping(RuleBasedStateMachine):
             prompt=prompt, tokens=np.arange(count, dtype=np.int32) % VOCAB, sampling=SamplingParams(max_tokens=1)
         )
         request = Request(id="text", prompt=prompt, samples=1, sampling=text.sampling)
-        self.scheduler.add(scoring_group(self.order, text, request))
+        self.scheduler.add(PrefillGroup.to_score(self.order, text, request))
         self.scoring[self.order] = text
         self.order += 1
 
@@ -221,7 +220,7 @@ class Bookkeeping(RuleBasedStateMachine):
         pool, held = self.scheduler.pool, self.scheduler.count_page_references()
         assert [pool.references(page) for page in range(pool.count)] == held.tolist()
         assert pool.free == int((held == 0).sum())
-        assert all(sample.phase is SamplePhase.RUNNING for sample in self.scheduler.table.samples)
+        assert all(sample.phase is _SamplePhase.RUNNING for sample in self.scheduler.table.samples)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

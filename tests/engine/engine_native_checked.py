@@ -5,8 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.engine.native.build import build
-from hone.engine.native.library import ISA_NAMES, NativeEngine, NativeShape, NativeTensor, RunnerLibrary, load_library
+from hone.engine.native.library import (
+    ISA_NAMES,
+    NativeEngine,
+    NativeShape,
+    NativeTensor,
+    RunnerLibrary,
+    build,
+    load_library,
+)
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput
 
 

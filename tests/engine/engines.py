@@ -3,10 +3,11 @@
 import numpy as np
 
 from hone.core.generation import Request, SamplingParams
-from hone.engine.choose import RunnerChoice, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import SchedulerLimits
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import SchedulerLimits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 

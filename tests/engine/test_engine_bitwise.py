@@ -8,7 +8,7 @@ from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import generate
-from hone.engine.choose import choose_runner
+from hone.engine.open_engine import choose_runner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model

@@ -7,7 +7,7 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.text.evaluate.engine_actor import make_client
 from hone.text.evaluate.open_policy import ModelSource, NewModelConfig, open_policy
 

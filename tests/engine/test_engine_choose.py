@@ -5,8 +5,8 @@ import torch
 from engines import CONFIG, VOCAB
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine import choose
-from hone.engine.choose import choose_runner
+from hone.engine import open_engine as choose
+from hone.engine.open_engine import choose_runner
 from hone.models.language.init import new_model
 
 

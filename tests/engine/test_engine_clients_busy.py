@@ -10,7 +10,7 @@ from hone.core.errors import DataError
 from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.clients.remote import RemoteEngine
 from hone.engine.clients.wire import GenerateRequest, GenerateResponse, ServerFeatures
-from hone.engine.stops import TokenizerRules
+from hone.engine.session import TokenizerRules
 
 ASKED = Request(id="p", prompt=np.array([1, 2], np.int32), samples=1, sampling=SamplingParams(max_tokens=3))
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from hone.core.generation import Request, SamplingParams
 from hone.engine.clients.http import ServerError
-from hone.engine.clients.wire import GenerateResponse, logp_array, token_id_array
-from hone.engine.clients.writing import PartialCompletion, ResponseRules
-from hone.engine.stops import TokenizerRules
+from hone.engine.clients.wire import GenerateResponse, PartialCompletion, ResponseRules, logp_array, token_id_array
+from hone.engine.session import TokenizerRules
 
 VOCAB, MOST = 20, 30
 RULES = TokenizerRules(eos=(0,), vocab=VOCAB, decode=lambda ids: "".join(chr(97 + i) for i in ids))

@@ -9,10 +9,10 @@ from engines import CONFIG, VOCAB, engine
 
 from hone.core.errors import ConfigError
 from hone.engine.canary import WeightCanary
-from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect_engine
+from hone.engine.clients.http import ServerEngine
+from hone.engine.clients.remote import connect_engine
 from hone.engine.native.library import unavailable_reason
-from hone.engine.stops import TokenizerRules
+from hone.engine.session import TokenizerRules
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 

@@ -10,18 +10,17 @@ from shared_prompts import pack_shared_prompts
 
 from hone.core.generation import generate
 from hone.engine import torch_runner
-from hone.engine.choose import RunnerChoice
-from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, recorded_rows
+from hone.engine.cuda_steps import BLOCK, RecordedSteps, draw_rows, flash_inputs, recorded_rows
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.flash import flash_inputs
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
-from hone.engine.torch_runner import HalfWeights, TorchRunner, casting_linear, sample_tokens
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
+from hone.engine.torch_runner import TorchRunner, _casting_linear, _HalfWeights, _sample_tokens
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 from hone.models.language import decoder
 from hone.models.language.fused_ops import mixed_linear
 from hone.models.language.init import new_model
-from hone.models.native import products
+from hone.models.native import library as products
 
 ASKED = [request(number, samples=4, length=9 * number + 3, max_tokens=30 + 5 * number) for number in range(9)]
 
@@ -125,14 +124,14 @@ def test_generation_computes_what_a_mixed_precision_trainer_does(monkeypatch):
 def test_products_of_copies_are_the_trainer_s(monkeypatch):
     monkeypatch.setattr(products, "widens_half_products", lambda: False)  # on a GPU torch has products of its own
     model = new_model(CONFIG, seed=1)
-    half = HalfWeights(model)
+    half = _HalfWeights(model)
     for _ in range(2):
         half.refresh()
         for layer in model.layers:
             x = torch.randn(5, CONFIG.hidden_size)
             expected = mixed_linear(x, layer.qkv.weight, layer.qkv.bias)
             assert torch.equal(half.linear(x, layer.qkv.weight, layer.qkv.bias), expected)
-            assert torch.equal(casting_linear(x, layer.qkv.weight, layer.qkv.bias), expected)
+            assert torch.equal(_casting_linear(x, layer.qkv.weight, layer.qkv.bias), expected)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1.0)
@@ -152,7 +151,7 @@ def drawn_both(logits: torch.Tensor, **changes) -> tuple[SamplerOutput, SamplerO
         "greedy": np.zeros(count, np.bool_),
     }
     draws = SamplerInput(**settings | changes)
-    return draw_rows(torch.cat([logits, torch.randn(3, logits.shape[1])]), draws), sample_tokens(logits, draws)
+    return draw_rows(torch.cat([logits, torch.randn(3, logits.shape[1])]), draws), _sample_tokens(logits, draws)
 
 
 @given(

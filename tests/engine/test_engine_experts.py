@@ -10,15 +10,14 @@ from engines import by_name, engine, request, same
 from hone.core.errors import DivergedError
 from hone.core.generation import generate
 from hone.engine.canary import WeightCanary
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import SchedulerLimits
 from hone.engine.native.library import load_library
 from hone.engine.native.runner import NativeRunner
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import SchedulerLimits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.language.config import ModelConfig
-from hone.models.language.expert_config import ExpertsConfig
+from hone.models.language.config import ExpertsConfig, ModelConfig
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 

@@ -14,7 +14,7 @@ from test_engine_native_sampler import ask, policy_of
 from hone.core.errors import ConfigError
 from hone.core.generation import Request, SamplingParams, ScoreRequest, generate
 from hone.engine.native.library import unavailable_reason
-from hone.engine.torch_runner import rank_likeliest
+from hone.engine.torch_runner import _rank_likeliest
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 
@@ -30,7 +30,7 @@ def policy_after(model, tokens) -> np.ndarray:
 @given(seed=st.integers(0, 100), counts=st.lists(st.integers(0, 9), min_size=1, max_size=5))
 def test_ranking_beside_a_slow_version_with_ties(seed, counts):
     logp = torch.from_numpy(np.random.default_rng(seed).integers(-3, 0, (len(counts), 6)).astype(np.float32))
-    tokens, values = rank_likeliest(logp, np.array(counts, np.int32))
+    tokens, values = _rank_likeliest(logp, np.array(counts, np.int32))
     for row, count in enumerate(counts):
         slowly = sorted(range(6), key=lambda token: (-logp[row, token].item(), token))[:count]
         assert tokens[row, :count].tolist() == slowly

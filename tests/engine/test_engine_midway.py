@@ -12,8 +12,8 @@ from engines import CONFIG, VOCAB, by_name, engine, request, same
 from hone.core.errors import DivergedError
 from hone.core.generation import ScoreRequest, generate
 from hone.engine.canary import WeightCanary
-from hone.engine.choose import choose_runner
 from hone.engine.engine import EmbeddedEngine
+from hone.engine.open_engine import choose_runner
 from hone.engine.scheduler import Scheduler
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model

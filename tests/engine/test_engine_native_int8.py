@@ -16,7 +16,6 @@ from torch.nn import functional
 from hone.core.errors import ConfigError
 from hone.engine.native.library import load_library
 from hone.engine.native.runner import NativeRunner
-from hone.engine.native.weights import bytes_per_weight
 from hone.native.build import LEVELS, LIMIT
 
 LEAST = LEVELS.index("avx2")  # portable code has no fused multiply-add on an x86 processor
@@ -87,15 +86,6 @@ def test_other_runners_may_keep_keys_in_int8(dtype, cache, worst):
     lost = np.abs(cases.scored(runner, sequences).logp - cases.by_the_trainer(model, sequences))
     assert 1e-4 < lost.mean() < worst
     assert runner.page_bytes == 2 * 2 * 16 * (2 * 32 + 2 * 4)  # layers, key heads, tokens: codes and scales
-
-
-@pytest.mark.parametrize(
-    ("kind", "half", "layer", "head", "embedding"),
-    [("float32", False, 4, 4, 4), ("bfloat16", False, 2, 2, 2), ("int8", False, 1, 2, 4), ("int8", True, 1, 2, 2)],
-)
-def test_bytes_of_a_weight(kind, half, layer, head, embedding):
-    found = [bytes_per_weight(kind, part, half=half) for part in ("layer", "head", "embedding")]
-    assert found == [layer, head, embedding]
 
 
 def test_names_and_refusals():

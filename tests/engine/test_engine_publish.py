@@ -11,7 +11,7 @@ from shared_prompts import pack_shared_prompts
 
 from hone.core.errors import DivergedError
 from hone.core.generation import GenerationEngine, SamplingParams, ScoreRequest, generate
-from hone.engine.canary import WeightCanary, hash_weights
+from hone.engine.canary import WeightCanary, _hash_weights
 from hone.engine.native.library import unavailable_reason
 from hone.engine.native.runner import NativeRunner
 from hone.engine.torch_runner import TorchRunner
@@ -193,7 +193,7 @@ def test_a_pause_stops_passes_and_a_stream_waits(model):
 def test_a_copy_that_is_out_of_date_stops_the_run(model):
     made = with_runner(model, Copying(model, deaf=True), canary=WeightCanary(model, vocab=VOCAB))
     made.publish(0)
-    assert made.fingerprints[0].weight_hash == hash_weights(model)
+    assert made.fingerprints[0].weight_hash == _hash_weights(model)
     assert made.fingerprints[0].mean_gap_nats < 1e-5
     stepped(model, 1.05)
     with pytest.raises(DivergedError, match="does not sample from the weights of version 1"):

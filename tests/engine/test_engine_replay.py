@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hone.core.errors import DataError
 from hone.core.generation import AnswerKey, AnswerVersions, Completion, answer_versions
-from hone.engine.held import RecordedVersions
+from hone.engine.scheduler import RecordedVersions
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
 

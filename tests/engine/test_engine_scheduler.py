@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 
 from hone.core.generation import Request, SamplingParams
 from hone.core.random import uniforms
-from hone.engine.engine import SampleStreams
-from hone.engine.limits import SchedulerLimits
+from hone.engine.engine import _SampleStreams
 from hone.engine.samples import (
     TRANSITIONS,
     CachedUniforms,
     PrefillGroup,
     SampleEvent,
-    SamplePhase,
     SampleState,
+    _SamplePhase,
 )
-from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.scheduler import Scheduler, SchedulerLimits
+from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.text_pages import PagePool, PrefixCache
 from hone.engine.work import SamplerOutput
 
@@ -69,14 +68,14 @@ def test_turns_of_dialogues_read_their_own_text_and_leave_no_page(
 
 
 def test_every_transition_leads_somewhere_and_nothing_leaves_the_end():
-    assert {phase for phase, _ in TRANSITIONS} == set(SamplePhase) - {SamplePhase.ENDED}
+    assert {phase for phase, _ in TRANSITIONS} == set(_SamplePhase) - {_SamplePhase.ENDED}
     assert {event for _, event in TRANSITIONS} == set(SampleEvent)
     sample = SampleState(
         0, Request(id="a", prompt=PROMPTS[0], samples=1, sampling=SamplingParams(max_tokens=1)), 0, np.zeros
     )
     with pytest.raises(KeyError):
         sample.apply_event(SampleEvent.SEAT)
-    assert sample.phase is SamplePhase.WAITING
+    assert sample.phase is _SamplePhase.WAITING
 
 
 def test_pages_are_counted():
@@ -154,7 +153,7 @@ def test_a_steady_step_costs_little():
 
 
 def test_streams_are_the_projects_random_streams():
-    streams = SampleStreams(7)
+    streams = _SampleStreams(7)
     for ids in ((0, "p#1", 3), (1, "p#1", 3), (0, "p", 0)):
         for count in (1, 5, 64, 1000):
             assert np.array_equal(streams.uniforms(*ids, count=count), uniforms(7, "sample", *ids, count=count))
@@ -163,7 +162,7 @@ def test_streams_are_the_projects_random_streams():
 
 
 def test_numbers_drawn_ahead_are_the_streams_own():
-    streams, asked = SampleStreams(7), [("a", 3), ("b", 1)]
+    streams, asked = _SampleStreams(7), [("a", 3), ("b", 1)]
     owners = [(id_, number) for id_, samples in asked for number in range(samples)]
     for count, drawn in ((5, 5), (500, 64)):
         rows = streams.prefetch([((2, id_), range(samples)) for id_, samples in asked], count=count)

@@ -8,7 +8,7 @@ import pytest
 from hone.core.errors import ResourceError
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.native.library import unavailable_reason
-from hone.engine.stops import TokenizerRules
+from hone.engine.session import TokenizerRules
 from hone.evaluate import engine_check as selfcheck
 
 

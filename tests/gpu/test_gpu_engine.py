@@ -6,10 +6,11 @@ import torch
 from shared_prompts import pack_shared_prompts
 
 from hone.core.generation import Completion, Request, SamplingParams, generate
-from hone.engine.choose import RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerKind
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model

@@ -5,45 +5,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.reduction import ONE_PROCESS
-from hone.learner.share import ATTENTION_TOKENS, BatchShare, cut, evaluated_pieces, sharing
+from hone.learner.share import ATTENTION_TOKENS, BatchShare, _cut, evaluated_pieces, sharing
 
 sizes_of = st.lists(st.integers(1, 300), max_size=60).map(lambda rows: np.array(rows, dtype=np.int64))
 
 
 @given(sizes=sizes_of, ranks=st.integers(1, 8), budget=st.integers(1, 900))
 def test_every_row_stands_once_and_all_ranks_make_equally_many_passes(sizes, ranks, budget):
-    parts = cut(sizes, ranks, budget)
+    parts = _cut(sizes, ranks, budget)
     assert len(parts) == ranks
     assert len({len(pieces) for pieces in parts}) == 1
     rows = np.concatenate([piece for pieces in parts for piece in pieces] or [np.zeros(0, np.int64)])
     assert sorted(rows.tolist()) == list(range(len(sizes)))
     for piece in (piece for pieces in parts for piece in pieces):
         assert len(piece) <= 1 or sizes[piece].sum() <= budget
-    again = cut(sizes, ranks, budget)
+    again = _cut(sizes, ranks, budget)
     assert all(np.array_equal(a, b) for x, y in zip(parts, again, strict=True) for a, b in zip(x, y, strict=True))
 
 
 @given(sizes=sizes_of.filter(len), ranks=st.integers(1, 8))
 def test_no_rank_has_more_work_than_the_mean_and_one_row(sizes, ranks):
     costs = sizes * (ATTENTION_TOKENS + sizes)
-    work = [sum(int(costs[piece].sum()) for piece in pieces) for pieces in cut(sizes, ranks, 500)]
+    work = [sum(int(costs[piece].sum()) for piece in pieces) for pieces in _cut(sizes, ranks, 500)]
     assert max(work) <= costs.sum() / ranks + costs.max()
 
 
 def test_a_cut_by_hand():
     """Longest first to the rank with least: 9 | 8, then 5 beside 8 and 4 beside 9; 2 and 1 by the squares."""
-    found = cut(np.array([4, 9, 1, 8, 5, 2]), 2, 9)
+    found = _cut(np.array([4, 9, 1, 8, 5, 2]), 2, 9)
     assert [[piece.tolist() for piece in pieces] for pieces in found] == [[[2, 0], [1]], [[5, 4], [3]]]
 
 
 def test_one_row_for_three_ranks_leaves_two_empty_passes():
-    assert [[piece.tolist() for piece in pieces] for pieces in cut(np.array([7]), 3, 100)] == [[[0]], [[]], [[]]]
+    assert [[piece.tolist() for piece in pieces] for pieces in _cut(np.array([7]), 3, 100)] == [[[0]], [[]], [[]]]
 
 
 @given(sizes=sizes_of, virtual=st.sampled_from([1, 2, 4, 8]), budget=st.integers(1, 900))
 def test_shares_of_virtual_ranks_are_the_same_on_any_number_of_ranks(sizes, virtual, budget):
     """Round by round, R ranks do the passes of R neighbouring shares."""
-    expected = cut(sizes, virtual, budget)
+    expected = _cut(sizes, virtual, budget)
     for ranks in (one for one in (1, 2, 4, 8) if virtual % one == 0):
         parts = share_of(0, ranks, virtual).assigned(sizes, budget)
         turns = virtual // ranks

@@ -21,8 +21,7 @@ from hone.core.ragged import offsets_of
 from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
-from hone.learner.gradient import GradientLearner, OptimizerPhase
-from hone.learner.metrics import MetricsAccumulator
+from hone.learner.gradient import GradientLearner, MetricsAccumulator, OptimizerPhase
 from hone.objectives.terms import LossTerms
 from hone.run.store.codec import read_state, write_state
 

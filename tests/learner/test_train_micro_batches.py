@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.learner.micro_batches import split_by_token_budget
+from hone.learner.share import split_by_token_budget
 
 
 def test_pieces_are_filled_to_the_budget() -> None:

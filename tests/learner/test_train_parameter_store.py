@@ -19,8 +19,7 @@ from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.gradient import GradientLearner, OptimizerPhase
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.share import BatchShare
+from hone.learner.share import BatchShare, ParameterStore
 from hone.objectives.terms import LossTerms
 
 RANKS, COUNT = 2, 11

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from hone.models.tensor_memory import TensorMemory
-from hone.models.without_numbers import without_numbers
+from hone.models.tensor_memory import TensorMemory, without_numbers
 
 SIDE = 64
 SIZE = 4 * SIDE * SIDE

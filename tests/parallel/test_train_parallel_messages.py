@@ -6,7 +6,7 @@ import pytest
 from hone.core.credit import Credits
 from hone.core.state import State
 from hone.credit.novelty import NoveltyCredits
-from hone.parallel.ranked_learner import pack_credits, unpack_credits
+from hone.parallel.ranked_learner import _pack_credits, _unpack_credits
 from hone.run.store.codec import state_bytes, state_from_bytes
 
 ROWS = np.array([0.5, -1.0, np.nan], np.float32)
@@ -21,10 +21,10 @@ ROWS = np.array([0.5, -1.0, np.nan], np.float32)
     ],
 )
 def test_credits_arrive_as_they_were_sent(credits):
-    sent: State = {"credits": pack_credits(credits)}
+    sent: State = {"credits": _pack_credits(credits)}
     received = state_from_bytes(state_bytes(sent))["credits"]
     assert isinstance(received, dict)
-    found = unpack_credits(received)
+    found = _unpack_credits(received)
     assert type(found) is type(credits)
     pairs = ((found.advantage, credits.advantage), (found.target, credits.target), (found.discount, credits.discount))
     for one, other in pairs:

@@ -4,8 +4,8 @@ import pytest
 from manual_clock import ManualClock
 
 from hone.models.language.decoder import Decoder
-from hone.models.native import products
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native import library as products
+from hone.models.native.library import uses_amx_tiles
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.step_settings import NumberType, StepSettings
 from hone.planner.training_step import step_memory

@@ -12,9 +12,8 @@ from torch import distributed as dist
 
 from hone.cli.main import main
 from hone.core.errors import ResourceError
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
-from hone.parallel.fake_group import fake_ranks
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.parallel.group import fake_ranks
 from hone.planner.devices import DEVICES
 from hone.planner.fixes import search_fit
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes

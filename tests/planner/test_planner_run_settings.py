@@ -17,8 +17,7 @@ from hone.core.errors import DataError, HoneError
 from hone.learner.config import MIN_LR_WITHOUT_MASTER_WEIGHTS
 from hone.models.language.config import model_config_from_hf
 from hone.models.language.lora import LoraConfig
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
 from hone.planner import run_settings
 from hone.planner.known_models import KNOWN_MODELS, known_model
 from hone.planner.planned_adapter import adapter_sizes

@@ -11,12 +11,10 @@ from manual_clock import ManualClock
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
 from hone.models.language import packed_attention
-from hone.models.language.decoder import Decoder, offloading_activations
+from hone.models.language.decoder import Decoder, _offloading_activations
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS, CUDA_CHUNK_ELEMENTS, token_logprobs
-from hone.models.native import products
-from hone.models.native.attention import MAX_POSITIONS
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native import library as products
+from hone.models.native.library import MAX_POSITIONS, available_kernels, uses_amx_tiles, widens_half_products
 from hone.models.packing import PackedBatch
 from hone.models.tensor_memory import TensorMemory
 from hone.planner import step_settings
@@ -176,7 +174,7 @@ def one_gradient(shape: PlannedDecoder, settings: StepSettings, *, offload: bool
     batch = PackedBatch(tokens=tokens, positions=torch.arange(64).repeat(4), offsets=offsets)
     with parameters.collect_gradients():
         if offload:
-            with offloading_activations(model, from_host=True) as moved:
+            with _offloading_activations(model, from_host=True) as moved:
                 hidden = model.hidden(batch)
             layers = shape.layers * 256 * saved_per_token(shape, settings)
             assert layers < moved.moved_bytes < 1.1 * layers + 256 * 16 * shape.hidden

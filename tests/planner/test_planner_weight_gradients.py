@@ -9,9 +9,8 @@ import pytest
 from fast_share import fast_share
 from manual_clock import ManualClock
 
-from hone.models.native import products
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native import library as products
+from hone.models.native.library import available_kernels, uses_amx_tiles
 from hone.planner.known_models import known_model
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf
 from hone.planner.training_step import StepSettings, step_memory

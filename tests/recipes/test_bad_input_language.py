@@ -11,9 +11,8 @@ from tiny_runs import MODEL, hone
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import new_scalar_head
+from hone.models.language.scalar_head import TokenScorer, new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import character_tokenizer
 
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}

@@ -9,8 +9,7 @@ from typing import Any, Final
 import pytest
 from manual_clock import ManualClock
 
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
 from hone.planner.planned_adapter import adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import GenerationSettings, RunDimensions

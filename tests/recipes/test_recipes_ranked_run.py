@@ -12,8 +12,7 @@ from tests.support import tiny_runs
 from hone.core.errors import LostRankError, ResourceError
 from hone.parallel import group as rank_group
 from hone.parallel.group import RankMeeting, open_meeting
-from hone.parallel.launcher import LocalLauncher, RankTask, rank_tasks
-from hone.parallel.ranked_job import driver_meeting
+from hone.parallel.ranked_job import LocalLauncher, RankTask, _driver_meeting, rank_tasks
 from hone.recipes.ranked_run import over_ranks
 from hone.run import run as runner
 from hone.run.job import RunConfig, RunSettings
@@ -90,7 +89,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = RunConfig(recipe="x", name="x", steps=1, run=RunSettings(ranks=2, device="cuda"))
     with pytest.raises(ResourceError, match=r"run\.ranks = 2: a rank needs a GPU of its own, and there are 1"):
-        driver_meeting(config, LocalLauncher(module="x", threads=1))
+        _driver_meeting(config, LocalLauncher(module="x", threads=1))
 
 
 def test_each_rank_is_told_its_number_and_gpu():

@@ -17,8 +17,7 @@ import pytest
 from tiny_runs import CONFIGS, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
 from hone.core.episodes import unpack_episodes
-from hone.learner.gradient import GradientLearner, OptimizerPhase
-from hone.learner.metrics import MetricsAccumulator
+from hone.learner.gradient import GradientLearner, MetricsAccumulator, OptimizerPhase
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.run.store.codec import read_state

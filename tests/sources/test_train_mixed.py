@@ -13,9 +13,15 @@ from hone.core.ragged import offsets_of
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
 from hone.credit.shaping import self_imitation
-from hone.sources.logged import LogSource
-from hone.sources.mixed import MixedSource, informative_groups, of_live_groups, with_columns_of
-from hone.sources.successes import SuccessReplay, group_means
+from hone.sources.logged import (
+    LogSource,
+    MixedSource,
+    SuccessReplay,
+    _group_means,
+    _with_columns_of,
+    informative_groups,
+    of_live_groups,
+)
 
 Row = tuple[int, int, int, float | None]
 """Question, answer, group, score."""
@@ -123,8 +129,8 @@ def _same(one: Episodes, other: Episodes) -> bool:
 
 def test_columns_that_the_live_source_lacks_are_left_out() -> None:
     live, old = episodes([(0, 0, 0, 1.0)]), replace(episodes([(1, 0, 0, 1.0)]), baseline=np.zeros(1))
-    assert with_columns_of(live, old).baseline is None
-    assert with_columns_of(live, live) is live
+    assert _with_columns_of(live, old).baseline is None
+    assert _with_columns_of(live, live) is live
 
 
 @given(rows=ROWS)
@@ -219,7 +225,7 @@ def test_a_question_without_a_score_keeps_its_successes() -> None:
         source.collect()
         sizes.append(0 if source.kept is None else len(source.kept))
     assert sizes == [1, 1, 0], "asked again and always right: the policy has caught up"
-    assert group_means(episodes(batches[1])).tolist() == [np.inf]
+    assert _group_means(episodes(batches[1])).tolist() == [np.inf]
 
 
 def test_self_imitation_by_hand() -> None:

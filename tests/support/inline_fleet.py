@@ -15,22 +15,23 @@ from torch import Tensor
 from hone.core.errors import HoneError
 from hone.core.fleet import GenerationAsk, PublishedWeights
 from hone.core.random import generator
-from hone.engine.fleet.ask_session import AskRefusedError
-from hone.engine.fleet.flat_weights import layout_of
+from hone.engine.fleet.fleet_book import FleetLimits
 from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
-from hone.engine.fleet.fleet_records import FleetLimits
-from hone.engine.fleet.fleet_transport import (
+from hone.engine.fleet.replica import (
     AskAnswered,
     AskRefused,
+    AskRefusedError,
     FleetEvent,
+    GenerationReplica,
     ReplicaAlive,
     ReplicaFailed,
     ReplicaJoined,
     ReplicaLoaded,
     ReplicaLost,
+    ReplicaSettings,
     ReplicaUnreachable,
+    layout_of,
 )
-from hone.engine.fleet.replica import GenerationReplica, ReplicaSettings
 from hone.models.language.decoder import Decoder
 
 PATIENCE_S = 10.0

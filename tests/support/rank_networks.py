@@ -14,18 +14,15 @@ from tests.support import rank_session as session
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.learner.adam import restore_weights, stored_weights
 from hone.learner.config import LearnerConfig, policy_phase
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.gradient import GradientLearner
 from hone.learner.natural_gradient import TrustRegionLearner, k3_distance
-from hone.learner.ranked_build import building_for, sharded_store, shared_network, trained_policy
-from hone.learner.share import sharing
-from hone.learner.stored_weights import restore_weights, stored_weights
+from hone.learner.share import building_for, sharded_store, shared_network, sharing, trained_policy
 from hone.models.language.lora import LoraAdapter, LoraConfig
-from hone.models.language.scalar_head import new_scalar_head
+from hone.models.language.scalar_head import TokenScorer, ValueNetwork, new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
-from hone.models.language.value_network import ValueNetwork
 from hone.objectives.natural import TrustRegion
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean

@@ -12,12 +12,11 @@ from engines import CONFIG, VOCAB, by_name, engine, request, same
 from inline_fleet import spec_of
 
 from hone.core.generation import generate
+from hone.engine.fleet.fleet_book import FleetLimits, ReplicaPhase
 from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
-from hone.engine.fleet.fleet_records import FleetLimits, ReplicaPhase
 from hone.models.language.init import new_model
 from hone.parallel.config import ClusterConfig
-from hone.parallel.ray_transport import RayTransport
-from hone.parallel.replica_actor import ReplicaSpec, start_ticks
+from hone.parallel.ray_transport import RayTransport, ReplicaSpec, start_ticks
 
 REQUESTS = [request(number, samples=3) for number in range(12)]
 

@@ -4,8 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.models.language.tokenizers import character_tokenizer
-from hone.models.language.vocabulary import vocabulary_hash
+from hone.models.language.tokenizers import character_tokenizer, vocabulary_hash
 from hone.text.tasks.collection import FOLDER, CollectedAnswer, collection_bytes
 
 

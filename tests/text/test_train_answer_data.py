@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hone.core.errors import DataError
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
-from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer
+from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
+    Tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+)
 from hone.text.answer_data import AnswerKind, AnswersConfig, AnswerTaskConfig, encode_answers, read_answers
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.step_rewards import text_ends

@@ -16,8 +16,7 @@ from hone.core.ragged import offsets_of
 from hone.core.state import substate
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import new_scalar_head
-from hone.models.language.value_network import ValueNetwork
+from hone.models.language.scalar_head import ValueNetwork, new_scalar_head
 from hone.models.packing import pack_rows
 from hone.objectives.weights import token_mean
 from hone.recipes.registry import load_recipe

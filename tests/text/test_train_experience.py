@@ -15,9 +15,13 @@ from hone.core.dialogue import PolicyTurn
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.random import generator
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
-from hone.models.language.tokenizers import Tokenizer, character_tokenizer
-from hone.models.language.vocabulary import vocabulary_hash
+from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
+    Tokenizer,
+    character_tokenizer,
+    vocabulary_hash,
+)
 from hone.recipes.registry import load_recipe
 from hone.run.loop import train
 from hone.text.answer_data import AnswerTaskConfig, read_answers

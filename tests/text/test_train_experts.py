@@ -24,15 +24,14 @@ from hone.core.episodes import (
 from hone.core.errors import ConfigError, DivergedError
 from hone.core.generation import Completion, Request, SamplingParams, generate
 from hone.core.reduction import ONE_PROCESS
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import SchedulerLimits
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import SchedulerLimits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.learner.config import LearnerConfig
-from hone.learner.micro_batches import split_by_token_budget
-from hone.models.language.config import ModelConfig
-from hone.models.language.expert_config import ExpertsConfig, ExpertTrainingConfig
+from hone.learner.share import split_by_token_budget
+from hone.models.language.config import ExpertsConfig, ExpertTrainingConfig, ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer

@@ -1,15 +1,17 @@
 """Training with a fleet: the embedded engine's run, file by file and bit by bit, whatever happens to replicas."""
 
+import os
+
 import pytest
 from inline_fleet import FaultRates, ThreadedTransport, inline_engine
 from tiny_runs import differences, files_of, hone, lay_out, lines_of
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
+from hone.parallel import config as placing
 from hone.parallel import open_fleet as opening
 from hone.parallel.config import ClusterConfig
 from hone.run.store.interleaving import read_interleaving
-from hone.text import fleet as wiring
 
 STEPS = ("steps=4", "run.certify=false")
 AHEAD = ("state/state.json", "state/state.safetensors")
@@ -28,7 +30,7 @@ def inline(monkeypatch):
         made.append((engine, transport))
         return engine
 
-    monkeypatch.setattr(wiring, "open_fleet", open_inline)
+    monkeypatch.setattr(opening, "open_fleet", open_inline)
     return made
 
 
@@ -125,7 +127,7 @@ def test_what_replicas_drew_while_weights_changed_is_replayed_to_the_bit(tmp_pat
         made.append(transport)
         return engine
 
-    monkeypatch.setattr(wiring, "open_fleet", open_threaded)
+    monkeypatch.setattr(opening, "open_fleet", open_threaded)
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
     table = f'rollout.max_staleness={{steps=1, on_publish="{on_publish}", '
@@ -146,7 +148,7 @@ def test_the_plan_says_who_stands_where(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     lay_out(tmp_path)
-    monkeypatch.setattr(opening, "machine_cpus", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     assert hone("train", "grpo.toml", "--dry-run", "cluster.rollout.replicas=2", "cluster.rollout.spares=1") == 0
     printed = capsys.readouterr().out
     assert "2 and 1 spares on this machine, each 1 CPUs, 1 threads = 3 CPUs" in printed
@@ -156,15 +158,15 @@ def test_the_plan_says_who_stands_where(tmp_path, monkeypatch, capsys) -> None:
 def test_impossible_placements_and_a_missing_ray_are_told_before_the_run(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     lay_out(tmp_path)
-    monkeypatch.setattr(opening, "machine_cpus", lambda: 2)
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+    monkeypatch.setattr(placing, "find_spec", lambda name: None)
     assert hone("train", "grpo.toml", "cluster.rollout.replicas=4", "cluster.rollout.gpus=1") == 5
     told = capsys.readouterr().err
     assert "pip install 'hone-rl[ray]'" in told
     assert "4 replicas of 1 CPUs and 1 GPUs each have no room; there is room for 0 (this machine: 2 CPUs" in told
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ResourceError, match=r"hone-rl\[ray\]"):
-        opening.require_ray()
+        placing.require_ray()
 
 
 def test_a_server_and_replicas_exclude_each_other(tmp_path, monkeypatch, capsys) -> None:

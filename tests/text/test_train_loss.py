@@ -10,8 +10,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.ragged import RaggedArray, offsets_of
-from hone.learner.gradient import micro_batches
-from hone.learner.metrics import MetricsAccumulator, effective_sample_share
+from hone.learner.gradient import MetricsAccumulator, _effective_sample_share, micro_batches
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
@@ -191,8 +190,8 @@ def test_mismatch_is_measured_before_anything_is_clipped() -> None:
 
 def test_effective_share_by_hand() -> None:
     # weights 1, 1, 2: (4)^2 / (3 * 6)
-    assert effective_sample_share(3, 4, 6) == pytest.approx(16 / 18)
-    assert effective_sample_share(2, 0, 0) == 0
+    assert _effective_sample_share(3, 4, 6) == pytest.approx(16 / 18)
+    assert _effective_sample_share(2, 0, 0) == 0
 
 
 def test_the_alarm_names_the_figure_and_the_limit() -> None:

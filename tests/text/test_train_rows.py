@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.learner.gradient import split_by_rows
-from hone.learner.micro_batches import split_by_token_budget
+from hone.learner.share import split_by_token_budget
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model

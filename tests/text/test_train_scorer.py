@@ -13,8 +13,7 @@ from hone.credit.returns import reward_as_advantage
 from hone.learner.gradient import micro_batches
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import new_scalar_head
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.scalar_head import TokenScorer, new_scalar_head
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.objectives.weights import token_mean

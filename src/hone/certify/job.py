@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from hone.certify.check import GradientProbe, build_certificate
-from hone.learner.rounds import RoundLearner
-from hone.learner.shared_statistics import SharedStatistics
+from hone.learner.round_source import RoundLearner
+from hone.learner.share import SharedStatistics
 from hone.run.job import RunConfig, TrainingJob
 from hone.run.store.records import GradientCertificate
 

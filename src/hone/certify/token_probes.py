@@ -31,10 +31,8 @@ from hone.core.reduction import ONE_PROCESS
 from hone.learner.gradient import GradientLearner
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import new_scalar_head
+from hone.models.language.scalar_head import LanguageNetwork, TokenScorer, ValueNetwork, new_scalar_head
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import LanguageNetwork, TokenScorer
-from hone.models.language.value_network import ValueNetwork
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.run.job import RunConfig, TrainingJob

@@ -44,8 +44,7 @@ from hone.credit.returns import one_step_target
 from hone.estimators.means import Estimate
 from hone.run.job import EvaluationResult, OpenedRun, RecipeParts, RunConfig, RunSettings, TrainingJob, opened_run
 from hone.run.loop import Recipe, Source
-from hone.sources.live import LiveSource
-from hone.sources.whole_episodes import WholeEpisodes
+from hone.sources.live import LiveSource, WholeEpisodes
 
 TabularCredit: TypeAlias = Callable[[Episodes, Values], Credits]
 T = TypeVar("T", bound=Table)

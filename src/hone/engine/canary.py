@@ -58,7 +58,7 @@ class WeightCanary:
     def keep(self, version: int) -> None:
         """Compute the trainer's side of the checks of `version` now: its weights may move on before the last of them.
         For runners that tell no routes."""
-        self._kept = version, self._trainer_logp(None), hash_weights(self._model)
+        self._kept = version, self._trainer_logp(None), _hash_weights(self._model)
 
     def check(self, version: int, runner: ModelRunner, *, page: int) -> WeightFingerprint:
         """Score the canary with trainer and engine; overwrites `page` of the runner.
@@ -68,7 +68,7 @@ class WeightCanary:
         drawn = self._run(runner, page)
         kept, ours = self._kept, drawn.logp.astype(np.float64)
         if kept is None or kept[0] != version or drawn.routing is not None:
-            kept = version, self._trainer_logp(drawn.routing), hash_weights(self._model)
+            kept = version, self._trainer_logp(drawn.routing), _hash_weights(self._model)
         _, theirs, weights = kept
         gap = float(np.abs(ours - theirs).mean())
         if not np.isfinite(theirs).all():
@@ -133,7 +133,7 @@ def _dense(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out[0].transpose(0, 1).flatten(1)
 
 
-def hash_weights(model: GenerationModel) -> str:
+def _hash_weights(model: GenerationModel) -> str:
     """Hash of up to 64 numbers of each parameter, evenly spread; 32 hex digits."""
     digest = blake2b(digest_size=16)
     for name, parameter in model.named_parameters():

@@ -8,8 +8,9 @@ and a runner's results do not depend on the batch.
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +21,66 @@ from hone.core.errors import DivergedError
 from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.core.random import key, keys, uniforms_from_keys
 from hone.engine.canary import WeightCanary, WeightFingerprint
-from hone.engine.checks import check_requests, check_score_requests
-from hone.engine.choose import RunnerChoice
-from hone.engine.held import RecordedVersions
-from hone.engine.limits import PassOutcome, SchedulerLimits
-from hone.engine.observe import TokenObserver, drawn_tokens
-from hone.engine.passes import PassPlan
-from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, scoring_group
-from hone.engine.scheduler import Scheduler
-from hone.engine.session import EngineSession
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.protocol import RunnerChoice
+from hone.engine.samples import (
+    CachedUniforms,
+    LikeliestRow,
+    PassPlan,
+    PrefillGroup,
+    RunningBatch,
+    SampleState,
+    likeliest_row,
+)
+from hone.engine.scheduler import PassOutcome, RecordedVersions, Scheduler, SchedulerLimits
+from hone.engine.session import EngineSession, StopRules, TokenizerRules, check_requests, check_score_requests
+from hone.engine.work import SamplerOutput
+
+# ------------------------------------------------------------------------------------------------------------ observers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnToken:
+    """One token of an unfinished answer."""
+
+    request_id: str
+    sample_index: int
+    position: int
+    """Index of the token in its answer, from 0. A preempted answer may sample its last token again: the latest
+    counts."""
+    token: int
+    logp: float
+    """Nats, of the whole policy."""
+    likeliest: LikeliestRow | None = None
+    """Ids and log-probabilities of the likeliest tokens there, where the request asks for them."""
+
+
+TokenObserver: TypeAlias = Callable[[Sequence[DrawnToken]], None]
+"""Called in every pass with its tokens, before completions that end with them are returned. It must not call the
+engine."""
+
+
+def _drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
+    """Tokens sampled in the pass of `plan`, before `table` records them, without scored tokens."""
+    owners: list[tuple[SampleState, int, int]] = [
+        *zip(table.samples[: plan.rows], table.drawn_tokens[: plan.rows].tolist(), range(plan.rows), strict=True),
+    ]
+    draw = plan.rows
+    for chunk in plan.chunks:
+        owners += [(sample, len(sample.tokens), draw + at) for at, sample in enumerate(chunk.drawing_samples)]
+        draw += chunk.draws
+    tokens, logp = drawn.token.tolist(), drawn.logp.tolist()
+    return [
+        DrawnToken(
+            request_id=sample.request.id,
+            sample_index=sample.number,
+            position=place,
+            token=tokens[draw],
+            logp=logp[draw],
+            likeliest=likeliest_row(drawn, draw, top) if (top := sample.request.sampling.top_logprobs) else None,
+        )
+        for sample, place, draw in owners
+    ]
+
 
 # -------------------------------------------------------------------------------------------------------------- streams
 
@@ -42,7 +93,7 @@ _MOST: Final = 1 << 18
 """Largest total of numbers generated early."""
 
 
-class SampleStreams:
+class _SampleStreams:
     """Generators are reused: making a Philox generator takes three times as long as setting its key."""
 
     def __init__(self, seed: int) -> None:
@@ -110,7 +161,7 @@ class EmbeddedEngine(EngineSession):
         self.runner, self.own_weights, self.note = chosen.runner, chosen.own_weights, chosen.note
         self.seed = seed
         self.on_publish: OnPublish = on_publish
-        self._streams = SampleStreams(seed)
+        self._streams = _SampleStreams(seed)
         self.fingerprints: dict[int, WeightFingerprint] = {}
         """Fingerprints of the latest versions."""
         self.observer: TokenObserver | None = None
@@ -170,7 +221,7 @@ class EmbeddedEngine(EngineSession):
             for place, text in enumerate(texts):
                 order = self._take_order(1)
                 request = Request(id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling)
-                self._scheduler.add(scoring_group(order, text, request))
+                self._scheduler.add(PrefillGroup.to_score(order, text, request))
                 orders.append(order)
         return orders
 
@@ -318,7 +369,7 @@ class EmbeddedEngine(EngineSession):
         if not np.isfinite(drawn.logp).all():
             self._fail(plan, drawn.logp)
         if self.observer is not None:
-            self.observer(drawn_tokens(plan, self._scheduler.table, drawn))
+            self.observer(_drawn_tokens(plan, self._scheduler.table, drawn))
         outcome = self._scheduler.apply_results(plan, drawn, self._ends)
         self._hand_out(outcome)
         self._count(plan.rows, len(plan.batch.tokens), spent)

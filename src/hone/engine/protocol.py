@@ -1,15 +1,26 @@
-"""Protocol of a model for the engine; any decoder with these methods can be sampled from, without a copy."""
+"""A model and its runner for the engine; any decoder with these methods can be sampled from, without a copy."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hone.core.ragged import Ints
+from hone.engine.work import ModelRunner
 
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
+
+RunnerKind = Literal["auto", "native", "native_bfloat16", "native_int8", "torch", "torch_compiled"]
+"""`torch_compiled`: layers compiled by torch.compile, for GPUs; a token's result may then depend on its batch.
+`native_bfloat16` packs the weights in bfloat16: faster where the processor multiplies it in tiles (AMX), with about the
+difference of a bfloat16 trainer to float32. `native_int8` multiplies weights and activations in codes of 8 bits, with
+equal bits on every processor from AVX2 on.
+"""
+KvCache = Literal["auto", "bfloat16", "int8"]
+"""Numbers of the compiled runner's keys and values; `auto`: those of its products, and bfloat16 for `native_int8`."""
 
 
 class PagedAttentionFn(Protocol):
@@ -145,3 +156,18 @@ class GenerationModel(Protocol):
         `[T, heads * head_dim]`.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerChoice:
+    """A runner with its properties."""
+
+    runner: ModelRunner
+    own_weights: bool
+    """True if it copies the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
+    dtype: torch.dtype | None = None
+    """Dtype of its products; None: the weights' own."""
+    cache_dtype: torch.dtype | None = None
+    """Dtype of its keys and values; None: that of its products."""
+    note: str = ""
+    """Note for the user about the choice; empty if none."""

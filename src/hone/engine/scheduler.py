@@ -9,20 +9,217 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.episodes import Routing
-from hone.core.generation import OnPublish
-from hone.engine.held import HeldSamples, rows_to_hold
-from hone.engine.limits import FinishRules, PassOutcome, SchedulerCounts, SchedulerLimits
-from hone.engine.passes import PassPlan, PromptChunk, mixed_batch, no_copies
-from hone.engine.samples import PrefillGroup, SampleEvent, SampleState
-from hone.engine.table import RunningBatch
+from hone.core.generation import AnswerKey, AnswerVersions, FinishReason, OnPublish
+from hone.engine.samples import (
+    PassPlan,
+    PrefillGroup,
+    PromptChunk,
+    RunningBatch,
+    SampleEvent,
+    SampleState,
+    mixed_batch,
+    no_copies,
+)
 from hone.engine.text_pages import TextPages
 from hone.engine.work import ForwardBatch, SamplerOutput
+
+# --------------------------------------------------------------------------------------------------------------- limits
+
+
+class _FinishRules(Protocol):
+    """Rule that decides when a sample ends."""
+
+    def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
+        """Return the rows, ascending, that end with their last token."""
+        ...
+
+    def finish_of(self, sample: SampleState) -> FinishReason | None:
+        """Return the end of a sample without a row, if any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Limits of a scheduler."""
+
+    slots: int
+    """Number of rows."""
+    pages: int
+    page_tokens: int
+    sequence_tokens: int
+    """Largest number of tokens of a prompt and its answer."""
+    pass_tokens: int = 512
+    """Largest number of prompt tokens of a pass; running rows are always included."""
+    pass_draws: int = 4096
+    """Largest number of logits per pass for prompts and scored texts."""
+    longest_first: bool = False
+    """Start with the requests with the longest expected answers; otherwise in the order of submission."""
+
+    @property
+    def most_pages(self) -> int:
+        """Pages of one sequence."""
+        return -(-self.sequence_tokens // self.page_tokens)
+
+    @property
+    def least_pages(self) -> int:
+        """Least number of pages: those of the longest sequence, and a copy of its prompt's last page."""
+        return self.most_pages + 1
+
+
+_LOGITS: Final = 1 << 25
+"""Largest number of elements of the prompts' logits in one pass."""
+
+
+PASS_TOKENS: Final = 512
+"""Prompt tokens of a pass on a CPU: answers in progress wait for it."""
+CUDA_PASS_TOKENS: Final = 8192
+"""Prompt tokens of a pass on a GPU, which takes about as long for a few hundred."""
+
+
+def default_limits(
+    *, slots: int, page_tokens: int, sequence_tokens: int, vocab: int, pass_tokens: int = PASS_TOKENS
+) -> SchedulerLimits:
+    """Pages for the longest sequence in every slot, and for prompts that are prefilled early."""
+    most = -(-sequence_tokens // page_tokens)
+    return SchedulerLimits(
+        slots=slots,
+        pages=most * (slots + max(1, slots // 8)) + 1,
+        page_tokens=page_tokens,
+        sequence_tokens=sequence_tokens,
+        pass_tokens=pass_tokens,
+        pass_draws=max(64, _LOGITS // vocab),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOutcome:
+    """Completions and scores that a pass finished."""
+
+    finished: list[tuple[SampleState, FinishReason]]
+    scored_groups: list[PrefillGroup]
+
+
+@dataclass(slots=True)
+class _SchedulerCounts:
+    """Counts since the last reset."""
+
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    drawn_tokens: int = 0
+    scored_tokens: int = 0
+    preempted: int = 0
+    stale_tokens: int = 0
+
+    def reset(self) -> None:
+        """Set all counts to 0."""
+        self.cached_tokens = self.prefill_tokens = self.drawn_tokens = self.scored_tokens = self.preempted = (
+            self.stale_tokens
+        ) = 0
+
+
+# --------------------------------------------------------------------------------------------------------- held samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeldRow:
+    """A sample between two tokens, with the pages of the keys that it keeps."""
+
+    sample: SampleState
+    pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVersions:
+    """Record of a run: the versions of every answer, and the weights of every version."""
+
+    versions_of: Callable[[AnswerKey], AnswerVersions]
+    """Raises DataError for an answer without a record."""
+    load: Callable[[int], None]
+    """Puts the weights of a version into the trainer's model."""
+
+    def split(self, members: Sequence[SampleState]) -> list[list[SampleState]]:
+        """Tell the samples of one request their versions; returns them by the first one, the earliest first."""
+        groups: dict[int, list[SampleState]] = {}
+        for sample in members:
+            sample.recorded = self.versions_of((sample.request.id, sample.request.turn, sample.number))
+            groups.setdefault(sample.recorded.versions[0], []).append(sample)
+        return [groups[version] for version in sorted(groups)]
+
+
+@dataclass
+class _HeldSamples:
+    """Texts to be read, and rows with their pages, by the version that goes on with them."""
+
+    _texts: dict[int, list[PrefillGroup]] = field(default_factory=dict[int, list[PrefillGroup]])
+    _rows: dict[int, list[_HeldRow]] = field(default_factory=dict[int, list[_HeldRow]])
+
+    def __len__(self) -> int:
+        """Number of waiting texts and rows."""
+        return sum(map(len, self._texts.values())) + sum(map(len, self._rows.values()))
+
+    @property
+    def next_version(self) -> int:
+        """Earliest version that one waits for."""
+        return min([*self._texts, *self._rows])
+
+    def add_text(self, version: int, fill: PrefillGroup) -> None:
+        """Hold a text, which has no pages, until `version` is there."""
+        self._texts.setdefault(version, []).append(fill)
+
+    def add_row(self, version: int, sample: SampleState, pages: list[int]) -> None:
+        """Hold a running sample with its pages until `version` is there."""
+        self._rows.setdefault(version, []).append(_HeldRow(sample, pages))
+
+    def release(self, version: int, table: RunningBatch, add: Callable[[PrefillGroup], None]) -> None:
+        """Give rows back to those that waited for `version`, with their old keys, and queue its texts."""
+        for row in self._rows.pop(version, []):
+            sample = row.sample
+            sample.stale = True
+            sample.mark_version(len(sample.tokens), version)
+            table.insert([sample], [row.pages], len(sample.request.prompt) + len(sample.tokens) - 1)
+        for fill in self._texts.pop(version, []):
+            add(fill)
+
+    def pages(self) -> list[int]:
+        """Pages of the rows, one as often as it is referred to."""
+        return [page for rows in self._rows.values() for row in rows for page in row.pages]
+
+    def cancel(self, wanted: Callable[[SampleState], bool]) -> list[list[int]]:
+        """Drop the samples that are `wanted`; returns the pages that they held."""
+        freed: list[list[int]] = []
+        for version, rows in list(self._rows.items()):
+            for row in rows:
+                if wanted(row.sample):
+                    row.sample.apply_event(SampleEvent.CANCEL)
+                    freed.append(row.pages)
+            self._rows[version] = [row for row in rows if not wanted(row.sample)]
+        for version, fills in list(self._texts.items()):
+            for fill in fills:
+                fill.cancel(wanted)
+            self._texts[version] = [fill for fill in fills if fill.members]
+        self._rows = {version: rows for version, rows in self._rows.items() if rows}
+        self._texts = {version: fills for version, fills in self._texts.items() if fills}
+        return freed
+
+
+def _rows_to_hold(table: RunningBatch, version: int, *, keep: bool) -> list[tuple[int, int | None]]:
+    """Rows, the last first, that cannot draw their next token by `version`, each with the version that it keeps its
+    keys for; None: its text is read again."""
+    found: list[tuple[int, int | None]] = []
+    for row in range(len(table) - 1, -1, -1):
+        sample, drawn = table.samples[row], int(table.drawn_tokens[row])
+        wanted = sample.wanted_version(drawn, version)
+        reread = sample.recorded is not None and drawn in sample.recorded.reread_at
+        if wanted != version or (reread and keep):
+            found.append((row, wanted if keep and not reread else None))
+    return found
+
 
 # --------------------------------------------------------------------------------------------------------------- routes
 
@@ -80,7 +277,7 @@ class Scheduler:
     version: int = 0
     admitting: bool = True
     """True if waiting requests may start."""
-    counts: SchedulerCounts = field(default_factory=SchedulerCounts)
+    counts: _SchedulerCounts = field(default_factory=_SchedulerCounts)
     replay: OnPublish | None = None
     """Treatment of answers in progress in the run that is replayed, if one is."""
 
@@ -100,7 +297,7 @@ class Scheduler:
         self._waiting: list[tuple[int, int, int, PrefillGroup]] = []
         self._fills: list[PrefillGroup] = []
         self._ready: deque[PrefillGroup] = deque()
-        self.held = HeldSamples()
+        self.held = _HeldSamples()
 
     @property
     def busy(self) -> bool:
@@ -150,7 +347,7 @@ class Scheduler:
         copies = (np.array(self._sources, np.int32), np.array(self._targets, np.int32)) if self._sources else no_copies
         return PassPlan(batch=work, rows=rows, chunks=chunks, copy_sources=copies[0], copy_targets=copies[1])
 
-    def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: FinishRules) -> PassOutcome:
+    def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: _FinishRules) -> PassOutcome:
         """Distribute the results of `plan`; finished samples leave."""
         outcome = PassOutcome(finished=[], scored_groups=[])
         self.routes.write(plan.batch, drawn.routing)
@@ -229,7 +426,7 @@ class Scheduler:
     def _hold_rows(self) -> bool:
         """In a replay, take samples out of their rows that wait for other weights, or are to be read again; whether
         there were any. Only rows that keep their old keys hold pages meanwhile."""
-        found = rows_to_hold(self.table, self.version, keep=self.replay == "keep")
+        found = _rows_to_hold(self.table, self.version, keep=self.replay == "keep")
         for row, version in found:
             if version is None:
                 self._drop_row(row, known=False)
@@ -335,7 +532,7 @@ class Scheduler:
         return chunks
 
     def _advance(
-        self, chunk: PromptChunk, drawn: SamplerOutput, place: int, ends: FinishRules, outcome: PassOutcome
+        self, chunk: PromptChunk, drawn: SamplerOutput, place: int, ends: _FinishRules, outcome: PassOutcome
     ) -> None:
         fill = chunk.group
         fill.filled_tokens = chunk.stop

@@ -4,16 +4,22 @@ An engine adds what it does with queued requests: `_check`, `_queue`, `_drop` an
 """
 
 import asyncio
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hone.core.credit import Metrics
-from hone.core.errors import DataError
-from hone.core.generation import Completion, GenerationStats, Request
+from hone.core.errors import ConfigError, DataError, ErrorCollector
+from hone.core.generation import Completion, FinishReason, GenerationStats, Request, SamplingParams, ScoreRequest
+from hone.engine.samples import RunningBatch, SampleState
 
 _POLL_S: Final = 0.005
 """Interval at which the stream of a paused engine checks whether it may go on."""
@@ -155,3 +161,170 @@ class EngineSession(ABC):
     @abstractmethod
     def _step(self) -> None:
         """Go on until something finishes or one pass is over; completions go to `_done`. Does nothing while paused."""
+
+
+# --------------------------------------------------------------------------------------------------- checks of requests
+
+
+def _check_sampling(sampling: SamplingParams) -> None:
+    """Raise ConfigError with every invalid setting."""
+    faults = ErrorCollector(ConfigError)
+    if sampling.max_tokens < 1:
+        faults.add(f"sampling.max_tokens must be at least 1, got {sampling.max_tokens}")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature > 0):
+        hint = "; for the most likely token set greedy = true" if sampling.temperature == 0 else ""
+        faults.add(f"sampling.temperature must be a finite number > 0, got {sampling.temperature}{hint}")
+    if sampling.top_k < 0:
+        faults.add(f"sampling.top_k must be 0 (off) or more, got {sampling.top_k}")
+    if not 0 < sampling.top_p <= 1:
+        faults.add(f"sampling.top_p must be in (0, 1], got {sampling.top_p}")
+    if not 0 <= sampling.min_p <= 1:
+        faults.add(f"sampling.min_p must be in [0, 1], got {sampling.min_p}")
+    if sampling.top_logprobs < 0:
+        faults.add(f"sampling.top_logprobs must be 0 (none) or more, got {sampling.top_logprobs}")
+    if "" in sampling.stop:
+        faults.add("sampling.stop contains an empty string, which would end every completion at once")
+    faults.raise_if_any()
+
+
+def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> None:
+    """Raise DataError naming every invalid request: id, fault, fix.
+
+    `context` and `vocab`: most positions of a sequence, and number of token ids. ConfigError for settings.
+    """
+    for sampling in dict.fromkeys(request.sampling for request in requests):
+        _check_sampling(sampling)
+    faults = ErrorCollector(DataError)
+    seen: set[str] = set()
+    for request in requests:
+        name, prompt, most = f"request {request.id!r}", request.prompt, request.sampling.max_tokens
+        if request.id in seen:
+            faults.add(f"{name}: the id is given twice in one call; its samples would be equal")
+        seen.add(request.id)
+        if request.samples < 1:
+            faults.add(f"{name}: samples must be at least 1, got {request.samples}")
+        if not (math.isfinite(request.keep_s) and request.keep_s >= 0):
+            faults.add(f"{name}: keep_s must be a finite number of seconds, 0 or more, got {request.keep_s}")
+        if not len(prompt):
+            faults.add(f"{name}: the prompt is empty; it needs at least one token")
+            continue
+        if len(prompt) + most > context:
+            faults.add(
+                f"{name}: a prompt of {len(prompt)} tokens and max_tokens {most} do not fit in {context} positions; "
+                "shorten or drop the prompt, or lower max_tokens"
+            )
+        if prompt.min() < 0 or prompt.max() >= vocab:
+            faults.add(f"{name}: token ids run from {prompt.min()} to {prompt.max()}; the model knows 0 to {vocab - 1}")
+    faults.raise_if_any()
+
+
+def check_score_requests(texts: Sequence[ScoreRequest], *, context: int, vocab: int) -> None:
+    """Raise DataError naming every text that cannot be scored by its place; ConfigError for settings."""
+    for sampling in dict.fromkeys(text.sampling for text in texts):
+        _check_sampling(sampling)
+    faults = ErrorCollector(DataError)
+    for place, text in enumerate(texts):
+        name, asked, message = f"text {place}", text.prompt, text.tokens
+        if not len(asked) or not len(message):
+            faults.add(f"{name}: a prompt of {len(asked)} tokens before {len(message)}; both need at least one token")
+            continue
+        if len(asked) + len(message) > context:
+            faults.add(f"{name}: {len(asked)} + {len(message)} tokens do not fit in {context} positions; shorten it")
+        low, high = min(asked.min(), message.min()), max(asked.max(), message.max())
+        if low < 0 or high >= vocab:
+            faults.add(f"{name}: token ids run from {low} to {high}; the model knows 0 to {vocab - 1}")
+    faults.raise_if_any()
+
+
+# ----------------------------------------------------------------------------------------------------------- stop rules
+
+
+Decode = Callable[[Sequence[int]], str]
+
+_MARGIN: Final = 32
+"""Tokens decoded besides those that a stop string may span, so that the border of the window does not matter."""
+_BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
+"""Decoded text of a token that is an incomplete character."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerRules:
+    """The tokenizer's part in stopping conditions."""
+
+    eos: Sequence[int]
+    """Each of these tokens ends an answer."""
+    vocab: int
+    """Ids from there on are neither accepted nor sampled."""
+    decode: Decode | None = None
+    """Token ids -> text; needed for stop strings only."""
+
+
+class StopRules:
+    """Implements `scheduler.Ends`. A text is decoded only when its last token could complete a stop string."""
+
+    def __init__(self, text: TokenizerRules) -> None:
+        self._is_eos = np.zeros(text.vocab, np.bool_)
+        self._is_eos[[token for token in text.eos if token < text.vocab]] = True
+        self._decode, self._vocab = text.decode, text.vocab
+        self._could: dict[tuple[str, ...], NDArray[np.int8]] = {}
+        """Table per set of stop strings and token: 1 if the token may complete one, 0 if it cannot, -1 if unknown."""
+
+    def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
+        """Rows that end with their last token, with the reason."""
+        count = len(table)
+        eos = self._is_eos[table.last_token[:count]]
+        full = table.at_token_limit()
+        result: dict[int, FinishReason] = {}
+        if bool(table.has_stop_strings[:count].any()):
+            for row in np.flatnonzero(table.has_stop_strings[:count] & ~eos).tolist():
+                stops = table.samples[row].request.sampling.stop
+                if (
+                    self._completes(int(table.last_token[row]), stops)
+                    and self.characters_after_stop(stops, table.last_tokens, row) is not None
+                ):
+                    result[row] = "stop"
+        ended = eos | full
+        if bool(ended.any()):
+            for row in np.flatnonzero(ended).tolist():
+                result[row] = "eos" if eos[row] else result.get(row, "length")
+        return sorted(result.items())
+
+    def finish_of(self, sample: SampleState) -> FinishReason | None:
+        """Reason for which a sample ends, or None."""
+        token, stops = int(sample.tokens[-1]), sample.request.sampling.stop
+        if self._is_eos[token]:
+            return "eos"
+        if stops and self._completes(token, stops) and self.trailing_characters(sample) is not None:
+            return "stop"
+        return "length" if len(sample.tokens) >= sample.request.sampling.max_tokens else None
+
+    def trailing_characters(self, sample: SampleState) -> int | None:
+        """Characters of an ended sample behind its stop string; None when it holds none near its end."""
+        stops = sample.request.sampling.stop
+        return self.characters_after_stop(stops, lambda _, count: sample.tokens[-count:], 0) if stops else None
+
+    def characters_after_stop(
+        self, stops: tuple[str, ...], last: Callable[[int, int], NDArray[np.int32]], row: int
+    ) -> int | None:
+        """Characters behind the first stop string in the end of a text; None if there is none."""
+        assert self._decode is not None
+        # Except for special tokens, a token has at least one byte: a stop string spans no more tokens than this.
+        window = max(len(stop.encode()) for stop in stops) + _MARGIN
+        text = self._decode(last(row, window).tolist())
+        ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
+        return len(text) - min(ends) if ends else None
+
+    def _completes(self, token: int, stops: tuple[str, ...]) -> bool:
+        could = self._could.get(stops)
+        if could is None:
+            could = self._could[stops] = np.full(self._vocab, -1, np.int8)
+        if could[token] < 0:
+            could[token] = self._may_complete(token, stops)
+        return bool(could[token])
+
+    def _may_complete(self, token: int, stops: tuple[str, ...]) -> bool:
+        """A token completes a stop string only by bringing its last character."""
+        assert self._decode is not None
+        # Twice, because some tokenizers drop a leading space of a text.
+        text = self._decode([token]) + self._decode([token, token])
+        return not text or _BROKEN in text or any(stop[-1] in text or stop[-1].isspace() for stop in stops)

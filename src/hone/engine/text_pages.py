@@ -158,7 +158,7 @@ class PrefixCache:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptTurn:
+class _KeptTurn:
     """A finished sample, and the pages that hold its text."""
 
     sample: SampleState
@@ -174,7 +174,7 @@ class _KeptTurns:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._turns: dict[tuple[str, int], KeptTurn] = {}
+        self._turns: dict[tuple[str, int], _KeptTurn] = {}
         self._first_s = 0.0
         """No turn's time is over before."""
 
@@ -185,18 +185,17 @@ class _KeptTurns:
         """The pages that it refers to, one as often as it is referred to."""
         return [page for turn in self._turns.values() for page in turn.pages]
 
-    def keep(self, turn: KeptTurn) -> None:
+    def keep(self, turn: _KeptTurn) -> None:
         """Keep a turn, in place of an earlier one of the same request and sample. Takes its references over."""
         self._release(turn.sample.request.id, turn.sample.number)
         self._first_s = min(self._first_s, turn.until_s) if self._turns else turn.until_s
         self._turns[turn.sample.request.id, turn.sample.number] = turn
 
-    def take(self, fill: PrefillGroup) -> KeptTurn | None:
+    def take(self, fill: PrefillGroup) -> _KeptTurn | None:
         """Hand out the turn that the text of `fill` goes on from, with its references. One that it does not go on from,
         because the history was rewritten, is dropped."""
-        key = _turn_before(fill)
-        turn = None if key is None else self._turns.get(key)
-        if key is None or turn is None:
+        request = fill.members[0].request
+        if request.after is None or (turn := self._turns.get(key := (request.after, request.first_sample))) is None:
             return None
         count = len(turn.text)
         if count > fill.first_draw or not np.array_equal(fill.text[:count], turn.text):
@@ -287,7 +286,7 @@ class TextPages:
         are whole."""
         self.remember(sample, pages)
         if sample.request.keep_s and not sample.stale:
-            self.kept.keep(KeptTurn(sample, _read_text(sample), pages, self._now_s + sample.request.keep_s))
+            self.kept.keep(_KeptTurn(sample, _read_text(sample), pages, self._now_s + sample.request.keep_s))
         else:
             self.pool.release(pages)
 
@@ -300,7 +299,7 @@ class TextPages:
         pages = fill.pages if alone else fill.pages[:whole]
         text = fill.text if alone else fill.text[: whole * self._page_tokens]
         self.pool.share(pages)
-        self.kept.keep(KeptTurn(sample, text, list(pages), self._now_s + sample.request.keep_s))
+        self.kept.keep(_KeptTurn(sample, text, list(pages), self._now_s + sample.request.keep_s))
 
     def remember(self, sample: SampleState, pages: list[int]) -> None:
         """Keep whole pages for any text that begins like this sample's."""
@@ -312,11 +311,6 @@ class TextPages:
             if not self.cache.evict() and not self.kept.evict():
                 return False
         return True
-
-
-def _turn_before(fill: PrefillGroup) -> tuple[str, int] | None:
-    request = fill.members[0].request
-    return None if request.after is None else (request.after, request.first_sample)
 
 
 def _read_text(sample: SampleState) -> NDArray[np.int32]:

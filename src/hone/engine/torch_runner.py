@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.episodes import Routing, routing_dtype
-from hone.engine import flash
+from hone.engine import cuda_steps as flash
 from hone.engine.cuda_steps import RecordedSteps, can_record, draw_rows, draws_only, recorded_rows
 from hone.engine.protocol import GenerationModel, LinearFn, ModelShape, PagedAttentionFn
 from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
@@ -20,7 +20,7 @@ from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingTensors:
+class _SamplingTensors:
     """Settings of each row `[n]`; see `work.SamplerInput`."""
 
     given: Tensor
@@ -34,10 +34,10 @@ class SamplingTensors:
     """True if a row uses truncated sampling."""
 
 
-def _sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTensors:
+def _sampling_tensors(draws: SamplerInput, device: torch.device) -> _SamplingTensors:
     """Settings of rows as tensors on a device."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
-    return SamplingTensors(
+    return _SamplingTensors(
         given=torch.from_numpy(draws.forced_token).to(device, torch.int64),
         temperature=torch.from_numpy(draws.temperature).to(device),
         top_k=torch.from_numpy(draws.top_k).to(device, torch.int64),
@@ -48,7 +48,7 @@ def _sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTens
     )
 
 
-def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
+def _sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     """Inverse-CDF sampling: the first token at which the cumulative probability exceeds `uniform` `[n]`, in [0, 1).
 
     `logits` `[n, vocab]`, float32 at least. The cumulative sum runs in float64, by token id. A given token takes the
@@ -61,7 +61,7 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     if settings.truncates:
         cut = ((settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)) & ~settings.greedy
         rows = cut.nonzero()[:, 0]
-        left = truncate_logp(logp[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
+        left = _truncate_logp(logp[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
         drawn_from = logp.index_copy(0, rows, torch.log_softmax(left, dim=-1))
         bits = np.packbits(torch.isfinite(left).cpu().numpy(), axis=1, bitorder="little")
         kept = np.zeros((len(logp), bits.shape[1]), np.uint8)
@@ -73,7 +73,7 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     at = tokens[:, None]
     sampled = drawn_from.gather(1, at)[:, 0]
     certain = torch.where(tokens == best, 0.0, -torch.inf).to(sampled.dtype)
-    top_tokens, top_logp = (None, None) if draws.top_logprobs is None else rank_likeliest(logp, draws.top_logprobs)
+    top_tokens, top_logp = (None, None) if draws.top_logprobs is None else _rank_likeliest(logp, draws.top_logprobs)
     return SamplerOutput(
         token=tokens.cpu().numpy().astype(np.int32),
         logp=logp.gather(1, at)[:, 0].float().cpu().numpy(),
@@ -84,7 +84,7 @@ def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     )
 
 
-def rank_likeliest(logp: Tensor, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _rank_likeliest(logp: Tensor, counts: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The likeliest tokens of each row of `logp` `[n, vocab]`, and their log-probabilities `[n, K]`: as many as its
     count in `counts` `[n]`, at most the vocabulary. Ties from the smaller id."""
     most = min(int(counts.max(initial=0)), logp.shape[1])
@@ -105,7 +105,7 @@ def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
     return result.clamp_(max=logp.shape[1] - 1)  # only rows of NaN come here beyond the end
 
 
-def truncate_logp(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def _truncate_logp(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """`logp` `[n, vocab]` with -inf for tokens removed by top-k, then top-p of the rest, then min-p; the most likely
     always stays. Ties are broken towards the smaller token id.
     """
@@ -124,7 +124,7 @@ def truncate_logp(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
 # --------------------------------------------------------------------------------------------------------- half weights
 
 
-class HalfWeights:
+class _HalfWeights:
     """Matrices of a model in bfloat16: its own where they are, copies of float32 ones.
 
     Copies are refreshed in place: a recorded step reads the same memory again.
@@ -155,8 +155,8 @@ class HalfWeights:
         return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
-def casting_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`HalfWeights.linear` without copies: for code that torch compiles."""
+def _casting_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`_HalfWeights.linear` without copies: for code that torch compiles."""
     low = None if bias is None else bias.to(torch.bfloat16)
     return functional.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16), low)
 
@@ -164,7 +164,7 @@ def casting_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 # ---------------------------------------------------------------------------------------------------------------- paged
 
 
-class PagedKvCache:
+class _PagedKvCache:
     """`[layers, 2, pages, page_tokens, kv_heads, head_dim]`: keys and values."""
 
     def __init__(
@@ -180,7 +180,7 @@ class PagedKvCache:
 class _PagedAttention:
     """An `Attend` for one pass, by the model's own arithmetic; tokens beyond `work.tokens` are padding: zeros."""
 
-    def __init__(self, model: GenerationModel, keys: PagedKvCache, work: ForwardBatch) -> None:
+    def __init__(self, model: GenerationModel, keys: _PagedKvCache, work: ForwardBatch) -> None:
         size = keys.store.shape[3]
         self._store = keys.store.flatten(2, 3)
         pages = work.pages[:, : int(work.positions.max()) // size + 1].astype(np.int64)
@@ -231,7 +231,7 @@ class TorchRunner:
         `compiled`: layers are compiled by `torch.compile`, which takes seconds to minutes at first.
         """
         self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
-        self._half = HalfWeights(model) if _computes_in_half(model) else None
+        self._half = _HalfWeights(model) if _computes_in_half(model) else None
         self._flash = model.device.type == "cuda" and (self._half is not None or model.dtype == torch.bfloat16)
         self._page_tokens = page_tokens or (flash.PAGE_TOKENS if self._flash else PAGE_TOKENS)
         self._compiled, self._tile = compiled, model.rows.tile
@@ -239,8 +239,8 @@ class TorchRunner:
         self._run = model.compiled_run(kind) if compiled else partial(model.run, kind=kind)
         self._linear: LinearFn = functional.linear if compiled else model.rows
         if self._half is not None:
-            self._linear = casting_linear if compiled else self._half.linear
-        self._keys: PagedKvCache | None = None
+            self._linear = _casting_linear if compiled else self._half.linear
+        self._keys: _PagedKvCache | None = None
         self._steps: RecordedSteps | None = None
         self._scratch = 0
 
@@ -265,7 +265,7 @@ class TorchRunner:
 
     def reserve(self, pages: int) -> None:
         model, self._scratch = self._model, pages
-        self._keys = PagedKvCache(
+        self._keys = _PagedKvCache(
             model.config,
             pages=pages + 1,  # the last is where padding goes
             page_tokens=self._page_tokens,
@@ -303,7 +303,7 @@ class TorchRunner:
         at[:wanted] = work.draws.token_index
         logits = self._logits(hidden[torch.from_numpy(at).to(self._model.device)])
         same = self._flash and draws_only(work.draws)
-        drawn = draw_rows(logits, work.draws) if same else sample_tokens(logits[:wanted], work.draws)
+        drawn = draw_rows(logits, work.draws) if same else _sample_tokens(logits[:wanted], work.draws)
         return drawn if chosen is None else replace(drawn, routing=self._routing(chosen[: len(work.tokens)]))
 
     @torch.inference_mode()
@@ -326,7 +326,7 @@ class TorchRunner:
             return self._run(tokens, positions, attend, self._linear), None
         return self._model.run_routed(tokens, positions, attend, self._linear)
 
-    def _eager(self, work: ForwardBatch, keys: PagedKvCache) -> tuple[Tensor, Tensor | None]:
+    def _eager(self, work: ForwardBatch, keys: _PagedKvCache) -> tuple[Tensor, Tensor | None]:
         device, count = self._model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions

@@ -15,19 +15,21 @@ from numpy.typing import NDArray
 from hone.core.errors import DivergedError, ResourceError
 from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest, generate
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import SchedulerLimits
 from hone.engine.native import library
-from hone.engine.native.build import LIMIT, SWITCH, build, find_compiler, instruction_set_limit, is_disabled
-from hone.engine.stops import TokenizerRules
+from hone.engine.native.library import build
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerChoice, RunnerKind
+from hone.engine.scheduler import SchedulerLimits
+from hone.engine.session import TokenizerRules
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.native import library as training
 from hone.models.native import perceptron
-from hone.models.native.products import uses_amx_tiles
+from hone.models.native.library import uses_amx_tiles
 from hone.models.packing import pack_rows, row_targets
+from hone.native.build import LIMIT, SWITCH, find_compiler, instruction_set_limit, is_disabled
 from hone.text.evaluate.open_policy import has_fast_bfloat16
 
 MAX_MEAN_NATS: Final = 2e-6

@@ -6,7 +6,7 @@ import torch
 
 from hone.lab.experiments.two_ranks import measure
 from hone.parallel.group import joined
-from hone.parallel.launcher import READY, RankTask
+from hone.parallel.ranked_job import READY, RankTask
 from hone.process.parent import connect_to_parent
 
 

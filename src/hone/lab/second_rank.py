@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hone.learner.share import BatchShare
 from hone.parallel.group import RankMeeting, joined, open_meeting
-from hone.parallel.launcher import LocalLauncher, rank_tasks
+from hone.parallel.ranked_job import LocalLauncher, rank_tasks
 
 PATIENCE_S = 120.0
 PEER = "hone.lab.rank_peer"

@@ -4,15 +4,48 @@ torch's own optimizer class does the same arithmetic, but imports the compiler a
 small network its wrapping costs more than the kernel.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from hone.core.errors import DataError
 from hone.core.state import State, array, has_part, number, substate
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.stored_weights import named_arrays
+from hone.learner.share import ParameterStore
+
+# ------------------------------------------------------------------------------------------------------- stored weights
+
+
+def _named_arrays(parameters: ParameterStore, values: Sequence[Tensor]) -> State:
+    """Copies of values shaped like `owned`, whole and by parameter name, in a type that numpy knows: bfloat16 is
+    widened, which loses nothing. All ranks call it; those that save nothing get empty arrays."""
+    return {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).cpu().numpy().copy()
+        for name, value in parameters.by_name(values).items()
+    }
+
+
+def stored_weights(parameters: ParameterStore) -> State:
+    """All trained weights by name."""
+    return _named_arrays(parameters, parameters.owned)
+
+
+@torch.no_grad()
+def restore_weights(parameters: ParameterStore, state: State, *, what: str, remedy: str) -> None:
+    """Load the weights of `state`, in place. Raises DataError, which names `what` was saved and the `remedy`, for those
+    of another network."""
+    named: dict[str, Tensor] = {}
+    for name, shape in parameters.shapes.items():
+        saved = array(state, name)
+        if saved.shape != tuple(shape):
+            shapes = f"of shape {list(saved.shape)}, this one {list(shape)}"
+            raise DataError(f"the saved {what} has {name} {shapes}: {remedy}")
+        named[name] = torch.from_numpy(saved.copy())
+    for own, value in zip(parameters.owned, parameters.shards(named), strict=True):
+        own.copy_(value)
+
+
+# ----------------------------------------------------------------------------------------------------------------- adam
 
 
 class Adam:
@@ -84,7 +117,7 @@ class Adam:
     def state(self) -> State:
         """Step count and both moments of each parameter by name, whole whatever the number of ranks."""
         moments = {"exp_avg": self.means, "exp_avg_sq": self.squares}
-        named = {name: named_arrays(self.parameters, moment) for name, moment in moments.items()}
+        named = {name: _named_arrays(self.parameters, moment) for name, moment in moments.items()}
         return {"step": float(self.steps), **named}
 
     def restore(self, state: State) -> None:

@@ -12,8 +12,7 @@ from hone.core.reduction import Reduction
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.ranked_build import sharded_store
+from hone.learner.share import ParameterStore, sharded_store
 from hone.objectives.terms import LossTerms
 
 P = TypeVar("P", bound=nn.Module)

@@ -122,9 +122,10 @@ class FlatParameters:
 def contiguous_view(parameters: Sequence[nn.Parameter]) -> Tensor | None:
     """One `[P]` that shares the memory of `parameters`, or None where they do not lie next to each other."""
     at, first = parameters[0].data_ptr(), parameters[0].detach()
+    storage = first.untyped_storage().data_ptr()
     for parameter in parameters:
         fits = parameter.is_contiguous() and parameter.dtype == first.dtype and parameter.device == first.device
-        if not fits or parameter.data_ptr() != at or parameter.untyped_storage().data_ptr() != _storage_address(first):
+        if not fits or parameter.data_ptr() != at or parameter.untyped_storage().data_ptr() != storage:
             return None
         at += parameter.numel() * parameter.element_size()
     return first.as_strided((sum(parameter.numel() for parameter in parameters),), (1,))
@@ -139,7 +140,3 @@ def make_contiguous(parameters: Sequence[nn.Parameter]) -> Tensor:
         parameter.data = whole[start:stop].view(parameter.shape)
         start = stop
     return whole
-
-
-def _storage_address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

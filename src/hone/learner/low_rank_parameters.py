@@ -12,8 +12,7 @@ from hone.core.reduction import Reduction
 from hone.learner.config import OptimizerConfig, adamw
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.share import BatchShare
+from hone.learner.share import BatchShare, ParameterStore
 from hone.models.language.lora import LoraAdapter
 from hone.objectives.terms import LossTerms
 

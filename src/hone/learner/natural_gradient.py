@@ -20,10 +20,8 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State, integer, substate
-from hone.learner.gradient import GradientLearner, TensorBatch, TrainingRows, own_micro_batches
-from hone.learner.metrics import MetricsAccumulator
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.share import current_share
+from hone.learner.gradient import GradientLearner, MetricsAccumulator, TensorBatch, TrainingRows, own_micro_batches
+from hone.learner.share import ParameterStore, current_share
 from hone.objectives.kl import k3
 from hone.objectives.natural import TrustRegion, TrustRegionOutcome, finite_difference_product, trust_region_step
 from hone.objectives.terms import LossTerms

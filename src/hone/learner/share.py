@@ -5,19 +5,49 @@ processes that were never asked.
 """
 
 import heapq
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
 from hone.core.reduction import Reduction
-from hone.learner.micro_batches import split_by_token_budget
+from hone.core.state import State
+
+# -------------------------------------------------------------------------------------------------------- micro batches
+
+
+UNBOUNDED: Final = 1 << 62
+"""Tokens of a micro-batch, where it is as large as the minibatch."""
+
+
+def split_by_token_budget(sizes: Ints, budget_tokens: int) -> list[Ints]:
+    """Split row numbers into pieces of at most `budget_tokens`, grouped by size; a row above the budget is a piece.
+
+    `sizes` `[rows]` tokens. Everything fits: one piece in the given order. No rows: no pieces.
+    """
+    if not len(sizes):
+        return []
+    if int(sizes.sum()) <= budget_tokens:
+        return [np.arange(len(sizes), dtype=np.int64)]
+    order = np.argsort(sizes, kind="stable")
+    pieces: list[Ints] = []
+    start, filled = 0, 0
+    for position, size in enumerate(sizes[order].tolist()):
+        if filled and filled + size > budget_tokens:
+            pieces.append(order[start:position])
+            start, filled = position, 0
+        filled += size
+    return [*pieces, order[start:]]
+
 
 # ------------------------------------------------------------------------------------------------------------------ cut
 
@@ -26,7 +56,7 @@ ATTENTION_TOKENS: Final = 4096
 """Length at which attention costs a row as much as the rest of a layer."""
 
 
-def cut(sizes: Ints, ranks: int, budget_tokens: int) -> list[list[Ints]]:
+def _cut(sizes: Ints, ranks: int, budget_tokens: int) -> list[list[Ints]]:
     """Micro-batches of each rank as row numbers: every row stands in exactly one, and all ranks have equally many.
 
     `sizes` `[rows]` tokens. The longest rows are placed first, each on the rank with the least work so far (Graham,
@@ -90,7 +120,7 @@ class BatchShare:
         Rank r has the shares r, R + r, 2R + r, ...: one of each run of R neighbours, so that sums over ranks are the
         lower levels of the tree over all shares.
         """
-        parts = cut(sizes, self.shares, budget_tokens)
+        parts = _cut(sizes, self.shares, budget_tokens)
         rounds = range(self.shares // self.ranks)
         passes = range(len(parts[0]))
         return [
@@ -141,3 +171,146 @@ def evaluated_pieces(
     columns = [share.reduction.gather(np.concatenate(parts)) for parts in zip(*own, strict=True)]
     for rank, pieces in enumerate(share.assigned(sizes, budget_tokens)):
         yield places(np.concatenate(pieces)), [column[rank] for column in columns]
+
+
+# ------------------------------------------------------------------------------------------------------ parameter store
+
+
+class ParameterStore(Protocol):
+    """Parameters of a network, the part of them that this process steps, and the gradient of that part.
+
+    Loss weights are fixed over the whole batch, so gradients of several ranks are summed, not averaged.
+    """
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Trained parameters of the network, for forward and backward passes."""
+        ...
+
+    @property
+    def owned(self) -> Sequence[Tensor]:
+        """Tensors that this process steps, in place."""
+        ...
+
+    @property
+    def gradients(self) -> Sequence[Tensor]:
+        """Gradient of each tensor of `owned`, summed over all ranks."""
+        ...
+
+    def collect_gradients(self) -> AbstractContextManager[None]:
+        """Context of the backward passes of one step; afterwards `gradients` is the sum of theirs, and no other."""
+        ...
+
+    def reduce(self, share: BatchShare) -> None:
+        """Sum `gradients` over the ranks of `share`, unless the backward passes did."""
+        ...
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm `[]` of the whole gradient, the same on all ranks."""
+        ...
+
+    def dot(self, one: Tensor, other: Tensor) -> Tensor:
+        """Product `[]` of two vectors, each shaped like all of `owned` one after another, over the whole network."""
+        ...
+
+    @property
+    def step_multiple(self) -> int:
+        """Elements of a tensor, or more: an optimizer's kernel is given multiples of it."""
+        ...
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of each whole parameter by name, in the order of the network."""
+        ...
+
+    def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Values shaped like `owned` (moments) -> those of whole parameters by name, in the order of the network. All
+        ranks call it; those that save nothing get empty values."""
+        ...
+
+    def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
+        """Inverse of `by_name`: the part of this process, shaped like `owned`."""
+        ...
+
+
+# --------------------------------------------------------------------------------------------------------- ranked build
+
+
+P = TypeVar("P", bound=nn.Module)
+Question: TypeAlias = Callable[[Episodes], NDArray[Any]]
+"""Episodes -> a column of numbers, from networks."""
+
+
+class RankedBuild(Protocol[P]):
+    """Ranks that a job is being built for, and the kind of network that is cut over them."""
+
+    def trained(self, policy: P) -> P:
+        """The policy that is stepped in place of `policy`: its twin with parameters cut over the ranks."""
+        ...
+
+    def share_out(self, network: P) -> P:
+        """`network` itself, cut over the ranks in place: no rank has it whole, and all of them ask it together."""
+        ...
+
+    def parameter_store(self, network: nn.Module) -> ParameterStore | None:
+        """The parameters of a network that was cut; None for any other, which every rank holds whole."""
+        ...
+
+    def question(self, ask: Question) -> Question:
+        """`ask` of networks that were cut, for the driver: all ranks answer it together."""
+        ...
+
+
+_BUILD: Final[ContextVar[RankedBuild[Any] | None]] = ContextVar("_BUILD", default=None)
+
+
+def trained_policy(policy: P) -> P:
+    """The policy that a learner steps: `policy` itself, or its sharded twin in a build for several ranks."""
+    build = _BUILD.get()
+    return policy if build is None else build.trained(policy)
+
+
+def shared_network(network: P) -> P:
+    """A network beside the policy (a critic, a frozen reference): cut over the ranks in a build for several of them."""
+    build = _BUILD.get()
+    return network if build is None else build.share_out(network)
+
+
+def shared_question(ask: Question) -> Question:
+    """A question to networks of `shared_network`, which the driver may ask outside of an update."""
+    build = _BUILD.get()
+    return ask if build is None else build.question(ask)
+
+
+def sharded_store(network: nn.Module) -> ParameterStore | None:
+    """The parameter store of a network that is cut over ranks; None for one that this process holds whole."""
+    build = _BUILD.get()
+    return None if build is None else build.parameter_store(network)
+
+
+@contextmanager
+def building_for(build: RankedBuild[Any]) -> Iterator[None]:
+    """Context in which a job is built for the ranks of `build`."""
+    token = _BUILD.set(build)
+    try:
+        yield
+    finally:
+        _BUILD.reset(token)
+
+
+# ---------------------------------------------------------------------------------------------------- shared statistics
+
+
+class SharedStatistics(nn.Module, ABC):
+    """A policy into which its source and its credit put statistics; a language model has none.
+
+    Ranks take them up from rank 0 before an update: the buffers of the module, and `statistics`.
+    """
+
+    @abstractmethod
+    def statistics(self) -> State:
+        """What the source has put into the policy, such as the mean and scale of observations; {} if nothing."""
+
+    @abstractmethod
+    def take_statistics(self, given: State) -> None:
+        """Take up another policy's `statistics()`."""

@@ -3,13 +3,22 @@
 import contextlib
 import logging
 import os
+import platform
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
+from hone.process.commands import LOST, CommandEnd, HoneCommand, LocalCommands
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 LOOPBACK = "127.0.0.1"
 LISTENER_S = 5.0
@@ -28,7 +37,7 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
         raise ResourceError(f'Ray cannot be imported ({error}): pip install "hone-rl[ray]"') from error
     if ray.is_initialized():
         return False
-    require_listener(address)
+    _require_listener(address)
     start = partial(ray.init, address, logging_level=logging.ERROR, log_to_driver=False)
     if address == "local":
         cores = max(cpus, os.cpu_count() or 1)
@@ -45,30 +54,13 @@ def connect_to_ray(address: str, *, cpus: int = 0, store_bytes: int | None = Non
     return True
 
 
-def disconnect_from_ray() -> None:
-    """End the connection of this process, and the cluster if it was started for it."""
-    import ray  # noqa: PLC0415 - an extra
-
-    with own_signal_handlers():
-        ray.shutdown()
-
-
-def driver_address() -> str:
-    """Address at which the machines of the connected cluster reach this one; the loopback if there is no other."""
-    import ray  # noqa: PLC0415 - an extra
-
-    here = ray.util.get_node_ip_address()
-    others = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]} - {here}
-    return here if others else LOOPBACK
-
-
 def last_line(error: Exception) -> str:
     """The last line of an error of Ray that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].partition(" Some common causes")[0][:300] if lines else type(error).__name__
 
 
-def require_listener(address: str) -> None:
+def _require_listener(address: str) -> None:
     """Raise ResourceError for an address `host:port` where nothing listens: Ray would try for minutes, and end this
     process. Ray Client's addresses are refused."""
     if address.startswith("ray://"):
@@ -103,3 +95,84 @@ def own_signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------------------------------------ commands on a cluster
+
+
+TICK_S = 0.2
+NO_FOLDER = 5
+"""Exit code of a command on a machine without the driver's folder."""
+
+
+def _run_task(command: HoneCommand, folder: str) -> CommandEnd:
+    """Run a command on this machine, in `folder`. A KeyboardInterrupt, which is Ray's request to cancel, asks it to
+    save and stop."""
+    if not Path(folder).is_dir():
+        line = f"{platform.node()} has no folder {folder}: a sweep on Ray needs its folder on every machine"
+        return CommandEnd(name=command.name, code=NO_FOLDER, lines=(line,))
+    os.chdir(folder)
+    runner = LocalCommands(1, clock=SystemClock())
+    runner.start(command)
+    ends: list[CommandEnd] = []
+    while not ends:
+        try:
+            ends = runner.wait(TICK_S)
+        except KeyboardInterrupt:
+            runner.stop()
+    return ends[0]
+
+
+class RayCommands:
+    """Commands as tasks, `slots` at a time, each with its own cores and GPUs. Connects at the first start."""
+
+    def __init__(self, slots: int, *, address: str, folder: Path, cpus: int = 1, gpus: float = 0) -> None:
+        self.slots = slots
+        self._address, self._folder = address, folder
+        self._cpus, self._gpus = cpus, gpus
+        self._running: dict[ObjectRef[CommandEnd], HoneCommand] = {}
+
+    def start(self, command: HoneCommand) -> None:
+        """Submit a command; Ray starts it when a machine has room. Raises ResourceError without the cluster."""
+        connect_to_ray(self._address)
+        import ray  # noqa: PLC0415 - an extra
+
+        task = ray.remote(_run_task).options(num_cpus=self._cpus, num_gpus=self._gpus, max_retries=0)
+        self._running[task.remote(command, str(self._folder))] = command
+
+    def wait(self, timeout_s: float) -> list[CommandEnd]:
+        """Commands that ended since the last call."""
+        if not self._running:
+            time.sleep(timeout_s)
+            return []
+        import ray  # noqa: PLC0415 - an extra
+
+        done, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout_s)
+        return [self._end(one) for one in done]
+
+    def stop(self) -> None:
+        """Request every command to save and stop."""
+        self._cancel(force=False)
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self._cancel(force=True)
+        self._running.clear()
+
+    def _cancel(self, *, force: bool) -> None:
+        if self._running:
+            import ray  # noqa: PLC0415 - an extra
+
+            for one in self._running:
+                ray.cancel(one, force=force)
+
+    def _end(self, one: "ObjectRef[CommandEnd]") -> CommandEnd:
+        """The end of a task; lost if its worker or its machine is."""
+        import ray  # noqa: PLC0415 - an extra
+        from ray.exceptions import RayError  # noqa: PLC0415 - an extra
+
+        command = self._running.pop(one)
+        try:
+            return ray.get(one)
+        except RayError as error:
+            return CommandEnd(name=command.name, code=LOST, lines=(f"{type(error).__name__}: {last_line(error)}",))

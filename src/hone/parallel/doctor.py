@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hone.core.errors import ResourceError
-from hone.parallel.config import ClusterConfig
+from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
 from hone.parallel.connect import connect_to_ray, last_line
-from hone.parallel.placement import NodeRoom, needed_store_bytes, placement_faults
 
 LIBRARIES: Final = ("hone-rl", "torch", "numpy", "ray")
 _SMALL_STORE_BYTES: Final = 75 << 20
@@ -47,9 +46,9 @@ class NodeReport:
     """Reason why the driver's token could not be read, or a token of its own not written."""
 
 
-def inspect_node(node: str, folder: str, token: str) -> NodeReport:
+def _inspect_node(node: str, folder: str, token: str) -> NodeReport:
     """Report on this machine; reads the token `token` in `folder`, and writes one of its own."""
-    from hone.engine.native.build import build  # noqa: PLC0415 - torch: not needed to show findings
+    from hone.engine.native.library import build  # noqa: PLC0415 - torch: not needed to show findings
 
     fault = ""
     try:
@@ -67,7 +66,7 @@ def inspect_node(node: str, folder: str, token: str) -> NodeReport:
     return NodeReport(node=node, versions=found, kernels=kernels, folder_fault=fault)
 
 
-def findings_of(
+def _findings_of(
     here: NodeReport,
     there: Sequence[NodeReport],
     rooms: Sequence[NodeRoom],
@@ -178,11 +177,13 @@ def inspect_cluster(
     try:
         rooms, reports, silent = _ask_nodes(place, token)
         written = [one.node for one in reports if (place / f"{token}-{one.node.replace(' ', '-')}").exists()]
-        here = inspect_node("driver", str(place), token)
+        here = _inspect_node("driver", str(place), token)
     finally:
         for one in place.glob(f"{token}*"):
             one.unlink(missing_ok=True)
-    found = findings_of(here, reports, rooms, written=written, folder=place, config=config, weights_bytes=weights_bytes)
+    found = _findings_of(
+        here, reports, rooms, written=written, folder=place, config=config, weights_bytes=weights_bytes
+    )
     return [ClusterFinding(subject="Ray", found=f"{len(rooms)} machines at {address}"), *found, *silent]
 
 
@@ -194,7 +195,7 @@ def _ask_nodes(place: Path, token: str) -> tuple[list[NodeRoom], list[NodeReport
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     names = {node["NodeID"]: f"{node['NodeManagerHostname']} {node['NodeID'][:6]}" for node in nodes}
-    task = ray.remote(inspect_node)
+    task = ray.remote(_inspect_node)
     asked = {
         number: task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(number, soft=False)

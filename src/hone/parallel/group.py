@@ -19,7 +19,7 @@ from hone.core.errors import ResourceError
 from hone.core.reduction import Array, Reduction
 from hone.core.state import State
 from hone.learner.share import BatchShare
-from hone.models.language.tensor_group import ProcessTensorGroup
+from hone.models.language.decoder_layer import ProcessTensorGroup
 from hone.run.store.codec import state_bytes, state_from_bytes
 
 LOOPBACK = "127.0.0.1"
@@ -192,3 +192,43 @@ def _loopback_only(address: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
+
+
+# ----------------------------------------------------------------------------------------------------------- fake group
+
+
+_NO_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _EchoReduction:
+    """Reduction in which every rank says what this one does."""
+
+    rank: int
+    group: dist.ProcessGroup | None = None
+
+    def gather(self, column: Array) -> Sequence[Array]:
+        return [column] * dist.get_world_size(self.group)
+
+
+@contextmanager
+def fake_ranks(ranks: int, *, tensor: int = 1, virtual: int = 0, rank: int = 0) -> Iterator[RankGroup]:
+    """Context of `rank` of that many ranks on CPUs, the only one that there is.
+
+    Raises ResourceError where this process is in a process group, or torch has none.
+    """
+    if not dist.is_available():
+        raise ResourceError("this build of torch has no torch.distributed")
+    if dist.is_initialized():
+        raise ResourceError("this process is in a process group of torch already")
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        mesh = init_device_mesh("cpu", (ranks // tensor, tensor), mesh_dim_names=("data", "tensor"))
+        meeting = RankMeeting(
+            rank=rank, ranks=ranks, tensor=tensor, virtual=virtual, patience_s=_NO_WAIT_S, device="cpu"
+        )
+        yield RankGroup(meeting, mesh, _EchoReduction)
+    finally:
+        dist.destroy_process_group()

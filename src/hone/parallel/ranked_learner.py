@@ -15,12 +15,11 @@ from hone.core.errors import HoneError, LostRankError
 from hone.core.state import State, array, integer, substate
 from hone.credit.novelty import NoveltyCredits
 from hone.learner.gradient import GradientLearner
-from hone.learner.share import sharing
-from hone.learner.shared_statistics import SharedStatistics
+from hone.learner.share import SharedStatistics, sharing
 from hone.run.loop import Learner
 
 if TYPE_CHECKING:
-    from hone.learner.ranked_build import Question
+    from hone.learner.share import Question
     from hone.parallel.group import RankGroup
     from hone.parallel.sharded_build import ShardedTwin
 
@@ -131,7 +130,7 @@ class RankedLearner(Generic[P]):
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         given: State = {
             "episodes": pack_episodes(episodes),
-            "credits": pack_credits(credits),
+            "credits": _pack_credits(credits),
             **_source_statistics(self.policy),
         }
         return self._together(UPDATE, given, lambda: self.work.update(episodes, credits))
@@ -188,7 +187,7 @@ class RankServant:
         if order == VALUES:
             self.work.values(unpack_episodes(substate(given, "episodes")))
         elif order == UPDATE:
-            credits = unpack_credits(substate(given, "credits"))
+            credits = _unpack_credits(substate(given, "credits"))
             self.work.update(unpack_episodes(substate(given, "episodes")), credits)
         elif order == QUESTION:
             self.work.answer(integer(given, "number"), unpack_episodes(substate(given, "episodes")))
@@ -207,7 +206,7 @@ def _source_statistics(policy: object) -> State:
     return {STATISTICS: statistics} if statistics else {}
 
 
-def pack_credits(credits: Credits) -> State:
+def _pack_credits(credits: Credits) -> State:
     """Credits as a state, without those columns that are not there."""
     columns = {"advantage": credits.advantage, "target": credits.target, "discount": credits.discount}
     if isinstance(credits, NoveltyCredits):
@@ -216,8 +215,8 @@ def pack_credits(credits: Credits) -> State:
     return {**found, "metrics": {name: float(value) for name, value in credits.metrics.items()}}
 
 
-def unpack_credits(state: State) -> Credits:
-    """Inverse of `pack_credits`."""
+def _unpack_credits(state: State) -> Credits:
+    """Inverse of `_pack_credits`."""
     metrics = {name: float(value) for name, value in substate(state, "metrics").items() if isinstance(value, float)}
     found = {name: array(state, name).astype(np.float32) for name in CREDIT_COLUMNS if name in state}
     advantage, target, discount = found["advantage"], found.get("target"), found.get("discount")

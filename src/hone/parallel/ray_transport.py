@@ -1,38 +1,207 @@
 """Replicas as Ray actors: the `FleetTransport` of clusters."""
 
+import os
+import platform
 import shutil
+import signal
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import uuid4
 
 import numpy as np
 import ray
+import torch
 from numpy.typing import NDArray
 from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hone import __version__
-from hone.core.errors import ResourceError
-from hone.core.fleet import AskAnswers, GenerationAsk, PublishedWeights
-from hone.engine.fleet.fleet_transport import (
+from hone.core.errors import ConfigError, DataError, DivergedError, HoneError, ResourceError
+from hone.core.fleet import AskAnswers, GenerationAsk, PublishedWeights, RunnerArithmetic
+from hone.engine.fleet.replica import (
     AskAnswered,
     AskRefused,
+    AskRefusedError,
     FleetEvent,
+    GenerationReplica,
     ReplicaAlive,
     ReplicaFailed,
     ReplicaJoined,
     ReplicaLoaded,
     ReplicaLost,
+    ReplicaSettings,
     ReplicaUnreachable,
+    TakenWeights,
 )
-from hone.engine.fleet.replica import TakenWeights
-from hone.parallel.config import ClusterConfig
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.parallel.config import ClusterConfig, NodeRoom, needed_store_bytes, placement_faults
 from hone.parallel.connect import connect_to_ray, last_line, own_signal_handlers
-from hone.parallel.placement import NodeRoom, needed_store_bytes, placement_faults
-from hone.parallel.replica_actor import RefusedAsk, ReplicaActor, ReplicaFault, ReplicaHello, ReplicaSpec, end_process
+
+# ------------------------------------------------------------------------------------------------------- replica actors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """Everything that a replica is made from."""
+
+    model: ModelConfig
+    dtype: str
+    """Type of the weights."""
+    compute: str
+    """Type of the trainer's products."""
+    bitwise: bool
+    """True for the trainer's `exactness = "bitwise"`."""
+    device: str
+    settings: ReplicaSettings
+
+    def build(self) -> GenerationReplica:
+        """A replica without weights. Raises ResourceError without its device, or where no runner can be built."""
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ResourceError(
+                f'a replica was placed where there is no CUDA device, and its device is "{self.device}"'
+            )
+        torch.set_num_threads(self.settings.threads)
+        decoder = Decoder(self.model, dtype=self.dtype).to(self.device).requires_grad_(False)
+        decoder.set_compute_dtype(self.compute)
+        if self.bitwise:
+            decoder.use_bitwise_arithmetic()
+        return GenerationReplica(decoder, self.settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReplicaHello:
+    """First word of a replica's process."""
+
+    arithmetic: RunnerArithmetic
+    node: str
+    node_id: str
+    """Ray's name of the machine."""
+    pid: int
+    start_ticks: int | None
+    """Start of the process as the kernel counts it; a process that is given the same number later has another one."""
+    hone_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReplicaFault:
+    """An error of hone's in a replica: Ray drops what it cannot pickle, and plain values stay."""
+
+    kind: str
+    """Name of the class."""
+    messages: tuple[str, ...]
+
+    def error(self) -> HoneError:
+        """The error, to be raised by the driver."""
+        kinds = (ConfigError, DataError, DivergedError, ResourceError)
+        return next((kind for kind in kinds if kind.__name__ == self.kind), HoneError)(*self.messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RefusedAsk:
+    """Answer of a replica that cannot do an ask now."""
+
+    reason: str
+
+
+class ReplicaActor:
+    """A `GenerationReplica` in a process of its own. Nothing here raises an error of hone's: it returns it."""
+
+    def __init__(self) -> None:
+        self._replica: GenerationReplica | None = None
+
+    def open(self, spec: ReplicaSpec, token: str) -> _ReplicaHello | _ReplicaFault:
+        """Build the engine. `token`: file that this machine must see; empty: none."""
+        node = platform.node()
+        if token and not Path(token).is_file():
+            return _ReplicaFault(
+                kind=ResourceError.__name__,
+                messages=(
+                    f"cluster.rollout.weights_folder = {str(Path(token).parent)!r} is not shared with {node}: it does "
+                    "not see what the driver wrote there; name a folder that every machine mounts, or leave it out",
+                ),
+            )
+        try:
+            self._replica = spec.build()
+            arithmetic = self._replica.arithmetic()
+        except HoneError as error:
+            return _fault(error)
+        return _ReplicaHello(
+            arithmetic=arithmetic,
+            node=node,
+            node_id=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
+            start_ticks=start_ticks(os.getpid()),
+            hone_version=__version__,
+        )
+
+    def load(self, weights: PublishedWeights) -> TakenWeights | _ReplicaFault:
+        """Take up weights."""
+        try:
+            return self._opened().load(weights.version, _bytes_of(weights), weights.digest)
+        except HoneError as error:
+            return _fault(error)
+
+    def answer(self, ask: GenerationAsk) -> AskAnswers | _ReplicaFault | _RefusedAsk:
+        """Answer an ask."""
+        try:
+            return self._opened().answer(ask)
+        except AskRefusedError as error:
+            return _RefusedAsk(reason=str(error))
+        except HoneError as error:
+            return _fault(error)
+
+    def cancel(self, number: int) -> None:
+        """Drop an ask."""
+        self._opened().asks.cancel(number)
+
+    def passes(self) -> int:
+        """Number of passes so far: a sign of life."""
+        return 0 if self._replica is None else self._replica.asks.passes
+
+    def _opened(self) -> GenerationReplica:
+        if self._replica is None:
+            raise RuntimeError("open() comes first")
+        return self._replica
+
+
+def _end_process(pid: int, ticks: int | None) -> bool:
+    """Kill a process of this machine, if it is the one that started at `ticks`; returns whether it was."""
+    if ticks is None or start_ticks(pid) != ticks:
+        return False
+    os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start of a process in the kernel's clock ticks; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def _bytes_of(weights: PublishedWeights) -> NDArray[np.uint8]:
+    """The published bytes: mapped from this machine's object store, or from the shared folder."""
+    (part,) = weights.parts
+    if isinstance(part, str):
+        try:
+            return np.memmap(part, np.uint8, "r")
+        except OSError as error:
+            raise ResourceError(f"published weights cannot be read on {platform.node()}: {error}") from None
+    return ray.get(cast("ray.ObjectRef", part))
+
+
+def _fault(error: HoneError) -> _ReplicaFault:
+    return _ReplicaFault(kind=type(error).__name__, messages=error.messages)
+
+
+# -------------------------------------------------------------------------------------------------------- ray transport
+
 
 _THREADS: Final = 64
 """Largest number of asks that a replica works on at the same time."""
@@ -59,7 +228,7 @@ class RayTransport:
         self._owns_connection = False
         self._count = 0
         self._actors: dict[str, Any] = {}
-        self._hellos: dict[str, ReplicaHello] = {}
+        self._hellos: dict[str, _ReplicaHello] = {}
         self._calls: dict[ray.ObjectRef, _ActorCall] = {}
         self._lock = threading.Lock()
         self._spec_ref: ray.ObjectRef | None = None
@@ -160,10 +329,10 @@ class RayTransport:
         if hello is None:
             return
         if hello.node_id == ray.get_runtime_context().get_node_id():
-            end_process(hello.pid, hello.start_ticks)
+            _end_process(hello.pid, hello.start_ticks)
             return
         there = NodeAffinitySchedulingStrategy(hello.node_id, soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0)(end_process)
+        task = ray.remote(num_cpus=0, max_retries=0)(_end_process)
         task.options(scheduling_strategy=there).remote(hello.pid, hello.start_ticks)
 
     def close(self) -> None:
@@ -221,18 +390,18 @@ class RayTransport:
                 return AskAnswered(replica=call.replica, number=call.number, answers=result)
             case TakenWeights():
                 return ReplicaLoaded(replica=call.replica, taken=result)
-            case RefusedAsk():
+            case _RefusedAsk():
                 return AskRefused(replica=call.replica, number=call.number)
-            case ReplicaFault():
+            case _ReplicaFault():
                 return ReplicaFailed(replica=call.replica, error=result.error(), number=call.number or None)
-            case ReplicaHello():
+            case _ReplicaHello():
                 return self._hear_hello(call.replica, result)
             case int():
                 return ReplicaAlive(replica=call.replica, passes=result)
             case _:
                 return None
 
-    def _hear_hello(self, replica: str, hello: ReplicaHello) -> FleetEvent:
+    def _hear_hello(self, replica: str, hello: _ReplicaHello) -> FleetEvent:
         with self._lock:
             self._hellos[replica] = hello
         if hello.hone_version != __version__:

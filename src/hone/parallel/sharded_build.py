@@ -24,17 +24,79 @@ from torch.distributed.tensor import DTensor, Shard
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.learner.low_rank_parameters import LowRankParameters
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.ranked_build import Question
-from hone.learner.share import BatchShare
+from hone.learner.share import BatchShare, ParameterStore, Question
+from hone.models.language.decoder_layer import ProcessTensorGroup
 from hone.models.language.lora import HeldPart, LoraAdapter
-from hone.models.language.tensor_group import ProcessTensorGroup
+from hone.models.language.scalar_head import LanguageNetwork, TokenScorer, ValueNetwork
 from hone.models.language.tensor_parallel import TensorSplit, split_decoder
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import LanguageNetwork, TokenScorer
-from hone.models.language.value_network import ValueNetwork
 from hone.parallel.group import RankGroup
-from hone.parallel.tree_sums import ShareSum, TreeReduceScatter, tree_sum
+
+# ------------------------------------------------------------------------------------------------------------ tree sums
+
+
+def _tree_sum(values: Tensor) -> Tensor:
+    """Sum `[...]` of `values` `[n, ...]` over the first dimension: neighbours are added until one is left."""
+    if not len(values):
+        return values.new_zeros(values.shape[1:])
+    while len(values) > 1:
+        odd = values[-1:] if len(values) % 2 else values[:0]
+        even = values[: len(values) - len(odd)]
+        values = torch.cat([even[0::2] + even[1::2], odd])
+    return values[0]
+
+
+class _TreeReduceScatter:
+    """Reduce-scatter for FSDP2 that adds the ranks' gradients as a tree: every rank gets all parts of its piece."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - as FSDP2 calls it
+    ) -> None:
+        del op, async_op
+        parts = torch.empty_like(input_tensor)
+        dist.all_to_all_single(parts, input_tensor, group=group)
+        output_tensor.copy_(_tree_sum(parts.view(group.size(), -1)))
+
+
+class _ShareSum:
+    """Sum over a rank's own shares, one backward pass each: partial sums of complete subtrees, as a binary counter.
+
+    FSDP2 calls it with what a pass adds to a gradient. It takes that away and gives the sum in the last pass.
+    """
+
+    def __init__(self, shares: int) -> None:
+        self.shares = shares
+        self.passes = 0
+        self.partial: list[tuple[int, Tensor]] = []
+        """Levels and sums of complete subtrees, the highest first."""
+
+    def __call__(self, added: Tensor) -> None:
+        self.passes += 1
+        if self.shares == 1:
+            return
+        level, value = 0, added.clone()
+        while self.partial and self.partial[-1][0] == level:
+            value, level = self.partial.pop()[1] + value, level + 1
+        self.partial.append((level, value))
+        if self.passes % self.shares:
+            added.zero_()
+            return
+        added.copy_(value)
+        self.partial.clear()
+
+    def clear(self) -> None:
+        """Begin an optimizer step."""
+        self.passes = 0
+        self.partial.clear()
+
 
 # ------------------------------------------------------------------------------------------------------------- sharding
 
@@ -51,19 +113,19 @@ LAYER_ENTRIES: Final = ("forward_native",)
 """The same of a layer."""
 
 
-def shard(
+def _shard(
     network: DecoderNetwork,
     mesh: DeviceMesh,
     virtual: int = 0,
     *,
     whole: Sequence[nn.Parameter] = (),
     keep_gathered: bool = True,
-) -> Sequence[ShareSum]:
+) -> Sequence[_ShareSum]:
     """Cut the parameters of `network` over `mesh`, in place, but those of `whole`; returns the sums over virtual ranks,
     if there are any. Embedding, last norm and head stay gathered from a forward to a backward pass with
     `keep_gathered`; a network of which many questions need no gradient goes without."""
     entries, modules = NETWORK_ENTRIES[type(network)], [*network.decoder.layers, network]
-    sums: list[ShareSum] = []
+    sums: list[_ShareSum] = []
     for module in modules:
         inner = module is not network
         cut = fully_shard(
@@ -74,8 +136,8 @@ def shard(
         cut.set_gradient_divide_factor(1.0)
         cut.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sum
         if virtual:
-            sums.append(ShareSum(virtual // mesh.size()))
-            cut.set_custom_reduce_scatter(TreeReduceScatter())  # pyright: ignore[reportArgumentType] - its base is private
+            sums.append(_ShareSum(virtual // mesh.size()))
+            cut.set_custom_reduce_scatter(_TreeReduceScatter())  # pyright: ignore[reportArgumentType] - its base is private
             cut.set_all_reduce_hook(sums[-1])
     return sums
 
@@ -87,10 +149,10 @@ def _backward_passes(network: nn.Module) -> Iterator[None]:
         # A layer's output may be a view. hone's layers never write into their inputs.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         yield
-    reshard(network)
+    _reshard(network)
 
 
-def reshard(network: nn.Module) -> None:
+def _reshard(network: nn.Module) -> None:
     """Free the gathered parameters outside of the layers, which may stay gathered after a pass without a gradient."""
     assert isinstance(network, FSDPModule)
     network.reshard()
@@ -104,10 +166,10 @@ def _joined_parts(split: TensorSplit | None, name: str, part: Tensor) -> Tensor:
 def _own_rows(split: TensorSplit | None, name: str, whole: Tensor, group: RankGroup) -> Tensor:
     """Rows that this rank holds of the whole parameter `name`, or of its part in a tensor group."""
     part = whole if split is None else split.cut(name, whole)
-    return rank_rows(part, group.data.get_local_rank(), group.data.size())
+    return _rank_rows(part, group.data.get_local_rank(), group.data.size())
 
 
-def rank_rows(whole: Tensor, rank: int, ranks: int) -> Tensor:
+def _rank_rows(whole: Tensor, rank: int, ranks: int) -> Tensor:
     """Rows `[n, ...]` of the first dimension that FSDP2 gives to a rank."""
     each = -(-len(whole) // ranks)
     return whole[min(rank * each, len(whole)) : min((rank + 1) * each, len(whole))]
@@ -133,7 +195,7 @@ class ShardedParameters:
     layers among the ranks of a tensor group, if there is one."""
 
     def __init__(
-        self, policy: nn.Module, group: RankGroup, *, shares: Sequence[ShareSum] = (), split: TensorSplit | None = None
+        self, policy: nn.Module, group: RankGroup, *, shares: Sequence[_ShareSum] = (), split: TensorSplit | None = None
     ) -> None:
         """`shares`: sums over the virtual ranks of this rank, one for each sharded module; empty without them."""
         self.policy, self.group, self.shares, self.split = policy, group, shares, split
@@ -177,13 +239,13 @@ class ShardedParameters:
             own = torch.stack(norms).square().sum()
             squares = [float(part[0]) for part in everybody.gather(own.cpu().numpy()[None])]
             return torch.tensor(sum(squares[1:], start=squares[0]), dtype=torch.float64, device=device).sqrt().to(kind)
-        rows = [tree_sum(one.double().square().flatten(1).T) if one.dim() > 1 else one.double().square()
+        rows = [_tree_sum(one.double().square().flatten(1).T) if one.dim() > 1 else one.double().square()
                 for one in gradients]  # fmt: skip
         parts = [np.split(part, edges) for part, edges in zip(
             everybody.gather(torch.cat(rows).cpu().numpy()), self._row_edges(), strict=True
         )]  # fmt: skip
         whole = np.concatenate([piece for pieces in zip(*parts, strict=True) for piece in pieces])
-        return tree_sum(torch.from_numpy(whole)).sqrt().to(dtype=kind, device=device)
+        return _tree_sum(torch.from_numpy(whole)).sqrt().to(dtype=kind, device=device)
 
     def dot(self, one: Tensor, other: Tensor) -> Tensor:
         sizes = [own.numel() for own in self.owned]
@@ -225,7 +287,7 @@ class ShardedParameters:
         """For each rank, where the rows of the next parameter begin among those of all of them."""
         ranks = dist.get_world_size()
         counts = [
-            [len(rank_rows(torch.empty(shape[0], device="meta"), rank, ranks)) for shape in self.shapes.values()]
+            [len(_rank_rows(torch.empty(shape[0], device="meta"), rank, ranks)) for shape in self.shapes.values()]
             for rank in range(ranks)
         ]
         return [np.cumsum(row)[:-1].tolist() for row in counts]
@@ -276,7 +338,7 @@ def _hold_part(adapter: LoraAdapter, split: TensorSplit | None, group: RankGroup
         parts[name] = HeldPart(
             parameter=parameter,
             merged=_local_part(parameter.detach()),
-            rows=rank_rows(rows, group.data.get_local_rank(), group.data.size()),
+            rows=_rank_rows(rows, group.data.get_local_rank(), group.data.size()),
             columns=columns,
         )
     adapter.hold(parts)
@@ -337,7 +399,7 @@ class ShardedTwin:
 
     def _pairs(self) -> Iterator[tuple[str, Tensor, nn.Parameter]]:
         """Name of each parameter that changes, the whole one and the twin's."""
-        reshard(self.sharded)
+        _reshard(self.sharded)
         for (name, whole), own in zip(self.whole.named_parameters(), self.sharded.parameters(), strict=True):
             if own.requires_grad:
                 yield name, whole.detach(), own
@@ -407,7 +469,7 @@ class ShardedBuild:
 
     def _cut(self, network: DecoderNetwork, *, keep_gathered: bool) -> TensorSplit | None:
         """Cut `network` in place, and make its parameter store; returns the cut of its layers, if there is one."""
-        group, adapter = self.group, adapter_of(network)
+        group, adapter = self.group, network.adapter if isinstance(network, TokenPolicy | TokenScorer) else None
         if network.decoder.config.experts is not None and group.tensor is not None:
             raise ConfigError(
                 f"run.tensor = {group.meeting.tensor}: experts are not cut among ranks (expert parallelism is not "
@@ -417,7 +479,7 @@ class ShardedBuild:
         split = None if group.tensor is None else split_decoder(network.decoder, group.tensor)
         learns = any(parameter.requires_grad for parameter in network.parameters())
         virtual = group.meeting.virtual if learns else 0
-        sums = shard(network, group.data, virtual, whole=[*head.values()], keep_gathered=keep_gathered)
+        sums = _shard(network, group.data, virtual, whole=[*head.values()], keep_gathered=keep_gathered)
         self.networks.append(network)
         if adapter is not None:
             _hold_part(adapter, split, group)
@@ -432,8 +494,3 @@ class ShardedBuild:
                 f"run.virtual_ranks = {self.group.meeting.virtual}: this recipe trains {what}, whose gradients are "
                 "added as they come; virtual ranks are for all weights of a language model; leave run.virtual_ranks out"
             )
-
-
-def adapter_of(network: DecoderNetwork) -> LoraAdapter | None:
-    """The adapter that is trained in place of a network's weights."""
-    return network.adapter if isinstance(network, TokenPolicy | TokenScorer) else None

@@ -10,7 +10,7 @@ from hone.planner.step_settings import StepSettings
 
 _TILE: Final = 32
 _TILE_ROWS: Final = 512
-"""Rows that a product by tiles lays out at once (`hone.models.native.products`)."""
+"""Rows that a product by tiles lays out at once (`hone.models.native.library`)."""
 WIDENED_ROWS: Final = 1024
 """Rows of bfloat16 numbers that are widened at once (the same)."""
 _WIDE: Final = 4

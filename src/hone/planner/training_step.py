@@ -107,7 +107,7 @@ def _gathered_moments(
 LOGITS_AT_ONCE: Final = {"cpu": 1 << 22, "gpu": 1 << 27}
 """Logits of a chunk (`hone.models.language.token_logprobs`); tests hold the two to be equal."""
 COMPILED_TEXT_TOKENS: Final = 2048
-"""Tokens of the longest text that the compiled attention takes (`hone.models.native.attention`)."""
+"""Tokens of the longest text that the compiled attention takes (`hone.models.native.library`)."""
 _LEAST_ROWS: Final = 16
 
 

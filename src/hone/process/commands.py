@@ -1,7 +1,7 @@
 """Commands of hone run several at a time, each in a process that ends with this one.
 
-Belongs here: the interface of what runs commands, the local one, and the loop over many commands. `hone.parallel.tasks`
-runs them on other machines.
+Belongs here: the interface of what runs commands, the local one, and the loop over many commands.
+`hone.parallel.connect` runs them on other machines.
 """
 
 import json

@@ -4,8 +4,7 @@ import json
 from functools import partial
 
 from hone.core.errors import HoneError
-from hone.parallel.launcher import READY, RankTask
-from hone.parallel.ranked_job import failure, serve_rank
+from hone.parallel.ranked_job import READY, RankTask, failure, serve_rank
 from hone.process.parent import connect_to_parent
 from hone.recipes.registry import load_recipe
 from hone.run.job import RunConfig

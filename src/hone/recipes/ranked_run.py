@@ -124,14 +124,14 @@ def over_ranks(
     """`build`, over the ranks of `config`; `build` itself for a learner of one process."""
     if not is_ranked(config):
         return build
-    from hone.parallel.launcher import LocalLauncher  # noqa: PLC0415 - torch.distributed
-    from hone.parallel.ranked_job import RankedJobBuilder  # noqa: PLC0415 - as above
-    from hone.parallel.ray_launcher import RayLauncher  # noqa: PLC0415 - as above
+    from hone.parallel.ranked_job import LocalLauncher, RankedJobBuilder  # noqa: PLC0415 - as above
 
     module, threads, cluster = "hone.recipes.rank_process", config.run.threads, cluster_of_ranks(config)
     if cluster is None:
         launcher = LocalLauncher(module=module, threads=threads)
     else:
+        from hone.parallel.ray_launcher import RayLauncher  # noqa: PLC0415 - Ray: an extra
+
         launcher = RayLauncher(module=module, threads=threads, cluster=cluster)
     return RankedJobBuilder(opened=build, reopen=spec.build, launcher=launcher)
 

@@ -21,12 +21,10 @@ from hone.core.errors import HoneError
 from hone.learner.gradient import GradientLearner
 from hone.models.language.decoder import Decoder
 from hone.models.language.lora import LoraAdapter, LoraSettings
-from hone.models.language.scalar_head import ScalarHeadModel
+from hone.models.language.scalar_head import ScalarHeadModel, TokenScorer
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import character_tokenizer
-from hone.models.tensor_memory import TensorMemory
-from hone.models.without_numbers import forget_operations, without_numbers
+from hone.models.tensor_memory import TensorMemory, forget_operations, without_numbers
 from hone.planner.planned_ranks import PlannedRanks
 from hone.planner.run_memory import RunDimensions
 from hone.recipes.text.sft import SftConfig, sft_learner
@@ -106,7 +104,7 @@ def take_recipe_step(
 
 
 def _one_rank(ranks: PlannedRanks) -> "AbstractContextManager[RankGroup]":
-    from hone.parallel.fake_group import fake_ranks  # noqa: PLC0415 - torch.distributed
+    from hone.parallel.group import fake_ranks  # noqa: PLC0415 - torch.distributed
 
     rank = 0 if ranks.is_driver else ranks.count - 1
     return fake_ranks(ranks.count, tensor=ranks.tensor, virtual=ranks.virtual, rank=rank)
@@ -116,7 +114,7 @@ def _update(build: Callable[[], Learner[Any]], group: "RankGroup | None") -> Cal
     """An update of the learner that is built, or of this rank's part of it."""
     if group is None:
         return build().update
-    from hone.learner.ranked_build import building_for  # noqa: PLC0415 - ranks alone need it
+    from hone.learner.share import building_for  # noqa: PLC0415 - ranks alone need it
     from hone.parallel.ranked_learner import RankWork  # noqa: PLC0415 - torch.distributed
     from hone.parallel.sharded_build import ShardedBuild  # noqa: PLC0415 - torch.distributed
 

@@ -28,10 +28,6 @@ _ABSENT: Final[State] = {"final": None, "components": None, "baseline": None}
 """Leaves for absent columns, as in the checkpoints of earlier versions."""
 
 
-def _count_nothing(episodes: Episodes) -> None:
-    """Do nothing: the default of `on_drop`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CollectedBatch:
     episodes: Episodes
@@ -55,7 +51,7 @@ class AsyncSource(Generic[P]):
     max_staleness: int
     in_background: bool = False
     partial_rollouts: bool = False
-    on_drop: Callable[[Episodes], None] = _count_nothing
+    on_drop: Callable[[Episodes], None] = lambda _: None
     """Called with the episodes that are dropped for their age."""
     clock: Clock = field(default_factory=SystemClock)
     on_demand: bool = False
@@ -137,13 +133,14 @@ class AsyncSource(Generic[P]):
         self.version = integer(state, "version") - 1  # the loop publishes the restored policy before its first step
         self.source.restore(substate(state, "source"))
         batches = substate(state, "batches") if integer(state, "count") else {}
-        saved = [substate(batches, str(place)) for place in range(integer(state, "count"))]
-        self._ready = deque(
-            _CollectedBatch(
-                episodes=unpack_episodes(substate(one, "episodes")), metrics=_metrics_of(one.get("metrics"))
-            )
-            for one in saved
-        )
+        self._ready = deque()
+        for place in range(integer(state, "count")):
+            batch = substate(batches, str(place))
+            figures: object = batch.get("metrics")
+            if not isinstance(figures, dict):
+                raise DataError("a batch that was collected ahead has no metrics in the saved state")
+            metrics = {str(name): float(value) for name, value in figures.items()}
+            self._ready.append(_CollectedBatch(episodes=unpack_episodes(substate(batch, "episodes")), metrics=metrics))
         self._outstanding = len(self._ready)
 
     def close(self) -> None:
@@ -201,9 +198,3 @@ class AsyncSource(Generic[P]):
             everything = np.concatenate([kept, dropped])
             told["async/length_bias_tokens"] = float(kept.mean() - everything.mean())
         return told
-
-
-def _metrics_of(state: object) -> Metrics:
-    if not isinstance(state, dict):
-        raise DataError("a batch that was collected ahead has no metrics in the saved state")
-    return {str(name): float(value) for name, value in state.items()}

@@ -7,8 +7,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from hone.core.credit import Metrics
-from hone.core.episodes import Episodes
+from hone.core.episodes import Episodes, concatenate, pack_episodes, unpack_episodes
 from hone.core.state import State, integer, substate
+from hone.run.loop import SourceWrapper
 
 P = TypeVar("P")
 
@@ -74,11 +75,6 @@ class EpisodeStats:
         return metrics
 
 
-def no_metrics() -> Metrics:
-    """No notices."""
-    return {}
-
-
 @dataclass
 class LiveSource(Generic[P]):
     """Acts in a world. `version` counts publications: the episodes of step n are decided by version n - 1."""
@@ -86,7 +82,7 @@ class LiveSource(Generic[P]):
     world: RolloutEnvironment[Any]  # the recipe pairs a world with an actor that it can ask
     actor: Actor[P]
     version: int = -1
-    actor_metrics: Callable[[], Metrics] = no_metrics
+    actor_metrics: Callable[[], Metrics] = dict
     """Metrics of the actor about its latest episodes."""
     episode_stats: EpisodeStats = field(default_factory=EpisodeStats)
 
@@ -108,3 +104,51 @@ class LiveSource(Generic[P]):
     def restore(self, state: State) -> None:
         self.version = integer(state, "version") - 1  # the loop publishes the restored policy before its first step
         self.world.restore(substate(state, "world"))
+
+
+# ------------------------------------------------------------------------------------------------------- whole episodes
+
+
+@dataclass
+class WholeEpisodes(SourceWrapper[P]):
+    """Hands on the episodes of another source that have ended, each in one piece, in the order of their numbers.
+
+    Collects until at least `episodes` of them have ended. Decisions keep the version that took them.
+    """
+
+    min_episodes: int = 1
+    open_pieces: Episodes | None = None
+    """Pieces of episodes that go on."""
+
+    def collect(self) -> Episodes:
+        ended = 0
+        pieces = [] if self.open_pieces is None else [self.open_pieces]
+        while ended < self.min_episodes:
+            pieces.append(self.source.collect())
+            ended += int((pieces[-1].terminated | pieces[-1].truncated).sum())
+        whole, self.open_pieces = _join_pieces(concatenate(pieces))
+        return whole
+
+    def state(self) -> State:
+        return {
+            "source": self.source.state(),
+            "pending": {} if self.open_pieces is None else pack_episodes(self.open_pieces),
+        }
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        kept = substate(state, "pending")
+        self.open_pieces = unpack_episodes(kept) if kept else None
+
+
+def _join_pieces(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
+    """Episodes that ended, each in one piece, and the pieces of those that go on; pieces stand in the order of time."""
+    order = np.argsort(pieces.group, kind="stable")
+    sorted_pieces = pieces.take(order)
+    group = sorted_pieces.group
+    final = np.append(group[1:] != group[:-1], True)  # the last piece of each episode
+    ended = (sorted_pieces.terminated | sorted_pieces.truncated)[final]
+    over = ended[np.cumsum(final) - final]
+    finished, open_pieces = sorted_pieces.take(np.flatnonzero(over)), np.flatnonzero(~over)
+    whole = finished.join_pieces(final[over])
+    return whole, sorted_pieces.take(open_pieces) if len(open_pieces) else None

@@ -9,10 +9,9 @@ from hone.core.config import Config
 from hone.core.errors import DataError, ErrorCollector
 from hone.learner.config import learning_rate_schedule, policy_phase
 from hone.learner.gradient import GradientLearner
-from hone.learner.ranked_build import shared_network
-from hone.models.language.scalar_head import scored_tokens
+from hone.learner.share import shared_network
+from hone.models.language.scalar_head import ValueNetwork, scored_tokens
 from hone.models.language.tokenizers import Tokenizer
-from hone.models.language.value_network import ValueNetwork
 from hone.objectives.weights import token_mean
 from hone.run.saved_config import policy_folder
 from hone.text.advantages import DecisionUnit

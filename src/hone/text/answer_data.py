@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.models.language.tokenizers import Tokenizer
-from hone.models.language.vocabulary import vocabulary_hash
+from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.text.sft_data import encode_answer, encode_examples
 from hone.text.tasks.answer_episodes import answer_episodes, answer_tokens
 from hone.text.tasks.collected_answers import AnswerKind, PairRule, select_answers

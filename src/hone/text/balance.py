@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hone.core.credit import Metrics
 from hone.core.reduction import ONE_PROCESS, Reduction
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.learner.share import current_share
+from hone.models.language.config import ExpertTrainingConfig
 from hone.models.language.decoder_layer import DecoderLayer
-from hone.models.language.expert_config import ExpertTrainingConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import balanced_bias, load_balance

@@ -8,8 +8,7 @@ from typing import Final
 import torch
 
 from hone.core.clock import Clock
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
 from hone.native.build import keep_freed_memory
 from hone.planner.calibration import MachineCalibration
 from hone.planner.planned_decoder import PlannedDecoder

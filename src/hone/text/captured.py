@@ -9,8 +9,7 @@ from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, ResourceError
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import check_cluster
+from hone.parallel.config import ClusterConfig, check_cluster
 from hone.rewards.scorer import RewardScorer
 from hone.sources.live import LiveSource
 from hone.text.adapters.verifiers import VerifiersDriver

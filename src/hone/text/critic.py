@@ -16,12 +16,11 @@ from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import ranges
 from hone.core.state import State, integer, number, substate
-from hone.learner.gradient import GradientLearner
-from hone.learner.metrics import ComputeCost
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.stored_weights import restore_weights, stored_weights
+from hone.learner.adam import restore_weights, stored_weights
+from hone.learner.gradient import ComputeCost, GradientLearner
+from hone.learner.share import ParameterStore
+from hone.models.language.scalar_head import ValueNetwork
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.value_network import ValueNetwork
 from hone.objectives.terms import LossTerms
 from hone.text.flops import forward_flops
 from hone.text.rows import TokenBatch, TokenLayout, TokenRows

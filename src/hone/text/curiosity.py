@@ -7,7 +7,7 @@ tokens of every batch. It never answers, and the policy never learns the environ
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.learner.ranked_build import shared_network
+from hone.learner.share import shared_network
 from hone.objectives.weights import token_mean
 from hone.text.imitation import token_nll
 from hone.text.learners import token_learner

@@ -3,14 +3,10 @@
 from typing import Final
 
 from hone.core.errors import ConfigError
-from hone.engine.clients.config import ServerEngine
-from hone.engine.fleet.flat_weights import layout_of
-from hone.engine.fleet.fleet_engine import FleetEngine
-from hone.engine.fleet.replica import ReplicaSettings
+from hone.engine.clients.http import ServerEngine
 from hone.models.language.token_policy import TokenPolicy
 from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import open_fleet
-from hone.text.evaluate.engine_actor import tokenizer_rules
+from hone.text.evaluate.engine_actor import PolicyEngine, tokenizer_rules
 from hone.text.rollout_config import RolloutConfig
 
 _TWO_ENGINES: Final = (
@@ -21,11 +17,14 @@ _TWO_ENGINES: Final = (
 
 def open_text_fleet(
     policy: TokenPolicy, rollout: RolloutConfig, cluster: ClusterConfig, longest: int, *, seed: int
-) -> FleetEngine:
+) -> PolicyEngine:
     """The fleet of a run for prompts of at most `longest` tokens. Raises ConfigError for a server as `rollout.runner`,
     ResourceError where Ray is not installed."""
     if isinstance(rollout.runner, ServerEngine):
         raise ConfigError(_TWO_ENGINES)
+    from hone.engine.fleet.replica import ReplicaSettings, layout_of  # noqa: PLC0415 - fleets alone need it
+    from hone.parallel.open_fleet import open_fleet  # noqa: PLC0415 - as above
+
     decoder, text = policy.decoder, tokenizer_rules(policy)
     settings = ReplicaSettings(
         layout=layout_of(decoder.stored_tensors()),

@@ -4,10 +4,10 @@ from typing import Final
 
 from torch import Tensor
 
-from hone.learner.metrics import ComputeCost
+from hone.learner.gradient import ComputeCost
 from hone.models.language.config import ModelConfig
+from hone.models.language.scalar_head import TokenScorer
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
 from hone.text.rows import TokenBatch
 
 FLOPS_PER_MULTIPLY_ADD: Final = 2

@@ -21,8 +21,7 @@ from hone.core.errors import ConfigError, DataError, DivergedError
 from hone.core.generation import AnswerKey, AnswerVersions, Completion
 from hone.core.state import State, integer, substate
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.fleet.fleet_engine import FleetEngine
-from hone.engine.held import RecordedVersions
+from hone.engine.scheduler import RecordedVersions
 from hone.models.language.decoder import Decoder
 from hone.models.language.token_policy import TokenPolicy
 from hone.run.loop import SourceWrapper
@@ -65,10 +64,12 @@ class RecordingActor(EngineActor):
     def header(self) -> InterleavingHeader:
         """Facts of the engine for the record."""
         engine = self.engine
-        if isinstance(engine, FleetEngine):
-            return InterleavingHeader(on_publish=engine.on_publish, runner=engine.wait_arithmetic().runner)
-        assert isinstance(engine, EmbeddedEngine), "a server's versions are not recorded"
-        return InterleavingHeader(on_publish=engine.on_publish, runner=engine.runner.name)
+        if isinstance(engine, EmbeddedEngine):
+            return InterleavingHeader(on_publish=engine.on_publish, runner=engine.runner.name)
+        from hone.engine.fleet.fleet_engine import FleetEngine  # noqa: PLC0415 - fleets alone need it
+
+        assert isinstance(engine, FleetEngine), "a server's versions are not recorded"
+        return InterleavingHeader(on_publish=engine.on_publish, runner=engine.wait_arithmetic().runner)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hone.core.reduction import Reduction
 from hone.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.learner.low_rank_parameters import LowRankParameters, low_rank_phase
-from hone.learner.ranked_build import sharded_store, trained_policy
+from hone.learner.share import sharded_store, trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import PromptScheme, WeightingScheme

@@ -6,12 +6,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from hone.core.credit import Metrics
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.engine.open_engine import EngineGuarantees
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.parallel.config import ClusterConfig
-from hone.parallel.open_fleet import check_cluster
+from hone.parallel.config import ClusterConfig, check_cluster
 from hone.rewards.config import RewardsConfig
 from hone.rewards.each_answer import EachAnswerScorer
 from hone.rewards.scorer import RewardScorer

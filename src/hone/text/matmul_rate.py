@@ -6,7 +6,7 @@ from typing import Final
 import torch
 
 from hone.core.clock import Clock
-from hone.models.language.token_scorer import LanguageNetwork
+from hone.models.language.scalar_head import LanguageNetwork
 from hone.run.store.records import MatmulRate
 
 MATMUL_MEASURE_S: Final = 0.1

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from hone.engine.choose import RunnerKind
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
+from hone.engine.protocol import RunnerKind
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import read_config

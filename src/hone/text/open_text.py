@@ -11,8 +11,8 @@ from hone.core.config import STAGE_PREFIX
 from hone.core.errors import run_all_checks
 from hone.models.language.hf_checkpoint import check_adapter
 from hone.models.language.peft_folder import is_adapter, read_peft_folder
+from hone.models.language.scalar_head import TokenScorer
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hone.core.episodes import Episodes
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.learner.config import LearnerConfig
 from hone.models.language.config import ModelConfig
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
 from hone.parallel.config import ClusterConfig
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.planned_ranks import PlannedRanks

@@ -30,7 +30,7 @@ from hone.credit.kl_reward import (
     k2,
     k3,
 )
-from hone.learner.ranked_build import shared_network, shared_question
+from hone.learner.share import shared_network, shared_question
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_sum

@@ -18,11 +18,11 @@ from hone.core.episodes import Episodes, concatenate
 from hone.core.state import Stateful
 from hone.credit.grouping import LabelCredit
 from hone.credit.turns import dialogues_as_one
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
 from hone.engine.engine import EmbeddedEngine
 from hone.learner.config import require_master_weights, require_whole_minibatches
 from hone.learner.gradient import GradientLearner
-from hone.learner.ranked_build import trained_policy
+from hone.learner.share import trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.parallel.config import ClusterConfig
@@ -33,7 +33,7 @@ from hone.run.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.run.store.survivorship import Fate, SurvivorshipCounts
 from hone.sources.asynchronous import AsyncSource
 from hone.sources.live import LiveSource
-from hone.sources.mixed import of_live_groups
+from hone.sources.logged import of_live_groups
 from hone.text.adapters.openenv import check_server, server_schema
 from hone.text.balance import missing_routes
 from hone.text.captured import CapturedText, captured_inputs, open_captured_text

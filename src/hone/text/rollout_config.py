@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.generation import OnPublish, SamplingParams
-from hone.engine.choose import KvCache, RunnerKind
-from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.http import ServerEngine
+from hone.engine.protocol import KvCache, RunnerKind
 from hone.text.evaluate.dialogues import History
 
 

@@ -22,8 +22,7 @@ from hone.core.episodes import Episodes, is_recorded, routing_coverage
 from hone.core.errors import DivergedError
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
-from hone.learner.micro_batches import UNBOUNDED
-from hone.learner.share import evaluated_pieces
+from hone.learner.share import UNBOUNDED, evaluated_pieces
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import PromptScheme, TermWeights, WeightingScheme

@@ -14,12 +14,10 @@ import torch
 from hone.core.clock import Clock
 from hone.learner.adam import Adam
 from hone.learner.flat_parameters import FlatParameters
-from hone.models.language.config import FAMILIES, ModelConfig
+from hone.models.language.config import FAMILIES, ExpertsConfig, ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.expert_config import ExpertsConfig
 from hone.models.packing import PackedBatch
-from hone.models.tensor_memory import TensorMemory
-from hone.models.without_numbers import without_numbers
+from hone.models.tensor_memory import TensorMemory, without_numbers
 from hone.planner.planned_decoder import PlannedDecoder
 from hone.planner.run_memory import RunDimensions
 from hone.planner.training_step import StepSettings

@@ -13,8 +13,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import ranges
 from hone.models.language.token_policy import TokenPolicy
-from hone.sources.logged import LogSource
-from hone.sources.mixed import informative_groups
+from hone.sources.logged import LogSource, informative_groups
 from hone.text.answer_data import AnswerTaskConfig, encode_answers
 from hone.text.loss_adapters import ClipConfig
 from hone.text.open_text import is_to_come

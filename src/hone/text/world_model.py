@@ -9,9 +9,9 @@ from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State, substate
 from hone.credit.grouping import DecisionColumn
+from hone.learner.adam import restore_weights, stored_weights
 from hone.learner.gradient import GradientLearner
-from hone.learner.parameter_store import ParameterStore
-from hone.learner.stored_weights import restore_weights, stored_weights
+from hone.learner.share import ParameterStore
 from hone.models.language.token_policy import TokenPolicy
 from hone.text.tasks.world_tokens import environment_means, environment_only
 from hone.text.token_batch import TokenBatch

@@ -13,7 +13,7 @@ from hone.control.replay.store import EpisodeStore
 from hone.core.episodes import Episodes, column_table, concatenate
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
-from hone.sources.whole_episodes import join_pieces
+from hone.sources.live import _join_pieces
 
 OPTIONAL = [name for name, column in column_table().items() if column.optional and name != "final"]
 
@@ -61,7 +61,7 @@ def test_episodes_come_back_with_every_column(tmp_path: Path) -> None:
 
 def test_pieces_are_put_together_with_every_column() -> None:
     episodes = full_table([2, 3])
-    whole, open_pieces = join_pieces(episodes)
+    whole, open_pieces = _join_pieces(episodes)
     assert open_pieces is None
     same(whole, episodes)
 

@@ -8,8 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hone.core.errors import DataError, DivergedError, LostResourceError
 from hone.core.generation import Request, SamplingParams
-from hone.engine.fleet.fleet_book import FleetBook
-from hone.engine.fleet.fleet_records import FleetLimits, ReplicaPhase
+from hone.engine.fleet.fleet_book import FleetBook, FleetLimits, ReplicaPhase
 
 PATIENCE_S = 10.0
 MANY = 10**6

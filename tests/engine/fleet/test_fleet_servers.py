@@ -13,11 +13,10 @@ from engines import CONFIG, VOCAB, by_name, request
 
 from hone.core.errors import DivergedError
 from hone.core.generation import ScoreRequest, generate
-from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.http import ServerError
-from hone.engine.fleet.fleet_records import ReplicaPhase
-from hone.engine.fleet.open_servers import open_server_fleet
-from hone.engine.stops import TokenizerRules
+from hone.engine.clients.http import ServerEngine, ServerError
+from hone.engine.fleet.fleet_book import ReplicaPhase
+from hone.engine.fleet.server_transport import open_server_fleet
+from hone.engine.session import TokenizerRules
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from hone.core.ragged import offsets_of
-from hone.models.language.batch_invariant import TILE, BatchInvariantAttention, BatchInvariantLinear, round_up_to_tile
+from hone.models.language.batch_invariant import TILE, BatchInvariantAttention, BatchInvariantLinear, pad_to_tile
 from hone.models.language.fused_ops import gated_silu
-from hone.models.native import products
+from hone.models.native import library as products
 
 
 def test_padding():
-    assert [round_up_to_tile(rows) for rows in (0, 1, TILE, TILE + 1)] == [0, TILE, TILE, 2 * TILE]
+    assert [len(pad_to_tile(torch.ones(rows, 2))) for rows in (0, 1, TILE, TILE + 1)] == [0, TILE, TILE, 2 * TILE]
 
 
 @pytest.mark.parametrize(("width", "out"), [(32, 40), (1024, 256), (2048, 512), (700, 33)])

@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
-from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
+from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
+    Tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+    load_tokenizer,
+)
 
 CHARACTERS = character_tokenizer(["0123456789+=?"], chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)
 BYTES = byte_tokenizer(chat_template=DEFAULT_CHAT_TEMPLATE, chat_tokens=ROLE_TOKENS)

@@ -10,8 +10,8 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.fused_ops import mixed_linear, rms_norm
 from hone.models.language.init import new_model
-from hone.models.native import products
-from hone.models.native.products import WIDENED_ROWS, widens_half_products
+from hone.models.native import library as products
+from hone.models.native.library import WIDENED_ROWS, widens_half_products
 from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(

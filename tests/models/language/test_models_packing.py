@@ -12,7 +12,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
-from hone.models.native import products
+from hone.models.native import library as products
 from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(

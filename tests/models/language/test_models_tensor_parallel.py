@@ -16,16 +16,15 @@ from torch import Tensor, distributed
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.reduction import ONE_PROCESS, Reduction
-from hone.models.language.config import ModelConfig
+from hone.models.language.config import ExpertsConfig, ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.expert_config import ExpertsConfig
+from hone.models.language.decoder_layer import ProcessTensorGroup, TensorGroup
 from hone.models.language.hf_checkpoint import load_model, save_model, save_pieces
 from hone.models.language.init import new_model
-from hone.models.language.tensor_group import ProcessTensorGroup, TensorGroup
 from hone.models.language.tensor_parallel import (
     TensorSplit,
+    _load_split,
     gather_weights,
-    load_split,
     split_decoder,
     tensor_split_faults,
 )
@@ -252,7 +251,7 @@ def test_weights_are_joined_and_loaded_to_the_bit() -> None:
         model = model_of(NORMED)
         split = split_decoder(model, ThreadGroup(reduction, 2))
         before = gather_weights(model, split)
-        load_split(model, split, others)
+        _load_split(model, split, others)
         return before, gather_weights(model, split)
 
     for before, after in on_ranks(2, rank):

@@ -7,7 +7,8 @@ import test_models_products as product_cases
 import torch
 
 from hone.core.errors import ConfigError
-from hone.models.native import library, products
+from hone.models.native import library
+from hone.models.native import library as products
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.engine.native import build as runner
+from hone.engine.native.library import build as build_runner
 from hone.models.native import library, perceptron
 from hone.native.build import AVX2, AVX512, BuiltLibrary, find_compiler, is_disabled, on_x86
 
@@ -35,7 +35,7 @@ def compiler_knows(flags: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize(
     ("built", "least", "sets"),
     [
-        pytest.param(runner.build, "portable", RUNNER, id="runner"),
+        pytest.param(build_runner, "portable", RUNNER, id="runner"),
         pytest.param(library.build, "portable", TRAINING, id="training"),
         pytest.param(perceptron.build, "plain", PERCEPTRON, id="perceptron"),
     ],

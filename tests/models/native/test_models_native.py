@@ -21,9 +21,15 @@ from hone.models.language.fused_ops import apply_rotary, rms_norm
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
 from hone.models.native import library
-from hone.models.native.attention import MAX_POSITIONS, KernelTexts, NativeAttention
-from hone.models.native.layers import native_add_norm, native_gated_silu
-from hone.models.native.products import weight_gradient, widens_half_products
+from hone.models.native.library import (
+    MAX_POSITIONS,
+    KernelTexts,
+    NativeAttention,
+    native_add_norm,
+    native_gated_silu,
+    weight_gradient,
+    widens_half_products,
+)
 from hone.models.packing import PackedBatch, TokenTargets, pack_rows, packed_text_slots
 
 pytestmark = pytest.mark.skipif(library.why_unavailable() is not None, reason=str(library.why_unavailable()))
@@ -117,7 +123,7 @@ def test_the_gradient_of_a_weight(isa: str, tokens: int, outs: int, ins: int) ->
 def test_the_gradient_of_a_weight_by_tiles_for_any_number_of_threads_and_of_odd_widths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hone.models.native.products.widens_half_products", lambda: False)
+    monkeypatch.setattr("hone.models.native.library.widens_half_products", lambda: False)
     g, x = (normal(700, n, seed=n, dtype=torch.bfloat16).detach() for n in (160, 64))
     before, found = torch.get_num_threads(), list[Tensor | None]()
     try:

@@ -14,8 +14,8 @@ from hone.models.language.decoder import Decoder
 from hone.models.language.fused_ops import tiled_linear
 from hone.models.language.init import new_model
 from hone.models.language.token_logprobs import token_logprobs
-from hone.models.native import products
-from hone.models.native.products import tiled_matmul, uses_amx_tiles
+from hone.models.native import library as products
+from hone.models.native.library import tiled_matmul, uses_amx_tiles
 from hone.models.packing import pack_rows
 
 needs_tiles = pytest.mark.skipif(not uses_amx_tiles(), reason="takes a processor with AMX")

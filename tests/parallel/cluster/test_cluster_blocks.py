@@ -17,8 +17,8 @@ from hone.control.environments.world import GymWorld, open_world
 from hone.core.episodes import Episodes
 from hone.core.errors import ResourceError
 from hone.parallel.config import ClusterConfig
+from hone.parallel.connect import NO_FOLDER, RayCommands
 from hone.parallel.doctor import inspect_cluster
-from hone.parallel.tasks import NO_FOLDER, RayCommands
 from hone.process.commands import HoneCommand, run_commands
 from hone.run.store.checkpoints import CheckpointFolder
 

@@ -9,10 +9,9 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.errors import ResourceError
-from hone.parallel.config import ClusterConfig
-from hone.parallel.connect import require_listener
-from hone.parallel.doctor import ClusterFinding, NodeReport, findings_of, inspect_cluster, inspect_node
-from hone.parallel.placement import NodeRoom
+from hone.parallel.config import ClusterConfig, NodeRoom
+from hone.parallel.connect import _require_listener
+from hone.parallel.doctor import ClusterFinding, NodeReport, _findings_of, _inspect_node, inspect_cluster
 
 HERE = NodeReport(node="driver", versions={"python": "3.11", "torch": "2.13"}, kernels="runner-abc")
 ROOMS = [NodeRoom(name=name, cpus=2, gpus=0, store_bytes=mib << 20) for name, mib in (("a", 100), ("b", 50))]
@@ -20,7 +19,7 @@ ROOMS = [NodeRoom(name=name, cpus=2, gpus=0, store_bytes=mib << 20) for name, mi
 
 def findings(*reports: NodeReport, config: ClusterConfig | None = None, weights_bytes: int = 0) -> list[ClusterFinding]:
     written = [one.node for one in reports if not one.folder_fault]
-    return findings_of(
+    return _findings_of(
         HERE, reports, ROOMS, written=written, folder=Path("/runs"), config=config, weights_bytes=weights_bytes
     )
 
@@ -47,7 +46,7 @@ def test_each_difference_is_named_with_its_machine_and_a_fix() -> None:
 
 
 def test_a_machine_whose_token_is_not_seen_here_shares_no_folder() -> None:
-    found = findings_of(HERE, [replace(HERE, node="a")], ROOMS, written=[], folder=Path("/runs"))
+    found = _findings_of(HERE, [replace(HERE, node="a")], ROOMS, written=[], folder=Path("/runs"))
     assert any(one.found == "a: what it wrote is not seen here" and one.verdict == "fail" for one in found)
 
 
@@ -59,19 +58,19 @@ def test_the_plan_must_have_room() -> None:
     assert [one.found[:29] for one in large] == ["the object store of a holds 1", "the object store of b holds 5"]
     assert all("--object-store-memory" in one.fix for one in large)
     small = [NodeRoom(name="a", cpus=1, gpus=0, store_bytes=1 << 30)]
-    (full,) = [one for one in findings_of(HERE, [], small, written=[], folder=Path("/r"), config=config)
+    (full,) = [one for one in _findings_of(HERE, [], small, written=[], folder=Path("/r"), config=config)
                if one.subject == "plan"]  # fmt: skip
     assert full.verdict == "fail" and "there is room for 1" in full.fix
 
 
 def test_a_node_reads_and_writes_the_token(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("t")
-    report = inspect_node("a b", str(tmp_path), "t")
+    report = _inspect_node("a b", str(tmp_path), "t")
     assert report.folder_fault == "" and (tmp_path / "t-a-b").read_text() == "t"
     assert set(report.versions) == {"python", "hone-rl", "torch", "numpy", "ray"}
-    assert "No such file" in inspect_node("a", str(tmp_path / "elsewhere"), "t").folder_fault
+    assert "No such file" in _inspect_node("a", str(tmp_path / "elsewhere"), "t").folder_fault
     (tmp_path / "t").write_text("other")
-    assert "other contents" in inspect_node("a", str(tmp_path), "t").folder_fault
+    assert "other contents" in _inspect_node("a", str(tmp_path), "t").folder_fault
 
 
 @pytest.mark.parametrize(
@@ -84,9 +83,9 @@ def test_a_node_reads_and_writes_the_token(tmp_path: Path) -> None:
 )
 def test_an_address_without_a_cluster_is_refused_at_once(address: str, told: str) -> None:
     with pytest.raises(ResourceError, match=told):
-        require_listener(address)
-    require_listener("auto")
-    require_listener("local")
+        _require_listener(address)
+    _require_listener("auto")
+    _require_listener("local")
 
 
 @pytest.mark.parametrize("word", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
@@ -103,7 +102,7 @@ def test_a_port_that_another_program_holds_is_refused(word: bytes) -> None:
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ResourceError, match=f"no Ray cluster at '{address}': something else than Ray listens"):
-            require_listener(address)
+            _require_listener(address)
         thread.join()
 
 

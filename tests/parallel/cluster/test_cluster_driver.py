@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
-from hone.parallel.replica_actor import start_ticks
+from hone.parallel.ray_transport import start_ticks
 
 pytestmark = pytest.mark.slow  # each starts Ray on its own, in a process
 pytest.importorskip("ray")

@@ -11,7 +11,7 @@ from tiny_runs import differences, hone, lay_out, start, steps_logged, wait_for
 from hone.core.errors import ResourceError
 from hone.parallel.config import ClusterConfig
 from hone.parallel.group import RankMeeting
-from hone.parallel.launcher import rank_tasks
+from hone.parallel.ranked_job import rank_tasks
 from hone.parallel.ray_launcher import RayLauncher
 
 pytestmark = pytest.mark.slow  # each starts Ray on its own, in a process

@@ -19,7 +19,7 @@ from ray_fleets import (
 )
 
 from hone.core.errors import ResourceError
-from hone.parallel.replica_actor import end_process, start_ticks
+from hone.parallel.ray_transport import _end_process, start_ticks
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
 
@@ -119,5 +119,5 @@ def test_a_fleet_without_room_says_what_there_is() -> None:
 
 
 def test_a_process_is_known_by_its_start() -> None:
-    assert end_process(1, 123456789) is False
-    assert end_process(1, None) is False
+    assert _end_process(1, 123456789) is False
+    assert _end_process(1, None) is False

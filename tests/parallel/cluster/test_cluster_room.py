@@ -3,9 +3,8 @@
 import pytest
 
 from hone.core.errors import ResourceError
-from hone.parallel.config import ClusterConfig, FleetRolloutConfig
+from hone.parallel.config import ClusterConfig, FleetRolloutConfig, NodeRoom, placement_faults
 from hone.parallel.connect import connect_to_ray
-from hone.parallel.placement import NodeRoom, placement_faults
 
 MIB = 1 << 20
 

@@ -9,8 +9,7 @@ from tiny_runs import MODEL, hone
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import new_scalar_head
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.scalar_head import TokenScorer, new_scalar_head
 from hone.models.language.tokenizers import character_tokenizer
 
 ALPHABET = "0123456789+="

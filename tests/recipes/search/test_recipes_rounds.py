@@ -11,8 +11,7 @@ from recipe_runs import files, job_of, lay_out, restored, saved, settings
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import substate
-from hone.learner.round_source import RoundSource
-from hone.learner.rounds import RoundLearner
+from hone.learner.round_source import RoundLearner, RoundSource
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
 from hone.run.loop import train

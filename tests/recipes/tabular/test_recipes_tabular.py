@@ -19,8 +19,7 @@ from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob
 from hone.run.loop import train
 from hone.run.store.codec import read_state, write_state
-from hone.sources.live import LiveSource
-from hone.sources.whole_episodes import WholeEpisodes
+from hone.sources.live import LiveSource, WholeEpisodes
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}

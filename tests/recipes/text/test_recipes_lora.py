@@ -13,8 +13,8 @@ from recipe_runs import MODEL, files, job_of, lay_out, restored, saved, scores_o
 from hone.core.errors import ConfigError, HoneError
 from hone.models.language.hf_checkpoint import load_model
 from hone.models.language.lora import weights_sha256
+from hone.models.language.scalar_head import TokenScorer
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.token_scorer import TokenScorer
 from hone.planner.run_memory import run_memory
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob

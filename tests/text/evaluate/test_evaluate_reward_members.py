@@ -19,8 +19,7 @@ from hone.core.judging import ScorerInput
 from hone.models.language.config import ModelConfig
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import load_scalar_head, new_scalar_head
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.scalar_head import TokenScorer, load_scalar_head, new_scalar_head
 from hone.models.language.tokenizers import character_tokenizer
 from hone.models.packing import pack_rows
 from hone.rewards.config import RewardFunction, RewardsConfig

@@ -14,8 +14,7 @@ from hone.core.judging import ScorerInput
 from hone.estimators.calibration import probabilities
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.scalar_head import new_scalar_head
-from hone.models.language.token_scorer import ScoreRange, TokenScorer
+from hone.models.language.scalar_head import ScoreRange, TokenScorer, new_scalar_head
 from hone.models.language.tokenizers import Tokenizer, character_tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.generation import Completion, Request, SamplingParams, generate
 from hone.credit.turns import turn_table
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import SchedulerLimits
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import SchedulerLimits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder

@@ -17,8 +17,7 @@ from hone.core.errors import ConfigError, InterruptedRun
 from hone.evaluate.sweep.search import SweepSearch, kept_count
 from hone.evaluate.sweep.space import trial_label
 from hone.evaluate.sweep.trial_runs import TrialTrainer
-from hone.parallel.connect import connect_to_ray
-from hone.parallel.tasks import RayCommands
+from hone.parallel.connect import RayCommands, connect_to_ray
 from hone.process.commands import CommandRunner, LocalCommands
 from hone.run.report.comparison_page import latest_scores, score_text, significance_note, trial_end, write_sweep_page
 from hone.run.signals import stop_on_signals

@@ -38,7 +38,7 @@ from hone.control.networks.numpy_policies import (
 )
 from hone.core.errors import ConfigError
 from hone.core.state import State, array, number
-from hone.learner.shared_statistics import SharedStatistics
+from hone.learner.share import SharedStatistics
 
 
 class ControlPolicy(SharedStatistics):

@@ -13,8 +13,7 @@ from hone.core.errors import ConfigError, DataError, ErrorCollector
 from hone.core.generation import SamplingParams
 from hone.core.random import key
 from hone.engine.clients.http import HttpClient, Json, ServerError
-from hone.engine.clients.wire import json_object, list_field
-from hone.engine.clients.writing import MOST_SEED
+from hone.engine.clients.wire import MOST_SEED, json_object, list_field
 
 TextOrMessages = str | Sequence[Mapping[str, Any]]
 """A text to continue, or a conversation to answer."""

@@ -5,12 +5,116 @@ here decides an answer, which depends on the weights, the seed and the request a
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final, Literal
 
 from hone.core.errors import DataError, DivergedError, LostResourceError
 from hone.core.fleet import GenerationAsk
 from hone.core.generation import Request, ScoreRequest
-from hone.engine.fleet.fleet_records import AskRecord, FleetLimits, ReplicaPhase, ReplicaRecord, WorkItem
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLimits:
+    """Limits of a fleet."""
+
+    replicas: int
+    """Number of replicas that are given work at the same time; further ones are spares."""
+    spares: int = 0
+    """Number of replicas that have the weights and are given work only in the place of another."""
+    slots: int
+    """Answers that one replica generates at the same time."""
+    patience_s: float = 120.0
+    """Silence after which a replica's asks are also given to another one; after twice as long it is to be ended."""
+    start_s: float = 300.0
+    """Longest time from the start of a replica to its first word."""
+    losses_allowed: int = 20
+    """Number of replicas that may be lost per 100 versions."""
+    exact: bool = True
+    """Replicas give equal bits: two answers to one ask are compared."""
+    losses_of_work: int = 3
+    """Number of replicas lost one after the other after which their common prompt is taken for the cause."""
+
+
+class ReplicaPhase(Enum):
+    """Phase of a replica."""
+
+    STARTING = auto()
+    """Its process starts."""
+    LOADING = auto()
+    """It was not heard to have the current weights."""
+    READY = auto()
+    """It has the current weights."""
+    AWAY = auto()
+    """It cannot be reached; it may come back."""
+
+
+@dataclass(slots=True, eq=False)
+class _ReplicaRecord:
+    """Record of a replica."""
+
+    name: str
+    heard_s: float
+    """Last sign of life, or the time at which it was first given something to do."""
+    phase: ReplicaPhase = ReplicaPhase.STARTING
+    asks: set[int] = field(default_factory=set[int])
+    passes: int = -1
+    """Forward passes that it was last heard to have run."""
+    silent: bool = False
+    """True if it was not heard of for the patience: it gets nothing more until it is."""
+
+
+@dataclass(slots=True, eq=False)
+class _WorkItem:
+    """A request, or texts to score together: what is given out and given back as one."""
+
+    order: int
+    round: int
+    request: Request | None = None
+    texts: tuple[ScoreRequest, ...] = ()
+    losses: int = 0
+    """Number of replicas that were lost one after the other while they held it."""
+    returned: bool = False
+    """True if it was given out before; it then goes first."""
+
+    @property
+    def answers(self) -> int:
+        """Number of answers and scores that it asks for."""
+        return len(self.texts) if self.request is None else self.request.samples
+
+    @property
+    def name(self) -> str:
+        """Name for a person."""
+        return f"{len(self.texts)} texts to score" if self.request is None else f"request {self.request.id!r}"
+
+    @property
+    def priority(self) -> tuple[bool, int, int]:
+        """Sort key: work that was given back first, then the longest expected answers."""
+        return not self.returned, 0 if self.request is None else -self.request.expected_tokens, self.order
+
+
+@dataclass(slots=True, eq=False)
+class _AskRecord:
+    """An ask that is out, and the replicas that hold it."""
+
+    ask: GenerationAsk
+    items: list[_WorkItem]
+    holders: set[str] = field(default_factory=set[str])
+    wants_another: bool = False
+    """True if its holders are silent: the next replica with room gets it as well."""
+    digest: str = ""
+    """That of the first answer; empty before there is one."""
+
+    @property
+    def alone(self) -> bool:
+        """True for work that two replicas did not survive: its next replica gets nothing else meanwhile."""
+        return any(item.losses >= 2 for item in self.items)
+
+
+# ----------------------------------------------------------------------------------------------------------- fleet book
+
 
 _PIECES: Final = 8
 """Number of asks that a replica's share is cut into, and most prompts of an ask whose work is worth a call."""
@@ -34,12 +138,12 @@ class FleetBook:
         self.limits = limits
         self.version = -1
         """Version of the weights that answer; nothing is given before the first."""
-        self.replicas: dict[str, ReplicaRecord] = {}
+        self.replicas: dict[str, _ReplicaRecord] = {}
         """In the order in which they were started."""
-        self.asks: dict[int, AskRecord] = {}
+        self.asks: dict[int, _AskRecord] = {}
         self.asked_again = 0
         """Number of requests that were given to more than one replica."""
-        self._waiting: list[WorkItem] = []
+        self._waiting: list[_WorkItem] = []
         self._orders, self._numbers = 0, 0
         self._losses: list[tuple[int, str]] = []
         self._homes: dict[tuple[str, int], str] = {}
@@ -50,11 +154,11 @@ class FleetBook:
     def queue(self, requests: Sequence[Request], round: int) -> None:
         """Add requests; the longest expected answers are given out first."""
         for request in requests:
-            self._add(WorkItem(self._next_order(), round, request=request))
+            self._add(_WorkItem(self._next_order(), round, request=request))
 
     def queue_texts(self, texts: tuple[ScoreRequest, ...]) -> None:
         """Add texts that one replica is to score."""
-        self._add(WorkItem(self._next_order(), 0, texts=texts))
+        self._add(_WorkItem(self._next_order(), 0, texts=texts))
 
     @property
     def pending(self) -> int:
@@ -68,7 +172,7 @@ class FleetBook:
         self._waiting.sort(key=lambda item: item.priority)
         while self._waiting:
             items = self._next_items(size)
-            record = AskRecord(self._new_ask(items), items)
+            record = _AskRecord(self._new_ask(items), items)
             holder = self._holder(record)
             if holder is None:
                 break
@@ -121,7 +225,7 @@ class FleetBook:
     def cancel(self, request_ids: Collection[str] | None = None) -> list[tuple[str, int]]:
         """Drop requests (None: all). Returns (replica, ask) of asks that nobody waits for any more."""
 
-        def dropped(item: WorkItem) -> bool:
+        def dropped(item: _WorkItem) -> bool:
             return item.request is not None and (request_ids is None or item.request.id in request_ids)
 
         self._waiting = [item for item in self._waiting if not dropped(item)]
@@ -146,7 +250,7 @@ class FleetBook:
 
     def start(self, replica: str, now_s: float) -> None:
         """Record that a replica's process was started."""
-        self.replicas[replica] = ReplicaRecord(replica, now_s)
+        self.replicas[replica] = _ReplicaRecord(replica, now_s)
 
     def join(self, replica: str, now_s: float) -> None:
         """Record that a replica runs; it is to be sent the weights."""
@@ -242,13 +346,13 @@ class FleetBook:
         self._orders += 1
         return self._orders
 
-    def _add(self, item: WorkItem) -> None:
+    def _add(self, item: _WorkItem) -> None:
         self._waiting.append(item)
 
-    def _heard(self, told: ReplicaRecord, now_s: float) -> None:
+    def _heard(self, told: _ReplicaRecord, now_s: float) -> None:
         told.heard_s, told.silent = now_s, False
 
-    def _active(self) -> list[ReplicaRecord]:
+    def _active(self) -> list[_ReplicaRecord]:
         """Replicas that may be given work; the others that are ready are spares."""
         ready = [one for one in self.replicas.values() if one.phase is ReplicaPhase.READY and not one.silent]
         return ready[: self.limits.replicas]
@@ -260,7 +364,7 @@ class FleetBook:
         pieces = max(1, min(_PIECES, share // least))
         return max(1, min(max(_PIECES, 2 * least), -(-share // pieces)))
 
-    def _next_items(self, size: int) -> list[WorkItem]:
+    def _next_items(self, size: int) -> list[_WorkItem]:
         """Items of the next ask. What a replica was lost with goes by itself, so that the cause is found."""
         head = self._waiting[0]
         if head.losses or head.request is None:
@@ -270,29 +374,29 @@ class FleetBook:
         )
         return [item for item, _ in zip(alike, range(size), strict=False)]
 
-    def _new_ask(self, items: Sequence[WorkItem]) -> GenerationAsk:
+    def _new_ask(self, items: Sequence[_WorkItem]) -> GenerationAsk:
         self._numbers += 1
         requests = tuple(item.request for item in items if item.request is not None)
         return GenerationAsk(
             number=self._numbers, requests=requests, round=items[0].round, version=self.version, texts=items[0].texts
         )
 
-    def _holder(self, record: AskRecord) -> ReplicaRecord | None:
+    def _holder(self, record: _AskRecord) -> _ReplicaRecord | None:
         """Replica for an ask: the one that keeps an earlier turn, else the one with the fewest answers to give."""
         free = [one for one in self._active() if one.name not in record.holders and self._has_room(one, record)]
         turns = ((one.after, one.first_sample) for one in record.ask.requests if one.after is not None)
         homes = {self._homes.get(turn) for turn in turns}
         return min(free, key=lambda one: (one.name not in homes, self._load(one)), default=None)
 
-    def _has_room(self, told: ReplicaRecord, record: AskRecord) -> bool:
+    def _has_room(self, told: _ReplicaRecord, record: _AskRecord) -> bool:
         if record.alone or any(self.asks[number].alone for number in told.asks):
             return not told.asks
         return len(told.asks) < _ASKS or self._load(told) <= self.limits.slots
 
-    def _load(self, told: ReplicaRecord) -> int:
+    def _load(self, told: _ReplicaRecord) -> int:
         return sum(self.asks[number].ask.answers for number in told.asks)
 
-    def _hand(self, record: AskRecord, told: ReplicaRecord, now_s: float) -> None:
+    def _hand(self, record: _AskRecord, told: _ReplicaRecord, now_s: float) -> None:
         if not told.asks:
             told.heard_s = now_s
         told.asks.add(record.ask.number)

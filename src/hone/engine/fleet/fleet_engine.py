@@ -14,11 +14,8 @@ from hone.core.errors import DivergedError, ResourceError
 from hone.core.fleet import AskAnswers, PublishedWeights, RunnerArithmetic, weights_digest
 from hone.core.generation import GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightFingerprint
-from hone.engine.checks import check_requests, check_score_requests
-from hone.engine.fleet.flat_weights import pack_weights
-from hone.engine.fleet.fleet_book import FleetBook
-from hone.engine.fleet.fleet_records import FleetLimits, ReplicaPhase
-from hone.engine.fleet.fleet_transport import (
+from hone.engine.fleet.fleet_book import FleetBook, FleetLimits, ReplicaPhase
+from hone.engine.fleet.replica import (
     AskAnswered,
     AskRefused,
     FleetEvent,
@@ -28,10 +25,12 @@ from hone.engine.fleet.fleet_transport import (
     ReplicaJoined,
     ReplicaLoaded,
     ReplicaLost,
+    ReplicaSettings,
     ReplicaUnreachable,
+    TakenWeights,
+    pack_weights,
 )
-from hone.engine.fleet.replica import ReplicaSettings, TakenWeights
-from hone.engine.session import EngineSession
+from hone.engine.session import EngineSession, check_requests, check_score_requests
 
 # --------------------------------------------------------------------------------------------------------- fleet report
 

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Final
@@ -19,20 +20,27 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import HoneError, ResourceError
 from hone.core.fleet import GenerationAsk, PublishedWeights, RunnerArithmetic
 from hone.engine.clients.handover import WeightTransfer
-from hone.engine.clients.http import RequestCancelledError, ServerError, UnreachableError
-from hone.engine.clients.remote import RemoteEngine
-from hone.engine.fleet.ask_session import AskRefusedError, AskSession
-from hone.engine.fleet.fleet_transport import (
+from hone.engine.clients.http import RequestCancelledError, ServerEngine, ServerError, UnreachableError
+from hone.engine.clients.remote import RemoteEngine, open_protocol, open_weight_transfer
+from hone.engine.fleet.fleet_book import FleetLimits
+from hone.engine.fleet.fleet_engine import FleetEngine, FleetRules
+from hone.engine.fleet.replica import (
     AskAnswered,
     AskRefused,
+    AskRefusedError,
+    AskSession,
     FleetEvent,
     ReplicaAlive,
     ReplicaFailed,
     ReplicaJoined,
     ReplicaLoaded,
     ReplicaLost,
+    ReplicaSettings,
+    TakenWeights,
+    layout_of,
 )
-from hone.engine.fleet.replica import TakenWeights
+from hone.engine.protocol import GenerationModel
+from hone.engine.session import TokenizerRules
 
 _THREADS: Final = 64
 """Largest number of asks that wait for one server."""
@@ -57,7 +65,7 @@ class _ServerReplica:
     """Number of times that the server said so."""
 
 
-class ServerTransport:
+class _ServerTransport:
     """Implements `FleetTransport` over servers that run already. None is asked anything before the first `start`."""
 
     def __init__(
@@ -213,3 +221,58 @@ class ServerTransport:
         if replica.engine.protocol.alive():
             replica.healthy += 1
             self._events.put(ReplicaAlive(replica=name, passes=replica.healthy))
+
+
+# ------------------------------------------------------------------------------------------- opening a fleet of servers
+
+
+_LEAST_PATIENCE_S = 1.0
+
+
+def open_server_fleet(
+    config: ServerEngine,
+    *,
+    model: GenerationModel,
+    save: Callable[[Path], None],
+    text: TokenizerRules,
+    slots: int,
+    seed: int,
+) -> FleetEngine:
+    """Build an engine over the servers of `config`, with `slots` answers at a time on each, for the weights of `model`
+    as `save` writes them. Sends no request yet. Raises ConfigError for an invalid address."""
+    protocols = {url: open_protocol(config, url) for url in config.urls}
+    transfer = open_weight_transfer(config, model=model, save=save, vocab=text.vocab)
+
+    def connect(url: str) -> RemoteEngine:
+        return RemoteEngine(
+            protocols.pop(url, None) or open_protocol(config, url),  # a client that was ended is not used again
+            text,
+            slots=slots,
+            seed=seed,
+            weight_transfer=transfer,
+            on_publish=config.on_publish,
+            reconnect_timeout_s=0.0,
+        )
+
+    patience_s = max(_LEAST_PATIENCE_S, config.reconnect_timeout_s)
+    limits = FleetLimits(
+        replicas=len(config.urls),
+        slots=slots,
+        patience_s=patience_s,
+        start_s=float("inf"),  # the transport knows how long a server may be away
+        exact=False,
+    )
+    settings = ReplicaSettings(
+        layout=layout_of({}),  # weights go by the folder
+        runner="auto",
+        vocab=text.vocab,
+        eos=tuple(text.eos),
+        decodes=text.decode is not None,
+        slots=slots,
+        sequence_tokens=model.config.max_positions,
+        seed=seed,
+        threads=1,
+        on_publish=config.on_publish,
+    )
+    transport = _ServerTransport(config.urls, connect, transfer, wait_s=config.reconnect_timeout_s)
+    return FleetEngine(transport, settings, dict, rules=FleetRules(limits=limits, mixed=True))

@@ -1,6 +1,6 @@
 """The C interface of source/abi.h in ctypes: the same structs, field by field.
 
-Loads and calls the library, without torch and without the model's types.
+Loads and calls the library, without the model's types.
 """
 
 import ctypes
@@ -13,11 +13,52 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.clock import Clock
 from hone.core.episodes import routing_dtype
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine.native.build import SWITCH, WHAT, build, is_disabled, within_limit
 from hone.engine.work import ForwardBatch, SamplerOutput
-from hone.native.build import LibraryFunctions, load_functions
+from hone.native.build import (
+    AVX2,
+    AVX512,
+    SWITCH,
+    BuiltLibrary,
+    InstructionSet,
+    LibraryFunctions,
+    NativeSource,
+    is_disabled,
+    load_functions,
+    on_x86,
+    within_limit,
+)
+from hone.native.build import build as build_source
+
+# ---------------------------------------------------------------------------------------------------------------- build
+
+
+SOURCE: Final = Path(__file__).parent / "source"
+WHAT: Final = "the compiled runner"
+
+_PARTS: Final = ("pool.cpp", "sample.cpp", "engine.cpp", "publish.cpp")
+_PORTABLE: Final = InstructionSet(name="portable", file="isa.cpp", flags=("-DHONE_ISA=portable",))
+_X86: Final = (
+    InstructionSet(name="avx2", file="isa.cpp", flags=("-DHONE_ISA=avx2", *AVX2)),
+    InstructionSet(name="avx_vnni", file="code_isa.cpp", flags=("-DHONE_ISA=avx_vnni", *AVX2, "-mavxvnni")),
+    InstructionSet(name="avx512", file="isa.cpp", flags=("-DHONE_ISA=avx512", *AVX512)),
+    InstructionSet(name="avx512_vnni", file="code_isa.cpp", flags=("-DHONE_ISA=avx512_vnni", *AVX512, "-mavx512vnni")),
+    InstructionSet(name="avx512_bf16", file="tile_bf16.cpp", flags=(*AVX512, "-mavx512bf16")),
+    InstructionSet(name="amx", file="tile_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
+)
+
+
+def build(*, force: bool = False, checked: bool = False, clock: Clock | None = None) -> BuiltLibrary:
+    """The library of `SOURCE`, as `hone.native.build.build` makes it."""
+    sets = (_PORTABLE, *(_X86 if on_x86() else ()))
+    source = NativeSource(name="hone", description=WHAT, folder=SOURCE, files=_PARTS, instruction_sets=sets)
+    return build_source(source, force=force, checked=checked, clock=clock)
+
+
+# -------------------------------------------------------------------------------------------------------------- library
+
 
 ISA_NAMES: Final = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 """Each more capable than the one before; a CPU runs a selection of them."""

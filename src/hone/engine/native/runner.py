@@ -1,15 +1,136 @@
 """The `ModelRunner` of engine/work.py on a CPU, by compiled code that reads the trainer's weights in place."""
 
 import weakref
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hone.core.errors import ConfigError
+from hone.engine.native import library
 from hone.engine.native.library import CacheKind, NativeEngine, NumberKind, RunnerLibrary, load_library
-from hone.engine.native.weights import DecoderWeights, native_shape, native_tensors, tensor_pointers
+from hone.engine.protocol import ModelShape
 from hone.engine.work import ForwardBatch, SamplerOutput
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+class _DecoderSizes(ModelShape, Protocol):
+    """Sizes of a decoder."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def mlp_width(self) -> int: ...
+    @property
+    def qk_norm_whole(self) -> bool: ...
+    @property
+    def norm_eps(self) -> float: ...
+    @property
+    def rotary_scale(self) -> float: ...
+
+
+class _ProjectionWeights(Protocol):
+    """`weight` `[out, in]`, `bias` `[out]` or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class _NormWeights(Protocol):
+    """A norm's weight."""
+
+    weight: Tensor
+
+
+class _LayerWeights(Protocol):
+    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head are in rotary pairs.
+
+    With a router, `gate_up` and `down` stack the experts.
+    """
+
+    attention_norm: _NormWeights
+    qkv: _ProjectionWeights
+    q_norm: _NormWeights | None
+    k_norm: _NormWeights | None
+    out: _ProjectionWeights
+    mlp_norm: _NormWeights
+    gate_up: _ProjectionWeights
+    down: _ProjectionWeights
+    router: _ProjectionWeights | None
+    selection_bias: Tensor | None
+
+
+class DecoderWeights(Protocol):
+    """A decoder with parameters that can be read in place."""
+
+    embedding: _ProjectionWeights
+    norm: _NormWeights
+    head: _ProjectionWeights | None
+    frequencies: Tensor
+
+    @property
+    def config(self) -> _DecoderSizes: ...
+    @property
+    def layers(self) -> Sequence[_LayerWeights]: ...
+
+
+def _native_shape(
+    config: _DecoderSizes, *, vocab_used: int, kind: library.NumberKind, cache: library.CacheKind, half_embedding: bool
+) -> library.NativeShape:
+    """Sizes of a model as the library's struct. `half_embedding`: with `int8`, the embedding is kept in bfloat16."""
+    experts = config.experts
+    return library.NativeShape(
+        layers=config.layers,
+        hidden=config.hidden_size,
+        intermediate=config.mlp_width,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        vocab_used=vocab_used,
+        bfloat16=int(kind == "bfloat16" or (kind == "int8" and half_embedding)),
+        int8=int(kind == "int8"),
+        cache=library.CACHES.index(cache),
+        norm_eps=config.norm_eps,
+        rotary_scale=config.rotary_scale,
+        norm_whole=int(config.qk_norm_whole),
+        experts=0 if experts is None else experts.count,
+        per_token=0 if experts is None else experts.per_token,
+        normalise_gates=0 if experts is None else int(experts.normalise_gates),
+    )
+
+
+def _native_tensors(model: DecoderWeights) -> Iterator[Tensor | None]:
+    """Weights in the order of abi.h."""
+    yield from (model.embedding.weight, model.norm.weight)
+    yield from (None if model.head is None else model.head.weight, model.frequencies)
+    for layer in model.layers:
+        yield from (layer.attention_norm.weight, layer.qkv.weight, layer.qkv.bias)
+        yield from (None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm))
+        yield from (layer.out.weight, layer.out.bias, layer.mlp_norm.weight)
+        yield from (layer.gate_up.weight, layer.gate_up.bias, layer.down.weight, layer.down.bias)
+        yield from (None if layer.router is None else layer.router.weight, layer.selection_bias)
+
+
+def _pointer(tensor: Tensor | None) -> library.NativeTensor:
+    """Address for the library. Raises ConfigError for a tensor that it cannot read in place."""
+    if tensor is None:
+        return library.NativeTensor(None, 0, 0)
+    if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
+        raise ConfigError(
+            f"the compiled runner reads float32 and bfloat16 weights on a CPU, got {tensor.dtype} on {tensor.device}; "
+            'set runner = "torch"'
+        )
+    if not tensor.is_contiguous():
+        raise ConfigError(f"the compiled runner reads contiguous weights, got strides {tensor.stride()}")
+    return library.NativeTensor(tensor.data_ptr(), tensor.numel(), int(tensor.dtype == torch.bfloat16))
+
+
+# --------------------------------------------------------------------------------------------------------------- runner
 
 
 class NativeRunner:
@@ -72,7 +193,7 @@ class NativeRunner:
 
     def publish(self) -> None:
         """Pack the current weights. Raises ConfigError for weights that cannot be read in place."""
-        self._opened().publish(tensor_pointers(native_tensors(self._model)))
+        self._opened().publish([_pointer(tensor) for tensor in _native_tensors(self._model)])
 
     def release(self) -> None:
         """Free pages and packed weights."""
@@ -92,7 +213,7 @@ class NativeRunner:
 
     def _opened(self) -> NativeEngine:
         if self._native is None:
-            shape = native_shape(
+            shape = _native_shape(
                 self._model.config,
                 vocab_used=self._vocab,
                 kind=self._kind,

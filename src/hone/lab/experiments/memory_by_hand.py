@@ -9,7 +9,7 @@ import numpy as np
 
 from hone.core.clock import SystemClock
 from hone.core.random import generator
-from hone.engine.limits import default_limits
+from hone.engine.scheduler import default_limits
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.finding import (
     BoundedClaim,
@@ -21,10 +21,8 @@ from hone.lab.finding import (
     line_plot,
 )
 from hone.models.language.decoder import Decoder
-from hone.models.native.library import available_kernels
-from hone.models.native.products import uses_amx_tiles, widens_half_products
-from hone.models.tensor_memory import TensorMemory
-from hone.models.without_numbers import without_numbers
+from hone.models.native.library import available_kernels, uses_amx_tiles, widens_half_products
+from hone.models.tensor_memory import TensorMemory, without_numbers
 from hone.planner.known_models import known_model
 from hone.planner.planned_adapter import adapter_copies, adapter_sizes
 from hone.planner.planned_decoder import PlannedDecoder, shape_from_hf

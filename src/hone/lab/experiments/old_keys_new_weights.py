@@ -8,10 +8,10 @@ import torch
 
 from hone.core.generation import LikeliestTokens, Request, SamplingParams, ScoreRequest
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.lab.puzzles import Floats

@@ -11,11 +11,12 @@ import torch
 
 from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest, generate
 from hone.core.random import generator
-from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import default_limits
 from hone.engine.native.library import unavailable_reason
-from hone.engine.stops import TokenizerRules
+from hone.engine.open_engine import choose_runner
+from hone.engine.protocol import RunnerChoice, RunnerKind
+from hone.engine.scheduler import default_limits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.lab.finding import (
     BoundedClaim,

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from hone.core.generation import Request, SamplingParams
 from hone.core.random import generator
-from hone.engine.limits import SchedulerLimits
 from hone.engine.samples import PrefillGroup, SampleState
-from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.scheduler import Scheduler, SchedulerLimits
+from hone.engine.session import StopRules, TokenizerRules
 from hone.engine.work import SamplerOutput
 from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult, at_least, at_most, bar_plot, line_plot
 

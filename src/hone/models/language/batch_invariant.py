@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from hone.core.ragged import Ints
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
-from hone.models.native.products import WIDENED_ROWS, is_widened
+from hone.models.native.library import WIDENED_ROWS, is_widened
 from hone.models.packing import PackedBatch, packed_text_slots
 
 TILE: Final = 16
@@ -31,14 +31,9 @@ _SCORES: Final = 1 << 22
 """Largest number of scores held at once."""
 
 
-def round_up_to_tile(rows: int) -> int:
-    """The next multiple of TILE."""
-    return -(-rows // TILE) * TILE
-
-
 def pad_to_tile(x: Tensor) -> Tensor:
     """`x` `[n, ...]` with zeros behind it, up to a multiple of TILE."""
-    missing = round_up_to_tile(len(x)) - len(x)
+    missing = -len(x) % TILE
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 

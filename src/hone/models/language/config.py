@@ -4,14 +4,331 @@ Settings of Llama, Mistral, Qwen2 and Qwen3 models and of the mixtures of expert
 unsupported ones that raise an error.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 
+from pydantic import Field
+
+from hone.core.config import Config
 from hone.core.errors import DataError, ErrorCollector
-from hone.models.language.config_keys import DEFAULT_POSITIONS, check_keys
-from hone.models.language.expert_config import EXPERT_FAMILIES, WRITTEN_KEYS, ExpertsConfig, experts_from_hf
-from hone.models.language.rope import RopeConfig, rope_from_hf
+from hone.models.language.rope import RopeConfig, is_number, rope_from_hf
+
+# -------------------------------------------------------------------------------------------------------- expert config
+
+
+EXPERT_FAMILIES: Final = ("qwen3_moe", "mixtral", "olmoe")
+"""Families whose MLPs are mixtures of experts."""
+MAX_EXPERTS: Final = 65534
+"""Largest number of experts: routes are stored in 16 bits, and one value means that none was recorded."""
+SELECTION_BIAS: Final = "router_selection_bias"
+"""Key of hone: true where the folder holds biases of the routers' choices (see `ExpertsConfig.selection_bias`)."""
+
+_COUNT: Final = ("num_experts", "num_local_experts")
+"""Both spellings mean the same in every family; transformers 5 writes either."""
+_WRITTEN_COUNT: Final = {"qwen3_moe": "num_experts", "mixtral": "num_local_experts", "olmoe": "num_experts"}
+_EXPERT_TRAINING: Final = ("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
+"""Keys that change the training of transformers and no output."""
+_DENSE_LAYERS: Final[Mapping[str, object]] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+"""Keys of Qwen3-MoE for dense layers among the others -> the value at which there are none."""
+_EXPERT_READ: Final[Mapping[str, tuple[str, ...]]] = {
+    "qwen3_moe": ("moe_intermediate_size", "norm_topk_prob", *_DENSE_LAYERS),
+    "mixtral": (),
+    "olmoe": ("norm_topk_prob",),
+}
+
+WRITTEN_KEYS: Final = (*_COUNT, "num_experts_per_tok", SELECTION_BIAS, *_EXPERT_READ["qwen3_moe"])
+"""Keys that a saved `config.json` has from the fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Mixture of experts in place of each MLP: a router chooses `per_token` of `count` gated MLPs for each token, and
+    adds their outputs, weighted by its probabilities of them (Shazeer et al., 2017)."""
+
+    count: int
+    per_token: int
+    width: int
+    """Inner features of one expert."""
+    normalise_gates: bool = True
+    """Divide the weights of a token's experts by their sum."""
+    selection_bias: bool = False
+    """The choice adds a bias to each expert's probability, the weights do not (Wang et al., 2024)."""
+
+    def add_faults(self, faults: ErrorCollector) -> None:
+        """Add what does not make a mixture."""
+        for name, value in (("count", self.count), ("per_token", self.per_token), ("width", self.width)):
+            if value < 1:
+                faults.add(f"model experts.{name} must be at least 1, got {value}")
+        if self.per_token > self.count:
+            faults.add(
+                f"model experts.per_token {self.per_token} (num_experts_per_tok) is above experts.count {self.count} "
+                "(num_experts): a token cannot go to more experts than there are"
+            )
+        if self.count > MAX_EXPERTS:
+            faults.add(f"model experts.count {self.count} is above {MAX_EXPERTS}, the most that a route can name")
+
+    def to_hf(self, family: str) -> dict[str, object]:
+        """Keys of a `config.json`."""
+        written: dict[str, object] = {_WRITTEN_COUNT[family]: self.count, "num_experts_per_tok": self.per_token}
+        if "norm_topk_prob" in _EXPERT_READ[family]:
+            written["norm_topk_prob"] = self.normalise_gates
+        if family == "qwen3_moe":
+            written |= {"moe_intermediate_size": self.width, **_DENSE_LAYERS}
+        return {**written, **({SELECTION_BIAS: True} if self.selection_bias else {})}
+
+
+class ExpertTrainingConfig(Config):
+    """Training of a mixture of experts: routing replay, and the balance of load."""
+
+    replay: bool = True
+    """The trainer sends each token of an answer to the experts that the engine sent it to; its own router's
+    probabilities weigh them."""
+    balance: Literal["none", "loss", "bias"] = "none"
+    """`loss`: a term that grows with the load of the busiest experts (Fedus et al., 2021). `bias`: a bias of the choice
+    that is moved after each step, without a gradient (Wang et al., 2024); the saved folder holds it, and no other
+    library reads it."""
+    weight: float = Field(default=0.001, gt=0)
+    """Weight of the term of `balance = "loss"`."""
+    bias_rate: float = Field(default=0.001, gt=0)
+    """Step of the biases of `balance = "bias"`, as a probability."""
+
+
+def _expert_keys(family: str) -> frozenset[str]:
+    """Keys of a family that are followed here, or that change no output."""
+    if family not in EXPERT_FAMILIES:
+        return frozenset()
+    return frozenset((*_COUNT, "num_experts_per_tok", *_EXPERT_READ[family], *_EXPERT_TRAINING, SELECTION_BIAS))
+
+
+def _experts_from_hf(
+    config: Mapping[str, object], family: str, *, where: str, faults: ErrorCollector
+) -> ExpertsConfig | None:
+    """The experts of a `config.json`; None for a dense family, or where something is wrong, which is added to `faults`.
+
+    Every number has to be in the file: defaults of a family are those of one release of transformers.
+    """
+    if family not in EXPERT_FAMILIES:
+        return None
+    given = {key: config[key] for key in _COUNT if config.get(key) is not None}
+    if len({repr(value) for value in given.values()}) > 1:
+        both = " and ".join(f"{key} {value!r}" for key, value in given.items())
+        faults.add(f"{where}: {both} disagree; keep the right one")
+    width_key = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
+    numbers = {
+        next(iter(given), "num_experts"): next(iter(given.values()), None),
+        "num_experts_per_tok": config.get("num_experts_per_tok"),
+        width_key: config.get(width_key),
+    }
+    wrong = {
+        key: value
+        for key, value in numbers.items()
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1
+    }
+    faults.extend(
+        f"{where}: {key} must be a whole number of at least 1, got {value!r}"
+        for key, value in wrong.items()
+        if key != "intermediate_size"
+    )
+    for key, off in _DENSE_LAYERS.items() if family == "qwen3_moe" else ():
+        if config.get(key) is not None and config[key] != off:
+            faults.add(
+                f"{where}: {key} {config[key]!r} is not supported: every layer must have experts; known: {off!r}"
+            )
+    if wrong:
+        return None
+    count, per_token, width = (cast(int, value) for value in numbers.values())
+    return ExpertsConfig(
+        count=count,
+        per_token=per_token,
+        width=width,
+        normalise_gates=family == "mixtral" or bool(config.get("norm_topk_prob", False)),
+        selection_bias=bool(config.get(SELECTION_BIAS, False)),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- config keys
+
+
+SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""Keys that every config must have."""
+DEFAULT_POSITIONS: Final = {
+    "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768,
+    "qwen3_moe": 32768, "mixtral": 131072, "olmoe": 4096,
+}  # fmt: skip
+DEFAULT_WINDOW: Final = 4096
+"""Window of a mistral without `sliding_window`."""
+
+_OPTIONAL_SIZES: Final = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+_ROPE: Final = ("rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings")
+_READ: Final = frozenset((*SIZES, *_OPTIONAL_SIZES, *_ROPE, "model_type", "rms_norm_eps", "tie_word_embeddings"))
+_WINDOW: Final = frozenset(("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"))
+_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "llama": ("attention_bias", "mlp_bias", "tie_word_embeddings"),
+    "mistral": ("tie_word_embeddings",),
+    "qwen2": ("tie_word_embeddings",),
+    "qwen3": ("attention_bias", "tie_word_embeddings"),
+    "qwen3_moe": ("attention_bias", "tie_word_embeddings"),
+    "mixtral": ("tie_word_embeddings",),
+    "olmoe": ("attention_bias", "tie_word_embeddings"),
+}
+"""Family -> the keys that are true or false and that hone follows."""
+
+_METADATA: Final = """
+    _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path architectures
+    attn_implementation custom_generate dtype id2label initializer_range is_llama_config label2id language license
+    max_sequence_length model_max_length model_name name_or_path num_labels problem_type seq_length task_specific_params
+    tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version
+"""
+_TOKEN_IDS: Final = """
+    bos_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id pad_token_id sep_token_id
+    unk_token_id
+"""
+_OUTPUTS: Final = """
+    output_attentions output_hidden_states output_logits output_scores return_dict return_dict_in_generate
+    tie_last_hidden_states torchscript use_cache
+"""
+_EXECUTION: Final = "chunk_size_feed_forward pretraining_tp tf_legacy_loss use_bfloat16 use_flash_attn"
+_TRAINING: Final = """
+    attention_dropout classifier_dropout embd_pdrop finetuning_task gradient_checkpointing hidden_dropout
+    neftune_noise_alpha resid_pdrop
+"""
+_SAMPLING: Final = """
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
+    num_beam_groups num_beams num_return_sequences remove_invalid_values repetition_penalty suppress_tokens temperature
+    top_k top_p typical_p
+"""
+_WITHOUT_EFFECT: Final = frozenset(
+    word for words in (_METADATA, _TOKEN_IDS, _OUTPUTS, _EXECUTION, _TRAINING, _SAMPLING) for word in words.split()
+)
+"""Keys that do not change the logits of a model that is not in training."""
+
+_ONE: Final = (1, 1.0)
+_OFF: Final[Mapping[str, Sequence[object]]] = {
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": _ONE, "rotary_pct": _ONE, "rotary_percent": _ONE,
+    "rope_interleaved": (False,), "use_mrope": (False,), "alibi": (False,), "is_causal": (True,),
+    "attention_bias": (False,), "qkv_bias": (False,), "use_bias": (False,), "bias": (False,), "mlp_bias": (False,),
+    "lm_head_bias": (False,), "use_qk_norm": (False,), "qk_norm": (False,), "qk_layernorm": (False,),
+    "attn_logit_softcapping": (), "final_logit_softcapping": (), "query_pre_attn_scalar": (),
+    "attention_multiplier": (), "attention_chunk_size": (), "attn_temperature_tuning": (False,),
+    "embedding_multiplier": _ONE, "residual_multiplier": _ONE, "logits_scaling": _ONE, "logit_scale": _ONE,
+    "scale_emb": _ONE,
+    "use_parallel_residual": (False,), "is_encoder_decoder": (False,), "is_decoder": (False, True),
+    "add_cross_attention": (False,), "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},), "per_layer_config": ({},), "quantization_config": (), "compression_config": (),
+    "no_rope_layers": ([],), "num_kv_shared_layers": (0,),
+    "num_experts": (0, False), "num_local_experts": (0, False), "n_routed_experts": (0, False), "clip_qkv": (),
+}  # fmt: skip
+"""Key -> the values at which it changes nothing; null always does."""
+_OFF_IN_FAMILY: Final[Mapping[tuple[str, str], Sequence[object]]] = {
+    ("qwen2", "attention_bias"): (False, True),  # not read: queries, keys and values always have biases
+    ("qwen2", "qkv_bias"): (True,),
+    ("qwen3", "use_qk_norm"): (True,),
+    ("qwen3", "qk_norm"): (True,),
+    ("qwen3_moe", "use_qk_norm"): (True,),
+    ("qwen3_moe", "qk_norm"): (True,),
+    ("olmoe", "use_qk_norm"): (True,),
+    ("olmoe", "qk_norm"): (True,),
+}
+_NO_EXPERTS: Final = f"families with experts: {', '.join(EXPERT_FAMILIES)}; give one of them, or a dense model"
+_HINTS: Final = {
+    "quantization_config": "give the unquantised checkpoint",
+    "compression_config": "give the unquantised checkpoint",
+    "num_experts": _NO_EXPERTS,
+    "num_local_experts": _NO_EXPERTS,
+    "n_routed_experts": _NO_EXPERTS,
+}
+
+
+def _check_keys(config: Mapping[str, object], family: str, where: str, faults: ErrorCollector) -> None:
+    """Add to `faults` each key that has the wrong type, changes the forward pass in a way that hone does not follow, or
+    is unknown."""
+    experts = _expert_keys(family)
+    flags = (*_FLAGS.get(family, ()), *(key for key in ("norm_topk_prob", SELECTION_BIAS) if key in experts))
+    faults.extend(_type_faults(config, flags, where))
+    for key, value in config.items():
+        if value is None or key in _READ or key in _WINDOW or key in flags or key in experts:
+            continue
+        if key == "auto_map":
+            faults.add(
+                f"{where}: auto_map {json.dumps(value)} asks to run Python code that came with the model "
+                f"(trust_remote_code); hone never does. Convert the model to one of: {', '.join(_FLAGS)}"
+            )
+        else:
+            off = _OFF_IN_FAMILY.get((family, key), _OFF.get(key))
+            if off is None and key not in _WITHOUT_EFFECT:
+                faults.add(
+                    f"{where}: unknown key {key} {value!r}: hone cannot tell whether it changes the model's outputs; "
+                    "remove it from the file if it does not"
+                )
+            elif off is not None and not any(_same(value, one) for one in off):
+                faults.add(f"{where}: {key} {value!r} is not supported{_known(key, off)}")
+    faults.extend(f"{where}: {fault}" for fault in _window_faults(config, family))
+
+
+def _type_faults(config: Mapping[str, object], flags: Sequence[str], where: str) -> list[str]:
+    sizes = [(key, config.get(key)) for key in SIZES]
+    sizes += [(key, config[key]) for key in _OPTIONAL_SIZES if config.get(key) is not None]
+    faults = [
+        f"{where}: {key} must be a whole number of at least 1, got {value!r}"
+        for key, value in sizes
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1
+    ]
+    faults += [
+        f"{where}: {key} must be true or false, got {config[key]!r}"
+        for key in flags
+        if config.get(key) is not None and not isinstance(config[key], bool)
+    ]
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not is_number(eps) or cast(float, eps) < 0:
+        faults.append(f"{where}: rms_norm_eps must be a number of at least 0, got {eps!r}")
+    return faults
+
+
+def _known(key: str, off: Sequence[object]) -> str:
+    if key in _HINTS:
+        return f"; {_HINTS[key]}"
+    return f"; known: {', '.join(map(repr, off)) or 'null'}"
+
+
+def _same(value: object, other: object) -> bool:
+    """Equality of JSON values, in which true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _window_faults(config: Mapping[str, object], family: str) -> Iterator[str]:
+    """The settings that enable a sliding window."""
+    layers, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    if kinds is not None and kinds != ["full_attention"] * (layers if isinstance(layers, int) else 0):
+        yield (
+            f"layer_types {kinds!r} must be full_attention for each of the num_hidden_layers ({layers!r}): other "
+            "kinds of attention are not supported"
+        )
+    if family == "qwen3_moe" and not config.get("use_sliding_window", False):
+        return
+    unlimited = family in ("llama", "mixtral", "olmoe")
+    window = config.get("sliding_window", None if unlimited else DEFAULT_WINDOW)
+    limit = config.get("max_position_embeddings") or DEFAULT_POSITIONS.get(family, 2048)
+    if window is None or (isinstance(window, int) and isinstance(limit, int) and window >= limit):
+        return
+    said = f"sliding_window {window!r} of {limit} positions"
+    if family in ("qwen2", "qwen3"):
+        first = config.get("max_window_layers", 28)
+        reached = not isinstance(layers, int) or not isinstance(first, int) or layers > first
+        if not config.get("use_sliding_window", False) or not reached or kinds is not None:
+            return
+        said = f"use_sliding_window with sliding_window {window!r}"
+    yield (
+        f"{said}: sliding-window attention is active and not supported; it can be switched off (sliding_window: null) "
+        "where every text is shorter than the window"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- config
+
 
 ModelFamily: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmoe"]
 Json: TypeAlias = "dict[str, object]"
@@ -184,11 +501,11 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     family = config.get("model_type")
     if family not in FAMILIES:
         faults.add(f"{where}: model_type {family!r} is not supported; known: {', '.join(FAMILIES)}")
-    check_keys(config, str(family), where, faults)
+    _check_keys(config, str(family), where, faults)
     if family == "mixtral" and not any(config.get(key) for key in ("rope_theta", "rope_scaling", "rope_parameters")):
         config = {**config, "rope_theta": 1e6}  # its default in transformers
     rope = rope_from_hf(config, where=where, faults=faults)
-    experts = experts_from_hf(config, str(family), where=where, faults=faults)
+    experts = _experts_from_hf(config, str(family), where=where, faults=faults)
     faults.raise_if_any()
     try:
         return _model_config(config, rope, experts)

@@ -32,14 +32,18 @@ from hone.models.language.batch_invariant import (
     pad_to_tile,
 )
 from hone.models.language.config import ModelConfig
-from hone.models.language.decoder_layer import CompiledLayerHalves, DecoderLayer, ForwardArithmetic, RmsNorm
+from hone.models.language.decoder_layer import (
+    CompiledLayerHalves,
+    DecoderLayer,
+    ForwardArithmetic,
+    RmsNorm,
+    TensorGroup,
+)
 from hone.models.language.decoder_layer import LinearProjection as LinearProjection
 from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutingRecord, check_routing_shape
 from hone.models.language.fused_ops import gated_silu, mixed_linear, rounding_linear, tiled_linear
-from hone.models.language.half_products import uses_half_products
 from hone.models.language.packed_attention import LayerAttention, PackedAttention
 from hone.models.language.rope import RopeConfig
-from hone.models.language.tensor_group import TensorGroup
 from hone.models.language.token_logprobs import (
     LogprobQuery,
     SamplingMask,
@@ -49,10 +53,18 @@ from hone.models.language.token_logprobs import (
     query_logprobs,
     top_k_tokens,
 )
-from hone.models.native.attention import KernelTexts, NativeAttention
-from hone.models.native.layers import DTYPE_CODES, native_add_norm, native_gated_silu
-from hone.models.native.library import available_kernels, why_unavailable
-from hone.models.native.products import is_widened, uses_amx_tiles
+from hone.models.native.library import (
+    DTYPE_CODES,
+    KernelTexts,
+    NativeAttention,
+    available_kernels,
+    is_widened,
+    native_add_norm,
+    native_gated_silu,
+    uses_amx_tiles,
+    uses_half_products,
+    why_unavailable,
+)
 from hone.models.packing import PackedBatch
 
 # --------------------------------------------------------------------------------------------------------------- rotary
@@ -115,7 +127,7 @@ def _counted(start: int, end: int, step: int) -> Tensor:
 
 
 @dataclass(slots=True)
-class OffloadedActivations:
+class _OffloadedActivations:
     """What was moved."""
 
     moved_bytes: int = 0
@@ -129,14 +141,14 @@ class _OffloadedTensor:
 
 
 @contextmanager
-def offloading_activations(network: nn.Module, *, from_host: bool = False) -> Iterator[OffloadedActivations]:
+def _offloading_activations(network: nn.Module, *, from_host: bool = False) -> Iterator[_OffloadedActivations]:
     """Context of a forward pass: tensors that it keeps for the backward pass are copied to pinned memory of the host,
     and back when they are needed. Weights stay where they are.
 
     `from_host`: also those that are in the host's memory already, to try it without a GPU.
     """
     own = {_address(tensor) for tensor in (*network.parameters(), *network.buffers())}
-    found = OffloadedActivations()
+    found = _OffloadedActivations()
 
     def pack(x: Tensor) -> Tensor | _OffloadedTensor:
         if _address(x) in own or (x.device.type == "cpu" and not from_host):
@@ -356,13 +368,13 @@ class Decoder(nn.Module):
         Raises DataError for a routing of another depth or width.
         """
         if self.config.experts is None:
-            with offloading_activations(self) if self.offloads_activations else nullcontext():
+            with _offloading_activations(self) if self.offloads_activations else nullcontext():
                 return DecoderStates(hidden=self._hidden(packed, None), routing=None)
         check_routing_shape(packed.routing, layers=self.config.layers, experts=self.config.experts)
         record = RoutingRecord(packed.routing)
         if self.routing_records is not None:
             self.routing_records.append(record)
-        with offloading_activations(self) if self.offloads_activations else nullcontext():
+        with _offloading_activations(self) if self.offloads_activations else nullcontext():
             return DecoderStates(hidden=self._hidden(packed, record), routing=record)
 
     @contextmanager

@@ -3,18 +3,122 @@
 Key storage and masking are in a `LayerAttention` that the caller brings.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.experts import ExpertArithmetic, LinearFn, RoutedTokens, mix_experts
 from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
 from hone.models.language.packed_attention import LayerAttention
-from hone.models.language.tensor_group import TensorGroup, shared_input, shared_weights, summed_output
-from hone.models.native.attention import NativeAttention
-from hone.models.native.layers import native_add_norm, native_gated_silu
+from hone.models.native.library import NativeAttention, native_add_norm, native_gated_silu
+
+# ------------------------------------------------------------------------------------------------------ sums over ranks
+
+
+class TensorGroup(Protocol):
+    """Ranks that compute one forward pass together. All make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Position of this process in the group."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Sum of every rank's `part`, as a new tensor: the same bits on all ranks."""
+        ...
+
+    def gather(self, part: Tensor) -> Sequence[Tensor]:
+        """Every rank's `part`, in the order of the ranks; all have one shape."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTensorGroup:
+    """Processes of a group of torch.distributed."""
+
+    group: distributed.ProcessGroup
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    def sum(self, part: Tensor) -> Tensor:
+        result = part.clone(memory_format=torch.contiguous_format)
+        distributed.all_reduce(result, group=self.group)
+        return result
+
+    def gather(self, part: Tensor) -> Sequence[Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        distributed.all_gather(parts, part, group=self.group)
+        return parts
+
+
+class _SharedContext(Protocol):
+    """Autograd context of all functions here."""
+
+    group: TensorGroup
+    bias_type: torch.dtype | None
+    needs_input_grad: tuple[bool, ...]
+
+
+class _SharedInput(torch.autograd.Function):
+    """y = x on every rank;  dx = the sum of every rank's dy."""
+
+    @staticmethod
+    def forward(ctx: _SharedContext, x: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: _SharedContext, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.group.sum(grads[0]), None
+
+
+class _SharedWeights(torch.autograd.Function):
+    """The weights themselves;  their gradients summed over the ranks, all in one sum."""
+
+    @staticmethod
+    def forward(ctx: _SharedContext, group: TensorGroup, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return tuple(weight.view_as(weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: _SharedContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total = ctx.group.sum(torch.cat([grad.flatten() for grad in grads]))
+        pieces = total.split([grad.numel() for grad in grads])
+        return None, *(piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True))
+
+
+class _SummedOutput(torch.autograd.Function):
+    """y = the sum of every rank's x, + b once;  dx = dy,  db = the sum of dy over the tokens."""
+
+    @staticmethod
+    def forward(ctx: _SharedContext, part: Tensor, bias: Tensor | None, group: TensorGroup) -> Tensor:
+        ctx.bias_type = None if bias is None else bias.dtype
+        result = group.sum(part)
+        return result if bias is None else result.add_(bias)
+
+    @staticmethod
+    def backward(ctx: _SharedContext, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        wanted = ctx.needs_input_grad[1] and ctx.bias_type is not None
+        return grads[0], grads[0].sum(0, dtype=ctx.bias_type) if wanted else None, None
+
+
+# -------------------------------------------------------------------------------------------------------- decoder layer
 
 
 class LinearProjection(nn.Module):
@@ -42,14 +146,14 @@ class ForwardArithmetic:
 
     def into_part(self, x: Tensor, projection: LinearProjection) -> Tensor:
         """Product whose outputs are cut among the ranks: those of this rank."""
-        x = x if self.group is None else shared_input(x, self.group)
+        x = x if self.group is None else _SharedInput.apply(x, self.group)
         return self.linear(x, projection.weight, projection.bias)
 
     def out_of_part(self, x: Tensor, projection: LinearProjection) -> Tensor:
         """Product whose inputs are cut among the ranks: its whole output, on every rank."""
         if self.group is None:
             return self.linear(x, projection.weight, projection.bias)
-        return summed_output(self.linear(x, projection.weight, None), projection.bias, self.group)
+        return _SummedOutput.apply(self.linear(x, projection.weight, None), projection.bias, self.group)
 
 
 class RmsNorm(nn.Module):
@@ -128,7 +232,7 @@ class DecoderLayer(nn.Module):
         weights = self.q_norm.weight, self.k_norm.weight
         if by.group is None:
             return weights
-        to_query, to_key = shared_weights(weights, by.group)
+        to_query, to_key = _SharedWeights.apply(by.group, *weights)
         return to_query, to_key
 
     def mix_experts(

@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from hone.core.errors import DataError
 from hone.models.gradient_buffers import write_gradient
-from hone.models.language.expert_config import ExpertsConfig
-from hone.models.language.half_products import rounded_matmul
-from hone.models.native.products import tiled_matmul, weight_gradient
+from hone.models.language.config import ExpertsConfig
+from hone.models.native.library import rounded_matmul, tiled_matmul, weight_gradient
 
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
@@ -90,25 +89,6 @@ def check_routing_shape(routing: Tensor | None, *, layers: int, experts: Experts
         )
 
 
-def _replayed_gates(logits: Tensor, chosen: Tensor, *, normalise: bool) -> Tensor:
-    """`[T, k]` weights of the experts `chosen` `[T, k]` by the router's own scores `logits` `[T, E]`:
-    p_i, or p_i / sum_j p_j over the chosen ones, with p = softmax(logits).
-
-    Whoever chose the experts, the gradient reaches the router through their weights (rollout routing replay, 2025).
-    """
-    weights = torch.softmax(logits, dim=-1).gather(1, chosen)
-    return weights / weights.sum(dim=-1, keepdim=True) if normalise else weights
-
-
-def _choose_experts(logits: Tensor, per_token: int, bias: Tensor | None) -> Tensor:
-    """`[T, k]` the experts with the largest probability, plus `bias` `[E]` where there is one; the smaller number
-    first among equals."""
-    scores = torch.softmax(logits.detach(), dim=-1)
-    if bias is not None:
-        scores = scores + bias
-    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :per_token]
-
-
 def mix_experts(
     x: Tensor,
     router: Tensor,
@@ -121,33 +101,37 @@ def mix_experts(
 ) -> tuple[Tensor, RoutedTokens]:
     """sum_i gate_i expert_i(x) for each token of `x` `[T, hidden]`, `[T, hidden]`.
 
+    The experts are those with the largest probability, plus `bias` `[E]` where there is one, the smaller number first
+    among equals; or `replayed` `[T, k]`. Their gates are p_i, or p_i / sum_j p_j over them, with p = softmax(router x).
     `router` `[E, hidden]`; `stacks`: gates and ups `[E * 2 f, hidden]`, downs `[E * hidden, f]`, expert after expert.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     logits = by.router_linear(x.to(wide), router.to(wide), None)
-    chosen = _choose_experts(logits, config.per_token, bias)
+    scores = torch.softmax(logits.detach(), dim=-1)
+    if bias is not None:
+        scores = scores + bias
+    chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : config.per_token]
     if replayed is not None:
         chosen = torch.where(replayed == NO_ROUTE, chosen, replayed)
-    gates = _replayed_gates(logits, chosen, normalise=config.normalise_gates)
+    # Whoever chose the experts, the gradient reaches the router through their weights (rollout routing replay, 2025).
+    gates = torch.softmax(logits, dim=-1).gather(1, chosen)
+    if config.normalise_gates:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
     flat = chosen.reshape(-1)
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=config.count).tolist()
     rows = x.index_select(0, order // config.per_token)
-    inner = by.gate(_expert_linear(rows, stacks[0], counts, by))
+    inner = by.gate(_ExpertLinear.apply(rows, stacks[0], counts, by))
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     shape = len(x), config.per_token, -1
-    parts = _expert_linear(inner, stacks[1], counts, by).index_select(0, back).view(shape).to(wide)  # no copy is held
+    outer = _ExpertLinear.apply(inner, stacks[1], counts, by)
+    parts = outer.index_select(0, back).view(shape).to(wide)
+    del outer  # no copy is held
     total = parts[:, 0] * gates[:, 0, None]
     for slot in range(1, config.per_token):
         total = total + parts[:, slot] * gates[:, slot, None]
     return total.to(x.dtype), RoutedTokens(chosen, logits)
-
-
-def _expert_linear(x: Tensor, stack: Tensor, counts: list[int], by: ExpertArithmetic) -> Tensor:
-    """`x` `[n, in]`, of which the first `counts[0]` rows belong to expert 0, the next to expert 1 ..., times each
-    expert's part of `stack` `[E * out, in]`: `[n, out]`."""
-    return _ExpertLinear.apply(x, stack, counts, by)
 
 
 class _ExpertContext(Protocol):
@@ -163,7 +147,8 @@ class _ExpertContext(Protocol):
 
 
 class _ExpertLinear(torch.autograd.Function):
-    """y_e = x_e w_e^T for each expert e;  dx_e = g_e w_e,  dw_e = g_e^T x_e, 0 for an expert without tokens.
+    """Rows `[n, in]` of the experts, one after another, times each expert's part of `stack` `[E * out, in]`:
+    y_e = x_e w_e^T for each expert e;  dx_e = g_e w_e,  dw_e = g_e^T x_e, 0 for an expert without tokens.
 
     One function for all experts: autograd would add a gradient of the size of the whole stack for each of them.
     """
@@ -200,11 +185,6 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return tiled_matmul(left, right) if left.dtype == torch.float32 else rounded_matmul(left, right)
 
 
-def _write_by_kernel(g: Tensor, x: Tensor, place: Tensor) -> bool:
-    """Write `g^T x` of bfloat16 numbers to a float32 `place`, not rounded on the way; False where it cannot be done."""
-    return g.dtype == torch.bfloat16 and place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
-
-
 def _stacked_gradients(g: Tensor, x: Tensor, counts: list[int], stack: Tensor) -> Tensor:
     place = torch.empty_like(stack)
     _write_gradients(g, x, counts, place)
@@ -212,12 +192,14 @@ def _stacked_gradients(g: Tensor, x: Tensor, counts: list[int], stack: Tensor) -
 
 
 def _write_gradients(g: Tensor, x: Tensor, counts: list[int], place: Tensor) -> bool:
-    """Write `g_e^T x_e` of every expert to its part of `place`."""
+    """Write `g_e^T x_e` of every expert to its part of `place`; bfloat16 numbers to float32 by a kernel, where there is
+    one, which rounds nothing on the way."""
+    by_kernel = g.dtype == torch.bfloat16 and place.dtype == torch.float32
     for part, above, rows in zip(
         place.view(len(counts), -1, place.shape[1]), g.split(counts), x.split(counts), strict=True
     ):
         if not len(rows):
             part.zero_()
-        elif not _write_by_kernel(above, rows, part):
+        elif not (by_kernel and weight_gradient(above, rows, part) is not None):
             part.copy_(_product(above.t(), rows))
     return True

@@ -13,9 +13,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.models.gradient_buffers import write_gradient
-from hone.models.language.half_products import half_matmul, rounded_linear, rounded_matmul
 from hone.models.language.token_logprobs import at_least_float32
-from hone.models.native.products import is_widened, tiled_matmul, weight_gradient
+from hone.models.native.library import (
+    half_matmul,
+    is_widened,
+    rounded_linear,
+    rounded_matmul,
+    tiled_matmul,
+    weight_gradient,
+)
 
 
 class _FusedContext(Protocol):
@@ -74,7 +80,9 @@ class _MixedLinear(torch.autograd.Function):
         return (
             rounded_matmul(g, rounded.to(torch.bfloat16)).to(input_kind) if to_x else None,
             write_gradient(
-                ctx.weight, partial(_write_weight_gradient, g, low), partial(_weight_gradient, g, low, weight_kind)
+                ctx.weight,
+                lambda place: place.dtype == torch.float32 and weight_gradient(g, low, place) is not None,
+                partial(_weight_gradient, g, low, weight_kind),
             )
             if to_weight
             else None,
@@ -111,7 +119,9 @@ class _TiledLinear(torch.autograd.Function):
         g = grads[0]
         return (
             tiled_matmul(g, weight) if to_x else None,
-            write_gradient(ctx.weight, partial(_matmul_into, g.t(), x), partial(tiled_matmul, g.t(), x))
+            write_gradient(
+                ctx.weight, lambda place: tiled_matmul(g.t(), x, out=place) is place, partial(tiled_matmul, g.t(), x)
+            )
             if to_weight
             else None,
             g.sum(0) if to_bias else None,
@@ -126,16 +136,6 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     if kind == torch.float32 and g.is_cuda:
         return half_matmul(g.t(), x)
     return (rounded_matmul(x.t(), g).t() if g.shape[1] > x.shape[1] else rounded_matmul(g.t(), x)).to(kind)
-
-
-def _matmul_into(left: Tensor, right: Tensor, place: Tensor) -> bool:
-    """Writes the product of the two to `place`."""
-    return tiled_matmul(left, right, out=place) is place
-
-
-def _write_weight_gradient(g: Tensor, x: Tensor, place: Tensor) -> bool:
-    """Write `g^T x` to `place`; returns False if it could not."""
-    return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
 
 
 class _RotaryFunction(torch.autograd.Function):

@@ -127,7 +127,10 @@ def load_pieces(
     if config.tie_embeddings and not faults.messages:
         faults.extend(_untied_head_faults(found))
     lost = [name for name in wanted if name not in found]
-    surplus = [name for name in found if name not in wanted and not _is_redundant(name, config)]
+    # Older writers add tensors that follow from the rest.
+    redundant = {_HEAD} if config.tie_embeddings else set[str]()
+    redundant |= {name for name in found if name.endswith("rotary_emb.inv_freq")}
+    surplus = [name for name in found if name not in wanted and name not in redundant]
     faults.extend(
         _shortened_list(
             lost, lambda name: f"{_missing_fault(folder, name)}: tensor {name} is missing{did_you_mean(name, surplus)}"
@@ -308,11 +311,6 @@ def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mappin
         yield f"{file}: tensor {piece.checkpoint_name} holds {count} NaN or infinite numbers; the checkpoint is broken"
     else:
         target.copy_(piece.from_checkpoint(tensor))
-
-
-def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """Tensors that older writers add though they follow from the rest."""
-    return name.endswith("rotary_emb.inv_freq") or (name == _HEAD and config.tie_embeddings)
 
 
 def _surplus_fault(file: Path, name: str, config: ModelConfig) -> str:

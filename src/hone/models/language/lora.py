@@ -142,7 +142,7 @@ class HeldPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LowRankUpdate:
+class _LowRankUpdate:
     """The update of one linear layer."""
 
     piece: CheckpointPiece
@@ -162,7 +162,7 @@ class LowRankUpdate:
     a_columns: slice
     """Columns of A that the columns of `base` belong to."""
 
-    def held(self, part: HeldPart, base: Tensor) -> "LowRankUpdate":
+    def held(self, part: HeldPart, base: Tensor) -> "_LowRankUpdate":
         """The same update of the rows and columns in `part`, of whose weight `base` is W0."""
         places = part.rows_of(self.piece)
         rows = _run(places)
@@ -204,9 +204,9 @@ class LoraAdapter:
         }
         """Adapted layers that each of `weights` holds, by its name."""
 
-    def _update(self, piece: CheckpointPiece) -> LowRankUpdate:
+    def _update(self, piece: CheckpointPiece) -> _LowRankUpdate:
         base = self.base[piece.parameter_name][piece.start : piece.start + piece.rows]
-        return LowRankUpdate(
+        return _LowRankUpdate(
             piece=piece,
             base=base,
             merged=self.weights[piece.parameter_name],

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.models.native.products import is_widened
+from hone.models.native.library import is_widened
 from hone.models.packing import PackedBatch, index_numbers, packed_text_slots
 
 FUSED_MIN_KEYS: Final = 1024
@@ -82,7 +82,9 @@ class PackedAttention:
     ) -> None:
         """`fused`: torch's fused attention instead of matrix products; for CUDA."""
         texts = _texts(packed)
-        blocks = [texts.take(index) for index in _group_by_length(texts.ends - texts.begins, texts.ends)]
+        # Blocks of similar numbers of queries, and within them of keys.
+        groups = _similar_lengths(texts.ends - texts.begins)
+        blocks = [texts.take(some[part]) for some in groups for part in _similar_lengths(texts.ends[some])]
         device, total = packed.tokens.device, len(packed.tokens)
         self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
         self._wide = torch.float32 if is_widened(dtype, device) else dtype
@@ -174,11 +176,6 @@ def _texts(packed: PackedBatch) -> _PackedTexts:
     np.minimum.at(begins, sequence, positions)
     np.maximum.at(ends, sequence, positions + 1)
     return _PackedTexts(slots=slots, begins=begins, ends=ends)
-
-
-def _group_by_length(queries: Ints, keys: Ints) -> list[Ints]:
-    """Text numbers in blocks of similar lengths `[B]` of queries, and within them of keys."""
-    return [some[part] for some in _similar_lengths(queries) for part in _similar_lengths(keys[some])]
 
 
 def _similar_lengths(lengths: Ints) -> list[Ints]:

@@ -194,6 +194,8 @@ def save_adapter(adapter: LoraAdapter, folder: Path) -> None:
 def _peft_config(adapter: LoraAdapter) -> Json:
     """`adapter_config.json`, with the keys that PEFT has no default for or whose default is another."""
     settings = adapter.settings
+    short = {name.rpartition(".")[2] for name in settings.layers}
+    layers = tuple(name for name in adaptable_layers(adapter.decoder.config) if name.rpartition(".")[2] in short)
     return {
         "base_model_name_or_path": str(adapter.base_folder),
         "bias": "none",
@@ -204,18 +206,11 @@ def _peft_config(adapter: LoraAdapter) -> Json:
         "lora_dropout": 0.0,
         "peft_type": "LORA",
         "r": settings.rank,
-        "target_modules": _target_modules(settings, adapter.decoder.config),
+        "target_modules": sorted(short) if layers == settings.layers else list(settings.layers),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": settings.rslora,
     }
-
-
-def _target_modules(settings: LoraSettings, config: ModelConfig) -> list[str]:
-    """Short names where every block has the same adapted layers, full names otherwise."""
-    short = {name.rpartition(".")[2] for name in settings.layers}
-    everywhere = tuple(name for name in adaptable_layers(config) if name.rpartition(".")[2] in short)
-    return sorted(short) if everywhere == settings.layers else list(settings.layers)
 
 
 def _config_faults(config: Json, where: Path) -> Iterator[str]:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from hone.core.errors import ConfigError
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.decoder_layer import DecoderLayer
-from hone.models.language.tensor_group import TensorGroup
+from hone.models.language.decoder_layer import DecoderLayer, TensorGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ def gather_weights(decoder: Decoder, split: TensorSplit) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_split(decoder: Decoder, split: TensorSplit, whole: Mapping[str, Tensor]) -> None:
+def _load_split(decoder: Decoder, split: TensorSplit, whole: Mapping[str, Tensor]) -> None:
     """Fill this rank's part of a decoder from whole weights by name, in place."""
     for name, value in decoder.named_parameters():
         value.copy_(split.cut(name, whole[name]))

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.language.half_products import half_matmul
-from hone.models.native.layers import computes_nothing
-from hone.models.native.products import tiled_matmul as tiled
+from hone.models.native.library import computes_nothing, half_matmul
+from hone.models.native.library import tiled_matmul as tiled
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Logits that live at once: 16 MiB in float32."""
@@ -57,7 +56,7 @@ class TopKTokens:
     """`[N, K]` nats."""
 
 
-def scaled_logits(
+def _scaled_logits(
     hidden: Tensor,
     weight: Tensor,
     temperature: float | Tensor,
@@ -120,7 +119,7 @@ class LogprobQuery:
     def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
         """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
         product = _half_linear if self.half else self.matmul
-        logits = scaled_logits(hidden[part], weight, self.temperature, product)
+        logits = _scaled_logits(hidden[part], weight, self.temperature, product)
         if self.sampling_mask is not None:
             logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits), -torch.inf)
         return torch.log_softmax(logits, dim=-1)
@@ -129,7 +128,7 @@ class LogprobQuery:
 def query_logprobs(
     hidden: Tensor, weight: Tensor, chosen: Tensor, among: Tensor | None, question: LogprobQuery
 ) -> TokenLogprobs:
-    """`outlook`, with everything that may be asked."""
+    """`token_logprobs`, with everything that may be asked."""
     asked = chosen[:, None] if among is None else torch.cat((chosen[:, None], among), dim=1)
     logp, entropies = _TokenLogprobsFunction.apply(hidden, weight, asked, question)
     return TokenLogprobs(

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Final, cast
 
@@ -18,8 +19,90 @@ from numpy.typing import NDArray
 from hone.core.conversation import Message
 from hone.core.errors import DataError, ErrorCollector
 from hone.core.strict_json import strict_json
-from hone.models.language.chat_template import chat_pieces, shorten_text, unused_character
 from hone.models.language.config import Json
+
+# -------------------------------------------------------------------------------------------------------- chat template
+
+
+ROLE_TOKENS: Final = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+"""Special tokens of the roles, in the order of their ids, which follow all others."""
+DEFAULT_CHAT_TEMPLATE: Final = (
+    "{%- for message in messages -%}"
+    "{%- if message['role'] not in ['system', 'user', 'assistant', 'tool'] -%}"
+    "{{- raise_exception('the default chat template has no role \\'' ~ message['role'] ~ '\\'; known: system, user, "
+    "assistant, tool') -}}"
+    "{%- endif -%}"
+    "{%- if message['content'] is not string or message['tool_calls'] -%}"
+    "{{- raise_exception('the default chat template takes messages of plain text, without parts and tool calls') -}}"
+    "{%- endif -%}"
+    "{{- '<|' ~ message['role'] ~ '|>' ~ message['content'] ~ '<eos>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+def _chat_pieces(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    protected: Sequence[str],
+    special: Mapping[str, str],
+    tools: Sequence[Mapping[str, object]],
+    add_generation_prompt: bool,
+) -> list[tuple[str, bool]]:
+    """Pieces of the rendered conversation, and whether a piece is the name of a special token (`protected`) in a user's
+    text, which is plain text there.
+
+    Raises DataError when the template does not take these messages.
+    """
+    from jinja2 import TemplateError  # noqa: PLC0415 - needed for chat templates only
+    from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - takes a second to import
+        render_jinja_template,
+    )
+
+    mark = _unused_character(messages)
+    guarded = [_guard(message, protected, mark) for message in messages]
+    try:
+        (rendered,), _ = render_jinja_template(
+            conversations=[guarded],
+            chat_template=template,
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=add_generation_prompt,
+            **special,  # pyright: ignore[reportArgumentType] - their names end in _token
+        )
+    except (ValueError, TypeError, KeyError, TemplateError) as error:
+        raise DataError(
+            f"the chat template does not take the messages {_shorten_text(str(messages))}: {error}"
+        ) from error
+    return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
+
+
+def _unused_character(messages: Sequence[Message]) -> str:
+    """A private-use character that no message contains."""
+    text = json.dumps(messages, ensure_ascii=False, default=str)
+    return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
+
+
+def _guard(message: Message, names: Sequence[str], mark: str) -> dict[str, object]:
+    """The message with special tokens' names in its content set between marks."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return dict(message)
+    for name in sorted(names, key=len, reverse=True):
+        parts = content.split(mark)
+        # Odd parts are marked already, by a longer name.
+        parts[::2] = [part.replace(name, f"{mark}{name}{mark}") for part in parts[::2]]
+        content = mark.join(parts)
+    return {**message, "content": content}
+
+
+def _shorten_text(text: str, limit: int = 80) -> str:
+    """The text, cut after `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenizers
+
 
 PAD: Final = "<pad>"
 EOS: Final = "<eos>"
@@ -112,7 +195,8 @@ class Tokenizer:
         if before != self.render_chat(history):
             raise DataError(
                 "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
-                f"token by token; it writes {shorten_text(before)!r} after {shorten_text(self.render_chat(history))!r}"
+                f"token by token; it writes {_shorten_text(before)!r} after "
+                f"{_shorten_text(self.render_chat(history))!r}"
             )
         tokens = np.concatenate([np.zeros(0, np.int32), *(self._encode(text, plain=plain) for text, plain in after)])
         repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids
@@ -196,7 +280,7 @@ class Tokenizer:
             spans = [encoding.offsets[i] for i in np.flatnonzero(ids == self.unknown_id)]
             unknown = sorted({text[a:b] for a, b in spans})
             raise DataError(
-                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {shorten_text(text)!r}; build it "
+                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {_shorten_text(text)!r}; build it "
                 "from texts that contain these characters, or use a byte tokenizer"
             )
         return ids
@@ -205,7 +289,7 @@ class Tokenizer:
         self, history: Sequence[Message], new: Sequence[Message]
     ) -> tuple[str, list[tuple[str, bool]]]:
         """Text before an answer to `history`; pieces after it, up to the beginning of the answer to `new`."""
-        sentinel = unused_character([*history, *new])
+        sentinel = _unused_character([*history, *new])
         whole = [*history, {"role": "assistant", "content": sentinel}, *new]
         parts = self._chat_parts(whole, add_generation_prompt=True)
         places = [place for place, (text, _) in enumerate(parts) if sentinel in text]
@@ -222,7 +306,7 @@ class Tokenizer:
                 "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
                 "to it, or give prompts as text"
             )
-        return chat_pieces(
+        return _chat_pieces(
             self.chat_template,
             messages,
             protected=[token.content for token in self.backend.get_added_tokens_decoder().values()],
@@ -320,12 +404,13 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         if name.endswith("_token") and (text := _token_text(value)) is not None
     }
     generation = read_json(folder / "generation_config.json", required=False).get("eos_token_id")
-    eos_ids = _ids(backend, special.get("eos_token"), generation)
-    faults.extend(_end_faults(folder, backend, special.get("eos_token"), generation))
+    eos = special.get("eos_token")
+    ends = [None if eos is None else backend.token_to_id(eos), *_listed(generation)]
+    eos_ids = tuple(dict.fromkeys(token for token in ends if isinstance(token, int)))
+    faults.extend(_end_faults(folder, backend, eos, generation))
     if not eos_ids and not faults.messages:
         faults.add(
-            f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is "
-            f"{special.get('eos_token')!r} now)"
+            f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is {eos!r} now)"
         )
     faults.raise_if_any()
     pad = backend.token_to_id(special["pad_token"]) if "pad_token" in special else None
@@ -363,13 +448,6 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _ids(backend: hf.Tokenizer, eos: str | None, generation: object) -> tuple[int, ...]:
-    """The tokenizer's own EOS first, then those that `generation_config.json` adds."""
-    own = None if eos is None else backend.token_to_id(eos)
-    result = [own, *_listed(generation)]
-    return tuple(dict.fromkeys(token for token in result if isinstance(token, int)))
-
-
 def _listed(generation: object) -> list[object]:
     return cast("list[object]", generation) if isinstance(generation, list) else [generation]
 
@@ -393,3 +471,12 @@ def _chat_template(folder: Path) -> str | None:
         named = [cast(Json, entry) for entry in cast("list[object]", template) if isinstance(entry, dict)]
         template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
+
+
+# ----------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def vocabulary_hash(tokenizer: Tokenizer) -> str:
+    """sha256 of all tokens with their ids: equal for tokenizers whose tokens mean the same."""
+    vocabulary = tokenizer.backend.get_vocab(with_added_tokens=True)
+    return sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()

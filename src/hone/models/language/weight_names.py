@@ -64,7 +64,15 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
         ("qkv", "self_attn", (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)), c.qkv_bias),
         ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias),
     )
-    stacks += _experts(c) if c.experts is not None else _dense_mlp(c)
+    width = c.intermediate_size
+    stacks += (
+        _experts(c)
+        if c.experts is not None
+        else (
+            ("gate_up", "mlp", (("gate_proj", width, 0), ("up_proj", width, 0)), c.mlp_bias),
+            ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias),
+        )
+    )
     for stack, block, members, has_bias in stacks:
         for kind in ("weight", "bias") if has_bias else ("weight",):
             start = 0
@@ -102,14 +110,6 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
             rows=rows,
             rotary_heads=heads,
         )
-
-
-def _dense_mlp(c: ModelConfig) -> tuple[_Stack, ...]:
-    width = c.intermediate_size
-    return (
-        ("gate_up", "mlp", (("gate_proj", width, 0), ("up_proj", width, 0)), c.mlp_bias),
-        ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias),
-    )
 
 
 def _experts(c: ModelConfig) -> tuple[_Stack, ...]:

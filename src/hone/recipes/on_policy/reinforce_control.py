@@ -25,7 +25,7 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.run.job import RecipeParts, RecipeSpec
-from hone.sources.whole_episodes import WholeEpisodes
+from hone.sources.live import WholeEpisodes
 
 
 class ReinforceControlAlgorithm(Config):

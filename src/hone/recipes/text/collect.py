@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from hone.core.config import Config
-from hone.learner.frozen import FrozenLearner
+from hone.learner.round_source import FrozenLearner
 from hone.models.language.token_policy import TokenPolicy
 from hone.process.user_files import check_reference
 from hone.rewards.judges.config import JudgeModel, RevisionConfig

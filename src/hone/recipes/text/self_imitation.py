@@ -7,7 +7,7 @@ replayed ones; loss = -A log pi, every token alike (SIL, Oh et al., 2018, with a
 from functools import partial
 
 from hone.credit.shaping import self_imitation
-from hone.sources.successes import SuccessReplay
+from hone.sources.logged import SuccessReplay
 from hone.text import recipe
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hone.learner.flat_parameters import FlatParameters
 from hone.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
-from hone.learner.ranked_build import sharded_store, trained_policy
+from hone.learner.share import sharded_store, trained_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.natural import trust_region_step
 from hone.text import recipe

@@ -7,7 +7,7 @@ made likelier than 1 + high times that counts no more, and one that it has made 
 
 from functools import partial
 
-from hone.sources.mixed import MixedSource
+from hone.sources.logged import MixedSource
 from hone.text import recipe, warm
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.credit.returns import scored_decisions
-from hone.models.language.tokenizers import Tokenizer
-from hone.models.language.vocabulary import vocabulary_hash
+from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.run.store.checkpoints import step_name
 from hone.run.store.durable import replace_file, writing
 from hone.text.tasks.collection import FOLDER, CollectedAnswer, collection_bytes

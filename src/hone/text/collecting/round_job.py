@@ -14,8 +14,14 @@ from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
 from hone.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.learner.gradient import GradientLearner
-from hone.learner.round_source import RoundSchedule, RoundSource, Selection
-from hone.learner.rounds import RoundLearner, tensors_sha256, trained_tensors
+from hone.learner.round_source import (
+    RoundLearner,
+    RoundSchedule,
+    RoundSource,
+    Selection,
+    tensors_sha256,
+    trained_tensors,
+)
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
 from hone.run.job import OpenedRun, RecipeParts, TrainingJob
@@ -145,7 +151,7 @@ def _build_round_job(config: RoundRunConfig, inputs: TextInputs[Sequence[Prompt]
     learner = RoundLearner(
         inner,
         config.schedule,
-        initial=trained_tensors(inner) if config.algorithm.restart else None,
+        initial=[one.detach().clone() for one in trained_tensors(inner)] if config.algorithm.restart else None,
         initial_sha256="" if inner.policy is policy else tensors_sha256([one.detach() for one in policy.parameters()]),
     )
     credit = partial(_credit, learns=lambda: source.learns, rewards=config.rewards.names)

@@ -8,13 +8,11 @@ from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, GenerationEngine, Request
 from hone.engine.canary import WeightFingerprint
-from hone.engine.choose import RunnerKind
-from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect_engine
+from hone.engine.clients.http import ServerEngine
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.fleet.open_servers import open_server_fleet
 from hone.engine.open_engine import NO_GUARANTEES, EngineGuarantees, EngineSize, open_engine
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import RunnerKind
+from hone.engine.session import TokenizerRules
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.text.tasks.dataset import Example, ExampleDataset
@@ -147,7 +145,10 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
     address, and for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" needs the torch runner: server arithmetic differs')
-    connect = connect_engine if len(config.urls) == 1 else open_server_fleet
+    if len(config.urls) == 1:
+        from hone.engine.clients.remote import connect_engine as connect  # noqa: PLC0415 - for servers alone
+    else:
+        from hone.engine.fleet.server_transport import open_server_fleet as connect  # noqa: PLC0415 - as above
     return connect(
         config,
         model=policy.decoder,

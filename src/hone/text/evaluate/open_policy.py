@@ -8,15 +8,27 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
-from hone.models.language.config import ModelConfig, ModelFamily
+from hone.models.language.config import (
+    EXPERT_FAMILIES,
+    MAX_EXPERTS,
+    ExpertsConfig,
+    ExpertTrainingConfig,
+    ModelConfig,
+    ModelFamily,
+)
 from hone.models.language.decoder import Decoder
-from hone.models.language.expert_config import EXPERT_FAMILIES, MAX_EXPERTS, ExpertsConfig, ExpertTrainingConfig
 from hone.models.language.hf_checkpoint import load_model, load_with_adapter, model_folder, read_config
 from hone.models.language.init import new_model
 from hone.models.language.lora import LoraConfig
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
+from hone.models.language.tokenizers import (
+    DEFAULT_CHAT_TEMPLATE,
+    ROLE_TOKENS,
+    Tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+    load_tokenizer,
+)
 from hone.run.saved_config import policy_folder
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))

@@ -9,11 +9,11 @@ from hone.models.language.lora import new_adapter
 from hone.models.language.scalar_head import (
     ScalarHeadModel,
     ScoredTokens,
+    TokenScorer,
     load_scalar_head,
     new_scalar_head,
     scored_tokens,
 )
-from hone.models.language.token_scorer import TokenScorer
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
 from hone.run.saved_config import policy_folder
 from hone.text.evaluate.open_policy import ModelSource, open_policy, set_arithmetic

@@ -22,8 +22,7 @@ from hone.core.ragged import Ints
 from hone.core.state import State
 from hone.estimators.calibration import probabilities
 from hone.models.language.hf_checkpoint import read_config
-from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head
-from hone.models.language.token_scorer import TokenScorer, read_score_range
+from hone.models.language.scalar_head import ScalarHeadModel, TokenScorer, load_scalar_head, read_score_range
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scores import RewardResult, failed_result, result_from_value

@@ -9,7 +9,7 @@ from hone.core.conversation import text_after_prompt
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
 from hone.credit.grouping import episode_ends
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.scalar_head import TokenScorer
 from hone.rewards.answers import extract_answer
 from hone.text.evaluate.scorer_selection import HeldOutKind, HeldOutScores
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 from hone.core.generation import Request, SamplingParams
 from hone.models.language.token_policy import TokenPolicy
-from hone.models.language.tokenizers import Tokenizer
-from hone.models.language.vocabulary import vocabulary_hash
+from hone.models.language.tokenizers import Tokenizer, vocabulary_hash
 from hone.models.packing import pack_rows
 from hone.rewards.answers import extract_answer
 from hone.rewards.config import Reward

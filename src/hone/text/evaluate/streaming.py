@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.generation import Completion, Request
-from hone.engine.engine import EmbeddedEngine
-from hone.engine.observe import DrawnToken
+from hone.engine.engine import DrawnToken, EmbeddedEngine
 
 Decode: TypeAlias = Callable[[NDArray[np.int32]], str]
 INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"

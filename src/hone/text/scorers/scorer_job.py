@@ -30,9 +30,8 @@ from hone.learner.config import (
 )
 from hone.learner.gradient import GradientLearner, OptimizerPhase
 from hone.learner.low_rank_parameters import LowRankParameters, low_rank_phase
-from hone.learner.ranked_build import sharded_store, trained_policy
-from hone.models.language.scalar_head import ScoredTokens
-from hone.models.language.token_scorer import ScoreRange, TokenScorer
+from hone.learner.share import sharded_store, trained_policy
+from hone.models.language.scalar_head import ScoredTokens, ScoreRange, TokenScorer
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.weights import token_mean
 from hone.run.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, TrainingJob

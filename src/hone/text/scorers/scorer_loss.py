@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from hone.models.language.token_scorer import TokenScorer
+from hone.models.language.scalar_head import TokenScorer
 from hone.objectives.reward_model import bradley_terry, step_regression
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import TermWeights, sequence_sum

@@ -22,16 +22,15 @@ from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import LostResourceError
 from hone.core.generation import Completion, SamplingParams, ScoreRequest
 from hone.core.judging import ScorerInput
-from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
-from hone.engine.limits import SchedulerLimits
-from hone.engine.stops import TokenizerRules
+from hone.engine.protocol import RunnerChoice
+from hone.engine.scheduler import SchedulerLimits
+from hone.engine.session import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.language.tokenizers import byte_tokenizer, character_tokenizer
+from hone.models.language.tokenizers import DEFAULT_CHAT_TEMPLATE, ROLE_TOKENS, byte_tokenizer, character_tokenizer
 from hone.text.serving.capture.agent_messages import answer_message, for_template
 from hone.text.serving.capture.capture_app import CaptureRoutes
 from hone.text.serving.capture.capture_desk import CaptureDesk

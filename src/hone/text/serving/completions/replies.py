@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hone.core.generation import Completion, FinishReason, LikeliestTokens, ScoreResult
-from hone.engine.observe import DrawnToken
+from hone.engine.engine import DrawnToken
 from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.serving.completions.token_text import GrowingText, TokenText, without_stop

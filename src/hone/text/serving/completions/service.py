@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeAlias
 
 from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
-from hone.engine.observe import DrawnToken, TokenObserver
+from hone.engine.engine import DrawnToken, TokenObserver
 
 _CLOSING: Final = "the server is shutting down"
 _PAUSED_S: Final = 0.005
