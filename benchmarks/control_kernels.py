@@ -23,12 +23,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import run
 from control_policy import PENDULUM, ZOO, built
 from offline import RACES, SAME, Race, noise_log
 from offline import built as built_offline
 from tables import Row, grow, tell
 
+from control import run
 from hone.models.native import perceptron
 from hone.native.build import SWITCH
 from hone.run.job import TrainingJob

@@ -19,11 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import PEER
 from control_policy import PEER_NAME, PEER_PENDULUM, pendulum_speed
 from peers import require_peer
 from tables import Row, grow, tell
 from values import PEER_PROGRAM, hone_speed
+
+from control import PEER
 
 LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx512": {

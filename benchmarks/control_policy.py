@@ -21,10 +21,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import PEER, run, score, scored, seeded
 from peers import require_peer
 from tables import Row, grow, tell
 
+from control import PEER, run, score, scored, seeded
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
 from hone.run.job import TrainingJob

@@ -26,9 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import FIRST_SEED, interval, run
 from tables import Row, grow, tell
 
+from control import FIRST_SEED, interval, run
 from hone.control.environments.play import open_evaluation_envs
 from hone.control.environments.world import GymConfig
 from hone.control.evaluate.returns import evaluate_returns

@@ -25,9 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import run
 from tables import Row, grow, tell
 
+from control import run
 from hone.control.environments.world import GymConfig
 from hone.control.evaluate.returns import evaluate_returns
 from hone.core.episodes import Episodes

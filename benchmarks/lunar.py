@@ -20,10 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import FIRST_SEED, interval, run, score
 from control_sparse import settings
 from tables import Row, rewrite, tell
 
+from control import FIRST_SEED, interval, run, score
 from hone.recipes.registry import load_recipe
 
 LANDER = "LunarLander-v3"

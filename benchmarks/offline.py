@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import interquartile_mean, interval, run, scored, seeded
 from gymnasium import spaces
 from peers import require_peer
 from tables import Row, grow, tell
 
+from control import interquartile_mean, interval, run, scored, seeded
 from hone.control.behaviour_logs import PolicySnapshots, Quality, log_shares, record_log, train_snapshots
 from hone.control.environments.make import GymConfig
 from hone.control.finite.stitching import stitching_log

@@ -23,10 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from control import CARTPOLE, PEER, interval, run, score
 from peers import require_peer
 from tables import Row, grow, tell
 
+from control import CARTPOLE, PEER, interval, run, score
 from hone.control.off_policy import ReplayRunConfig
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe

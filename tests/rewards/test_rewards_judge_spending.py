@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from hone.core.clock import SystemClock
 from hone.core.errors import DataError, LostResourceError, ResourceError
-from hone.rewards.judges.cache import ReplyCache
 from hone.rewards.judges.config import JudgeBudget
-from hone.rewards.judges.requests import JudgeReply, reply_from_json
-from hone.rewards.judges.retries import backoff_s, parse_retry_after, wait_before_retry_s
-from hone.rewards.judges.spending import JudgeSpending, RateLimit, SpendingTotals
+from hone.rewards.judges.questions import JudgeReply, reply_from_json
+from hone.rewards.judges.spending import (
+    JudgeSpending,
+    RateLimit,
+    ReplyCache,
+    SpendingTotals,
+    backoff_s,
+    parse_retry_after,
+    wait_before_retry_s,
+)
 from hone.text.evaluate.judges.client import JudgeLedger
 
 

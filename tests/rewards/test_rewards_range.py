@@ -15,9 +15,8 @@ from hone.control.finite.build import chain_mdp
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch
 from hone.rewards.scores import combine_results, result_from_value, within_range
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 SCORES = """
 def score(completion):

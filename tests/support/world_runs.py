@@ -11,12 +11,10 @@ from hone.core.conversation import Message
 from hone.core.episodes import Episodes
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
 from hone.rewards.config import RewardsConfig
-from hone.text.dialogues.config import DialogueTaskConfig
+from hone.text.dialogues.config import DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
 from hone.text.dialogues.hosted import WorldDescription
-from hone.text.dialogues.process_host import ProcessHost
-from hone.text.dialogues.rows import dialogue_examples
-from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 from hone.text.evaluate.reward_members import reward_scorer
 from hone.text.tasks.conversation import ConversationLimits
 from hone.text.tasks.world import Prompt, TextWorld

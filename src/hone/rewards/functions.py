@@ -14,6 +14,7 @@ import decimal
 import inspect
 import math
 import numbers
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,17 +22,18 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 from hone.process import user_files
+from hone.rewards.mathematics.stated import word_key
 
 _KIND = "reward function"
 FunctionForm: TypeAlias = Literal["batch", "sample", "verl"]
 OptionalScore: TypeAlias = float | list[float] | None
 
 BUILTIN_FUNCTIONS = {
-    "exact_match": "hone.rewards.answers:exact_match",
+    "exact_match": "hone.rewards.functions:exact_match",
     "math_answer": "hone.rewards.math_answer:math_answer",
     "reasoning_gym": "hone.rewards.task_scorer:reasoning_gym",
-    "code_tests": "hone.rewards.code.hidden_tests:code_tests",
-    "visible_code_tests": "hone.rewards.code.hidden_tests:visible_code_tests",
+    "code_tests": "hone.rewards.code_tests:code_tests",
+    "visible_code_tests": "hone.rewards.code_tests:visible_code_tests",
 }
 _BATCH = ("prompts", "completions")
 _SAMPLE = ("prompt", "completion")
@@ -241,3 +243,44 @@ def _plain(value: object) -> object:
     if torch is not None and isinstance(value, torch.Tensor):
         return array.detach().cpu().tolist()
     return value
+
+
+# -------------------------------------------------------------------------------------------------------------- answers
+
+
+ANSWER_TAG = r"(?s)<answer>(.*?)</answer>"
+AFTER_EQUALS = r"=([^=\n]*)$"
+
+
+def extract_answer(completion: str, pattern: str = "") -> str:
+    """The answer in a completion, without surrounding whitespace.
+
+    Without a pattern: the last line that is not blank. With one: its last match (the first group where it has one).
+    No match is an empty answer: a completion without the required form is wrong, and so has a score.
+    """
+    if not pattern:
+        return completion.strip().rpartition("\n")[2].strip()
+    matches = list(re.finditer(pattern, completion))
+    if not matches:
+        return ""
+    return (matches[-1].group(1 if matches[-1].re.groups else 0) or "").strip()
+
+
+def exact_match(
+    completion: object,
+    answer: object,
+    pattern: str = "",
+    words: bool = False,  # noqa: FBT001, FBT002 - passed by name from the config's options
+) -> float | dict[str, object]:
+    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0.
+
+    With `words`, case, the number of spaces, and full stops and quotation marks at the ends do not matter. Without a
+    reference the score is missing: an empty answer must not be right.
+    """
+    reference = "" if answer is None else str(answer).strip()
+    if not reference:
+        return {"score": None, "reason": "the reference answer is empty"}
+    extracted = extract_answer(completion_text(completion), pattern)
+    if words:
+        return float(word_key(extracted) == word_key(reference))
+    return float(extracted == reference)

@@ -15,26 +15,26 @@ from typing import Literal
 
 from math_verify import parse, verify
 
-from hone.rewards.answers import extract_answer
-from hone.rewards.functions import completion_text
+from hone.rewards.functions import completion_text, extract_answer
 from hone.rewards.mathematics.equality import EqualityRules, same_answer
 from hone.rewards.mathematics.final_form import lacks
 from hone.rewards.mathematics.grammar import parse_answer
-from hone.rewards.mathematics.limits import MAX_CHARS, why_too_large
 from hone.rewards.mathematics.spelling import one_spelling
-from hone.rewards.mathematics.stated import has_box, last_boxed, stated_answer
-from hone.rewards.mathematics.tokens import read_number, tokens_of
-from hone.rewards.mathematics.tree import MathNode, MathSyntaxError
-from hone.rewards.mathematics.words import (
+from hone.rewards.mathematics.stated import (
     choice_letter,
+    has_box,
     is_constant,
     is_date_or_time,
     is_words,
+    last_boxed,
     same_choice,
     same_letters,
+    stated_answer,
     without_label,
     word_key,
 )
+from hone.rewards.mathematics.tokens import read_number, tokens_of
+from hone.rewards.mathematics.tree import MAX_CHARS, MathNode, MathSyntaxError, why_too_large
 
 _ALARM_S = 3
 

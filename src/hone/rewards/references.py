@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hone.core.errors import did_you_mean
 from hone.core.judging import DatasetRow
-from hone.rewards.code.rows import tests_fault
+from hone.rewards.code_tests import tests_fault
 
 _TEXT_REFERENCES: Mapping[str, frozenset[str]] = {
     "exact_match": frozenset({"answer"}),

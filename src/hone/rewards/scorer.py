@@ -5,18 +5,22 @@ other parts of hone, implement `RewardMember` where they are wired.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from hone.core.conversation import TranscriptBuilder
 from hone.core.credit import Metrics
-from hone.core.judging import DatasetRow, ScorerInput
+from hone.core.dialogue import DialogueOutcome
+from hone.core.episodes import ScoreStatus
+from hone.core.judging import DatasetRow, ScoreBatch, Scorer, ScorerInput
 from hone.core.state import State, substate
-from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch, RewardTicket
-from hone.rewards.scores import RewardResult, RewardScores, combine_results
-from hone.rewards.workers import RewardWorkerPool
+from hone.rewards.score_watch import UnscoredBudget
+from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result, result_from_value
+from hone.rewards.workers import RewardBatch, RewardTicket, RewardWorkerPool
 
 
 class RewardMember(Protocol):
@@ -186,3 +190,119 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
         turns=[answer.turns for answer in answers],
         unit="turn" if answers[0].steps is None else "step",
     )
+
+
+# ---------------------------------------------------------------------------------------------------------- each answer
+
+
+@dataclass(frozen=True, slots=True)
+class EachAnswerTicket:
+    """Answers that are being scored, of some conversations of one prompt."""
+
+    counts: Sequence[int]
+    """Answers of each conversation."""
+    inner: Any
+    """The scorer's own ticket of all of them."""
+
+
+@dataclass
+class EachAnswerScorer:
+    """Implements `Scorer`: asks `scorer` about every answer as if the conversation had ended with it.
+
+    A conversation in which one answer has no score has none.
+    """
+
+    scorer: Scorer
+
+    def submit(self, answers: Sequence[ScorerInput]) -> EachAnswerTicket:
+        parts = [part for answer in answers for part in _conversation_prefixes(answer)]
+        return EachAnswerTicket([answer.transcript.turns for answer in answers], self.scorer.submit(parts))
+
+    def gather(self, tickets: Sequence[EachAnswerTicket]) -> RewardScores:
+        found = self.scorer.gather([ticket.inner for ticket in tickets])
+        counts = np.array([count for ticket in tickets for count in ticket.counts], np.int64)
+        return _last_scores(found, counts)
+
+    def state(self) -> State:
+        return self.scorer.state()
+
+    def restore(self, state: State) -> None:
+        self.scorer.restore(state)
+
+
+def _conversation_prefixes(answer: ScorerInput) -> list[ScorerInput]:
+    """The conversation as it stood after each of its answers."""
+    ends = [place for place, message in enumerate(answer.messages) if message["role"] == "assistant"]
+    whole = answer.transcript
+    return [
+        replace(
+            answer,
+            text=str(answer.messages[end]["content"]),
+            messages=answer.messages[: end + 1],
+            transcript=TranscriptBuilder(whole.prompt, whole.answers[: turn + 1], whole.environment[:turn]),
+        )
+        for turn, end in enumerate(ends)
+    ]
+
+
+def _last_scores(found: ScoreBatch, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> RewardScores:
+    """Scores of the answers of conversations of `counts` answers, one conversation after another -> a score of each
+    conversation, with the scores of its turns."""
+    ends = np.cumsum(counts)
+    last, status, score = ends - 1, np.empty(len(counts), np.uint8), np.empty(len(counts))
+    turns: dict[int, Sequence[float]] = {}
+    for place, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
+        own = found.score[end - count : end]
+        status[place] = found.status[end - count : end].max()
+        score[place] = own[-1] if status[place] == ScoreStatus.SCORED else np.nan
+        if status[place] == ScoreStatus.SCORED:
+            turns[place] = np.diff(own, prepend=0.0).tolist()
+    return RewardScores(
+        score=score,
+        status=status,
+        reasons=("",) * len(counts),
+        seconds=np.zeros(len(counts)),
+        functions={name: values[last] for name, values in found.functions.items()},
+        turn_scores=turns,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- world
+
+
+class WorldRewardMember:
+    """Implements `RewardMember`: the sum of a world's rewards, each of which belongs to its turn.
+
+    A dialogue whose world failed or gave no reward at its end has no score, whatever other rewards say. It does not
+    apply to a dialogue without a world that pays.
+    """
+
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
+        """Nothing: worlds are checked where they are opened."""
+        del columns, rows
+        return []
+
+    def write_protect(self, folder: Path) -> None:
+        """It runs no code."""
+
+    def notices(self) -> list[str]:
+        return []
+
+    def submit(self, answers: Sequence[ScorerInput]) -> list[RewardResult]:
+        return [_result(answer.dialogue) for answer in answers]
+
+    def results(self, tickets: Sequence[list[RewardResult]]) -> tuple[list[list[RewardResult]], list[str]]:
+        return [[result for ticket in tickets for result in ticket]], []
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def _result(dialogue: DialogueOutcome | None) -> RewardResult:
+    if dialogue is None:
+        return result_from_value(None, reason="the answer is not of a dialogue")
+    if dialogue.status is not ScoreStatus.SCORED:
+        return failed_result(dialogue.status, dialogue.reason)
+    if not dialogue.rewards:
+        return result_from_value(None, reason="the dialogue has no world that pays")
+    return result_from_value(dialogue.rewards)

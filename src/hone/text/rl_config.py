@@ -24,8 +24,7 @@ from hone.rewards.config import RewardsConfig
 from hone.run.job import no_notices
 from hone.run.loop import Learner, Source
 from hone.text.dialogues.config import DialogueTaskConfig
-from hone.text.evaluate.dialogues import dialogue_faults, with_world_reward
-from hone.text.evaluate.second_answer import SecondAnswer
+from hone.text.evaluate.dialogues import SecondAnswer, dialogue_faults, with_world_reward
 from hone.text.fleet import generating_cluster, require_own_engine
 from hone.text.memory import generation_copies
 from hone.text.open_text import LanguageRunConfig

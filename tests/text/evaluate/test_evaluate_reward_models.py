@@ -19,8 +19,7 @@ from hone.models.language.token_scorer import ScoreRange, TokenScorer
 from hone.models.language.tokenizers import Tokenizer, character_tokenizer
 from hone.rewards.config import RewardModel, RewardsConfig
 from hone.rewards.scorer import RewardScorer
-from hone.text.evaluate.reward_members import reward_scorer
-from hone.text.evaluate.reward_models import load_reward_scorer, require_context
+from hone.text.evaluate.reward_members import load_reward_scorer, require_context, reward_scorer
 from hone.text.tasks.world import Prompt
 
 TOKENIZER = character_tokenizer(["0123456789;"])

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from hone.text.evaluate.scorer_eval import evaluate_scores, preferred_pairs, scorer_record
-from hone.text.evaluate.scorer_selection import HeldOutScores
+from hone.text.evaluate.scorer_eval import HeldOutScores, evaluate_scores, preferred_pairs, scorer_record
 
 
 def pairs(margins: np.ndarray, lengths: np.ndarray) -> HeldOutScores:

@@ -11,10 +11,9 @@ from hone.core.generation import Completion
 from hone.engine.observe import DrawnToken
 from hone.models.language.chat_template import DEFAULT_CHAT_TEMPLATE
 from hone.models.language.tokenizers import byte_tokenizer
-from hone.text.serving.completions.asked import CallIdentity, asked_chat
+from hone.text.serving.completions.asked import CallIdentity, asked_chat, find_format
 from hone.text.serving.completions.fields import ChatFields
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter, StreamedChoice
-from hone.text.serving.completions.tool_calls import find_format
 
 HERMES = """
 {%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<eos>{% endif -%}

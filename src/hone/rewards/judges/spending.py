@@ -1,15 +1,92 @@
 """Spending of a judge: limits of rate and of totals, as state machines that are told the time, and a file of totals."""
 
+import contextlib
 import json
+import os
+import tempfile
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from email.utils import parsedate_to_datetime
+from hashlib import sha256
 from pathlib import Path
 
-from hone.core.errors import DataError, LostResourceError
+from hone.core.errors import DataError, LostResourceError, ResourceError
+from hone.core.random import uniforms
 from hone.core.strict_json import strict_json
-from hone.rewards.judges.cache import write_atomically
 from hone.rewards.judges.config import JudgeBudget
-from hone.rewards.judges.requests import JudgeReply
+from hone.rewards.judges.questions import JudgeReply, reply_from_json
+
+# ---------------------------------------------------------------------------------------------------------------- cache
+
+
+class ReplyCache:
+    """Replies by the keys of their questions, in a folder; safe with several threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.damaged: list[Path] = []
+        """Entries that could not be read so far."""
+
+    def load(self, key: str) -> JudgeReply | None:
+        """The reply under `key`; None if there is none, or if its entry is damaged. Raises ResourceError."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ResourceError(f"cannot read {path}: {error.strerror}") from None
+        reply = _parse(content, key)
+        if reply is None:
+            self.damaged.append(path)
+        return reply
+
+    def save(self, key: str, reply: JudgeReply) -> None:
+        """Keep a reply. Raises ResourceError."""
+        path, body = self._path(key), reply.to_json()
+        entry = {"key": key, "reply": body, "sha256": _checksum(key, body)}
+        write_atomically(path, json.dumps(entry).encode())
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under another name and rename it; makes its folder. Raises ResourceError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(name).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        raise ResourceError(
+            f"cannot write the judge's file {path}: {error.strerror}; free some space, or set another cache"
+        ) from None
+
+
+def _parse(content: bytes, key: str) -> JudgeReply | None:
+    try:
+        entry = strict_json(content)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or entry.get("key") != key:
+        return None
+    reply = reply_from_json(entry.get("reply"))
+    return reply if reply is not None and entry.get("sha256") == _checksum(key, reply.to_json()) else None
+
+
+def _checksum(key: str, body: dict[str, object]) -> str:
+    return sha256(json.dumps([key, body], sort_keys=True).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------- spending
+
 
 _MINUTE_S = 60.0
 _MILLION = 1e6
@@ -144,3 +221,38 @@ class SpendingFile:
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self.path} cannot be read: {why}; delete it to count the judge's spending from 0")
+
+
+# -------------------------------------------------------------------------------------------------------------- retries
+
+
+FIRST_WAIT_S = 0.5
+"""Upper end of the first wait; it doubles with each attempt."""
+
+
+def backoff_s(attempt: int, *, key: str, most_s: float, first_s: float = FIRST_WAIT_S) -> float:
+    """Seconds to wait after attempt number `attempt` (from 1): uniform in [half, whole] of `first_s * 2^(attempt - 1)`.
+
+    The draw is a function of the request's key and the attempt, so that requests that fail together come back apart.
+    """
+    whole = min(most_s, first_s * 2.0 ** min(attempt - 1, 30))
+    return whole * (0.5 + 0.5 * float(uniforms(0, "judge backoff", key, attempt, count=1)[0]))
+
+
+def wait_before_retry_s(attempt: int, *, key: str, most_s: float, retry_after_s: float | None) -> float | None:
+    """Seconds to wait; None where the server asks for more than `most_s`: trying earlier would be rude and useless."""
+    wait_s = backoff_s(attempt, key=key, most_s=most_s)
+    if retry_after_s is None:
+        return wait_s
+    return None if retry_after_s > most_s else max(wait_s, retry_after_s)
+
+
+def parse_retry_after(value: str | None, *, now_s: float) -> float | None:
+    """Seconds of a `Retry-After` header: a number, or an HTTP date (RFC 9110, 10.2.3); None for anything else."""
+    text = (value or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now_s)
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -12,18 +12,429 @@ errors that name the operation. `\\pm` gives two values.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
-from hone.rewards.mathematics.expressions import ExpressionParser
-from hone.rewards.mathematics.tokens import MathToken, tokens_of
+from hone.rewards.mathematics.tokens import FUNCTION_NAMES, SCALES, MathToken, mixed_number, split_unit, tokens_of
 from hone.rewards.mathematics.tree import (
+    GREEK_NAMES,
+    MAX_EXPONENT,
     ComparisonChain,
     MathNode,
+    MathOperation,
     MathSyntaxError,
     MeasuredQuantity,
     NamedSymbol,
+    NumberLiteral,
     ValueCollection,
 )
-from hone.rewards.mathematics.units import split_unit
+
+# ---------------------------------------------------------------------------------------------------------------- nodes
+
+
+def _as_matrix(items: Sequence[MathNode]) -> ValueCollection:
+    """A matrix of rows in square brackets: `[[1, 2], [3, 4]]`."""
+    rows = tuple(ValueCollection("row", item.items) for item in items if isinstance(item, ValueCollection))
+    if len({len(row.items) for row in rows}) != 1:
+        raise MathSyntaxError("rows of different lengths")
+    return ValueCollection("matrix", rows)
+
+
+def scalar(node: MathNode) -> MathNode:
+    """The node, when it is a single value. Raises MathSyntaxError for arithmetic with a set, tuple or matrix."""
+    if isinstance(node, ValueCollection):
+        raise MathSyntaxError("arithmetic with several values")
+    return node
+
+
+def negative(node: MathNode) -> MathNode:
+    """The negative of a value; of a positive number as one literal."""
+    if isinstance(node, NumberLiteral) and node.value > 0:
+        return NumberLiteral(-node.value, node.digits)
+    return MathOperation("negation", (node,))
+
+
+def product(left: MathNode, right: MathNode) -> MathNode:
+    """The product of two values; `1.5 * 10^3` is one literal."""
+    power = _power_of_ten(right)
+    if isinstance(left, NumberLiteral) and power is not None:
+        return NumberLiteral(left.value * power, left.digits)
+    before = left.operands if isinstance(left, MathOperation) and left.name == "product" else (left,)
+    return MathOperation("product", tuple(scalar(one) for one in (*before, right)))
+
+
+def _power_of_ten(node: MathNode) -> Fraction | None:
+    """The value of `10^n`, the second factor in scientific notation."""
+    match node:
+        case MathOperation(name="power", operands=(NumberLiteral(value=base), NumberLiteral(value=exponent))):
+            small = base == 10 and exponent.denominator == 1 and abs(exponent) <= MAX_EXPONENT
+            return Fraction(10) ** int(exponent) if small else None
+        case _:
+            return None
+
+
+def percent(node: MathNode) -> MathNode:
+    """A hundredth of a value."""
+    if isinstance(node, NumberLiteral):
+        return NumberLiteral(node.value / 100, node.digits)
+    return MathOperation("quotient", (scalar(node), NumberLiteral(Fraction(100))))
+
+
+# ---------------------------------------------------------------------------------------------------------- expressions
+
+
+_TIMES = frozenset({"*", "\\cdot", "\\times"})
+_DIVIDE = frozenset({"/", "\\div"})
+_FUNCTIONS = {f"\\{name}": name for name in FUNCTION_NAMES - {"sqrt"}} | {"\\lg": "log"}
+_INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_SYMBOLS = frozenset(GREEK_NAMES) | {"infty", "ell", "hbar"}
+_BRACKETS = {"(": ")", "[": "]", "\\langle": "\\rangle"}
+_ENDS = frozenset({")", "]", "\\rangle"})
+_UNDONE = {
+    "\\int": "an integral",
+    "\\iint": "an integral",
+    "\\oint": "an integral",
+    "\\sum": "a sum over an index",
+    "\\prod": "a product over an index",
+    "\\lim": "a limit",
+    "\\det": "a determinant",
+    "\\max": "a maximum",
+    "\\min": "a minimum",
+    "\\gcd": "a greatest common divisor",
+    "\\mod": "a remainder",
+    "\\bmod": "a remainder",
+    "\\pmod": "a remainder",
+}
+_MATRICES = frozenset({"pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array", "vmatrix"})
+
+
+@dataclass(slots=True)
+class ExpressionParser:
+    """Reads tokens from left to right."""
+
+    tokens: Sequence[MathToken]
+    place: int = 0
+    open_bars: int = 0
+
+    def whole(self) -> MathNode:
+        """The value of all tokens. Raises MathSyntaxError when a token is left over."""
+        node = self._union()
+        if self.place < len(self.tokens):
+            raise MathSyntaxError(self._complaint())
+        return node
+
+    def _peek(self, ahead: int = 0) -> str:
+        place = self.place + ahead
+        return self.tokens[place].text if place < len(self.tokens) else ""
+
+    def _kind(self) -> str:
+        return self.tokens[self.place].kind if self.place < len(self.tokens) else ""
+
+    def _take(self) -> str:
+        self.place += 1
+        return self.tokens[self.place - 1].text
+
+    def _expect(self, text: str) -> None:
+        if self._peek() != text:
+            raise MathSyntaxError(f"{text} is missing")
+        self.place += 1
+
+    def _complaint(self) -> str:
+        text = self._peek()
+        if text in _UNDONE:
+            return _UNDONE[text]
+        return f"{text!r} in this place" if text else "an end in the middle"
+
+    def _union(self) -> MathNode:
+        parts = [self._over()]
+        while self._peek() == "\\cup" or (self._peek() == "U" and isinstance(parts[-1], ValueCollection)):
+            self._take()
+            parts.append(self._over())
+        if len(parts) > 1 and not all(isinstance(part, ValueCollection) for part in parts):
+            raise MathSyntaxError("a union of values that are no sets")
+        return parts[0] if len(parts) == 1 else ValueCollection("union", tuple(parts))
+
+    def _over(self) -> MathNode:
+        node = self._sum()
+        if self._peek() in ("\\over", "\\choose"):
+            name = "quotient" if self._take() == "\\over" else "binomial"
+            node = MathOperation(name, (scalar(node), scalar(self._sum())))
+        return node
+
+    def _sum(self) -> MathNode:
+        terms = [self._term()]
+        while self._peek() in ("+", "-"):
+            minus = self._take() == "-"
+            if self._peek() in ("+", "-"):
+                raise MathSyntaxError("two signs in a row")
+            term = self._term()
+            terms.append(MathOperation("negation", (scalar(term),)) if minus else term)
+        return terms[0] if len(terms) == 1 else MathOperation("sum", tuple(scalar(term) for term in terms))
+
+    def _term(self) -> MathNode:
+        if self._peek() in ("+", "-"):
+            minus = self._take() == "-"
+            node = self._term()
+            return negative(scalar(node)) if minus else node
+        node = self._mixed_number() or self._factor()
+        while True:
+            text = self._peek()
+            if text in _TIMES:
+                self._take()
+                node = product(node, self._signed_factor())
+            elif text in _DIVIDE:
+                self._take()
+                node = MathOperation("quotient", (scalar(node), scalar(self._signed_factor())))
+            elif self._starts_factor():
+                node = product(node, self._factor())
+            else:
+                return node
+
+    def _signed_factor(self) -> MathNode:
+        if self._peek() == "-":
+            self._take()
+            return negative(scalar(self._factor()))
+        return self._factor()
+
+    def _starts_factor(self) -> bool:
+        """Whether a product without a sign goes on here. A number right behind a number does not."""
+        text, kind = self._peek(), self._kind()
+        if kind == "number":
+            return self.tokens[self.place - 1].kind in ("letter", "sign") and self._peek(-1) not in "%!°"
+        if kind == "letter":
+            return text != "U"
+        if text == "|":
+            return self.open_bars == 0
+        return text in ("(", "{", "\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil") or (
+            text in _FUNCTIONS or text[1:] in _SYMBOLS or text.startswith("\\begin{")
+        )
+
+    def _mixed_number(self) -> MathNode | None:
+        found = mixed_number(self.tokens[self.place : self.place + 8])
+        if found is None:
+            return None
+        self.place += found[1]
+        return found[0]
+
+    def _factor(self) -> MathNode:
+        node = self._primary()
+        while True:
+            text = self._peek()
+            if text == "^":
+                self._take()
+                node = MathOperation("power", (scalar(node), scalar(self._argument(signed=True))))
+            elif text == "!":
+                self._take()
+                node = MathOperation("factorial", (scalar(node),))
+            elif text == "%" or text.lower() in ("percent", "percents"):
+                self._take()
+                node = percent(node)
+            elif text == "°":
+                self._take()
+                node = MathOperation("degrees", (scalar(node),))
+            elif text in SCALES and isinstance(node, NumberLiteral):
+                node = NumberLiteral(node.value * SCALES[self._take()], node.digits)
+            else:
+                return node
+
+    def _argument(self, *, signed: bool = False) -> MathNode:
+        r"""An argument of `\frac`, `\sqrt` or `^`: a group in braces, a single token, or a whole factor behind `^`."""
+        if self._peek() == "{":
+            return self._group("}")
+        if signed:
+            return self._signed_factor()
+        if self._kind() == "number":
+            token = self.tokens[self.place]
+            digits = token.text
+            if len(digits) > 1 and digits.isdecimal():  # \frac12: one digit at a time
+                rest = MathToken("number", digits[1:], NumberLiteral(Fraction(digits[1:])))
+                self.tokens = [*self.tokens[: self.place + 1], rest, *self.tokens[self.place + 1 :]]
+                self.place += 1
+                return NumberLiteral(Fraction(digits[0]))
+        return self._primary()
+
+    def _group(self, closing: str) -> MathNode:
+        self.place += 1
+        bars, self.open_bars = self.open_bars, 0
+        node = self._over()
+        self._expect(closing)
+        self.open_bars = bars
+        return node
+
+    def _primary(self) -> MathNode:
+        kind, text = self._kind(), self._peek()
+        if kind == "number":
+            number = self.tokens[self.place].number
+            self.place += 1
+            if self._peek() == "_" and number is not None:
+                return NamedSymbol(text + self._subscript())  # digits in another base
+            if number is not None:
+                return number
+        if kind == "letter" or text[1:] in _SYMBOLS:
+            self.place += 1
+            name = text.removeprefix("\\") + self._subscript()
+            return NamedSymbol(name)
+        if kind == "word" and text.lower() in ("negative", "minus"):
+            self.place += 1
+            return negative(scalar(self._factor()))
+        if text in _FUNCTIONS:
+            return self._function()
+        if kind == "command":
+            return self._command()
+        if text in ("(", "[", "{"):
+            return self._bracketed(text)
+        if text == "|" and self.open_bars == 0:
+            self.place += 1
+            self.open_bars += 1
+            node = self._sum()
+            self._expect("|")
+            self.open_bars -= 1
+            return MathOperation("absolute value", (scalar(node),))
+        raise MathSyntaxError(self._complaint())
+
+    def _subscript(self) -> str:
+        if self._peek() != "_":
+            return ""
+        self.place += 1
+        if self._peek() != "{":
+            if self._kind() not in ("number", "letter"):
+                raise MathSyntaxError(self._complaint())
+            return f"_{self._take()}"
+        parts: list[str] = []
+        self.place += 1
+        while self._kind() in ("number", "letter", "word") or self._peek() in ("+", "-"):
+            parts.append(self._take())
+        self._expect("}")
+        return f"_{''.join(parts)}"
+
+    def _function(self) -> MathNode:
+        name, base, power = _FUNCTIONS[self._take()], None, None
+        if self._peek() == "_" and name == "log":
+            self.place += 1
+            base = self._argument()
+        if self._peek() == "^":
+            self.place += 1
+            power = self._argument(signed=True)
+        if power == NumberLiteral(Fraction(-1)) and name in _INVERSES:
+            name, power = _INVERSES[name], None
+        argument = self._function_argument()
+        operands = (argument,) if base is None else (argument, scalar(base))
+        if name == "exp":
+            name, operands = "power", (NamedSymbol("e"), argument)
+        node = MathOperation(name, operands)
+        return node if power is None else MathOperation("power", (node, scalar(power)))
+
+    def _function_argument(self) -> MathNode:
+        r"""`(...)`, or the product up to the next function or sum: `\sin 2x \cos x` has `2x`."""
+        if self._peek() in ("(", "{"):
+            return scalar(self._bracketed(self._peek()))
+        node = self._signed_factor()
+        while self._starts_factor() and self._peek() not in _FUNCTIONS and self._peek() not in ("(", "|"):
+            node = product(node, self._factor())
+        return scalar(node)
+
+    def _command(self) -> MathNode:
+        text = self._peek()
+        if text.startswith("\\begin{"):
+            return self._matrix()
+        if text == "\\{":
+            self.place += 1
+            return self._items("set", ("\\}",))
+        if text == "\\langle":
+            return self._bracketed(text)
+        if text == "\\mathbb" and [self._peek(ahead) for ahead in (1, 2, 3)] == ["{", "R", "}"]:
+            self.place += 4
+            infinity = NamedSymbol("infty")
+            return ValueCollection("()", (negative(infinity), infinity))
+        if text == "\\emptyset":
+            self.place += 1
+            return ValueCollection("set", ())
+        if text in ("\\frac", "\\binom"):
+            self.place += 1
+            operands = (scalar(self._argument()), scalar(self._argument()))
+            return MathOperation("quotient" if text == "\\frac" else "binomial", operands)
+        if text == "\\sqrt":
+            return self._root()
+        if text in ("\\lfloor", "\\lceil"):
+            name, closing = ("floor", "\\rfloor") if text == "\\lfloor" else ("ceiling", "\\rceil")
+            return MathOperation(name, (scalar(self._group(closing)),))
+        raise MathSyntaxError(self._complaint())
+
+    def _root(self) -> MathNode:
+        self.place += 1
+        degree: MathNode = NumberLiteral(Fraction(2))
+        if self._peek() == "[":
+            degree = scalar(self._group("]"))
+        radicand = self._bracketed("(") if self._peek() == "(" else self._argument_of_root()
+        return MathOperation("root", (scalar(radicand), degree))
+
+    def _argument_of_root(self) -> MathNode:
+        return self._group("}") if self._peek() == "{" else self._primary()
+
+    def _bracketed(self, opening: str) -> MathNode:
+        self.place += 1
+        if opening == "{":
+            node = self._items("set", ("}",))
+            assert isinstance(node, ValueCollection)
+            return node.items[0] if len(node.items) == 1 else node
+        node = self._items(opening.replace("\\langle", "("), tuple(_ENDS))
+        if isinstance(node, ValueCollection) and len(node.items) == 1:
+            only = node.items[0]
+            if node.kind == "()" or (isinstance(only, ValueCollection) and only.kind == "matrix"):
+                return only
+        return node
+
+    def _items(self, kind: str, closings: tuple[str, ...]) -> MathNode:
+        bars, self.open_bars = self.open_bars, 0
+        items: list[MathNode] = []
+        while self._peek() not in closings:
+            if items:
+                self._expect(",")
+            items.append(self._over())
+        end = self._take()
+        self.open_bars = bars
+        if kind != "set":
+            kind = kind + end.replace("\\rangle", ")")
+            if kind in ("(]", "[)") and len(items) != 2:
+                raise MathSyntaxError("brackets that do not match")
+            if (
+                kind == "[]"
+                and items
+                and all(isinstance(item, ValueCollection) and item.kind == "[]" for item in items)
+            ):
+                return _as_matrix(items)
+        if not items and kind != "set":
+            raise MathSyntaxError("empty brackets")
+        return ValueCollection(kind, tuple(items))
+
+    def _matrix(self) -> MathNode:
+        name = self._take()[len("\\begin{") : -1]
+        if name not in _MATRICES:
+            raise MathSyntaxError(f"the environment {name}")
+        if name == "array" and self._peek() == "{":
+            while self._peek() not in ("}", ""):
+                self.place += 1
+            self._expect("}")
+        rows: list[list[MathNode]] = [[]]
+        while not self._peek().startswith("\\end{"):
+            rows[-1].append(scalar(self._over()))
+            if self._peek() == "\\\\":
+                self.place += 1
+                if not self._peek().startswith("\\end{"):
+                    rows.append([])
+            elif self._peek() == "&":
+                self.place += 1
+            elif not self._peek().startswith("\\end{"):
+                raise MathSyntaxError(self._complaint())
+        self.place += 1
+        if len({len(row) for row in rows}) != 1:
+            raise MathSyntaxError("rows of different lengths")
+        matrix = ValueCollection("matrix", tuple(ValueCollection("row", tuple(row)) for row in rows))
+        return MathOperation("determinant", (matrix,)) if name == "vmatrix" else matrix
+
+
+# -------------------------------------------------------------------------------------------------------------- grammar
+
 
 _RELATIONS = {
     "=": "=",

@@ -21,7 +21,7 @@ from hone.core.dialogue import STOP_REASONS, DialogueOutcome, PolicyTurn, StopRe
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError
 from hone.core.random import key
-from hone.text.dialogues.protocol import WorldFaultError, WorldHost
+from hone.text.dialogues.hosted import WorldFaultError, WorldHost
 from hone.text.tasks.conversation import Conversation, EnvironmentReply
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import ToolFormat

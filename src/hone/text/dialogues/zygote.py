@@ -31,8 +31,16 @@ from hone.process.descendants import kill_family
 from hone.process.parent import READ_BYTES, ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode, pack
-from hone.text.dialogues.hosted import HostedDialogue, LoadedWorld, WorldSpec, checked, load_world
-from hone.text.dialogues.protocol import Json, WorldContractError, said_from_json
+from hone.text.dialogues.hosted import (
+    HostedDialogue,
+    Json,
+    LoadedWorld,
+    WorldContractError,
+    WorldSpec,
+    checked,
+    load_world,
+    said_from_json,
+)
 
 # ----------------------------------------------------------------------------------------------------- dialogue process
 

@@ -3,7 +3,7 @@
 Belongs here: what training and evaluation share. Dialogues themselves are in `envs.dialogue`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -11,21 +11,22 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.conversation import Message
+from hone.core.conversation import Message, Turn, text_after_prompt
+from hone.core.credit import Metrics
 from hone.core.dialogue import WorldTurn
+from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
+from hone.credit.self_correction import answer_turns, correction_metrics
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig, RewardWorld
-from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig
+from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dialogue_examples
 from hone.text.dialogues.environment import Bridge, DialogueEnvironment, DialogueRules
-from hone.text.dialogues.hosted import WorldDescription
-from hone.text.dialogues.process_host import ProcessHost
-from hone.text.dialogues.protocol import WorldFaultError
-from hone.text.dialogues.rows import dialogue_examples
-from hone.text.dialogues.thread_host import ThreadHost
+from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
+from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 from hone.text.tasks.agent_sessions import is_captured
-from hone.text.tasks.conversation import ConversationLimits
+from hone.text.tasks.conversation import Conversation, ConversationLimits
 from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt
 from hone.text.tools.formats import TOOL_FORMATS, check_round_trip
 
@@ -296,3 +297,141 @@ def dialogue_context(asked: int | None, most: int) -> int:
     if asked is not None and asked > most:
         raise DataError(f"rollout.context = {asked} is beyond the model's {most} positions; lower it")
     return most if asked is None else asked
+
+
+# ----------------------------------------------------------------------------------------------------- dialogue answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialogueAnswers:
+    """E dialogues, in the order of the questions."""
+
+    prompts: Sequence[str]
+    answers: Sequence[str]
+    """Text after the prompt, of the last token row."""
+    turns: Sequence[tuple[Turn, ...]]
+    """What was said, the world's last words among it."""
+    stops: Sequence[str]
+    faults: Sequence[str]
+    """Reasons why dialogues have no score; empty where they have one."""
+    scores: NDArray[np.float64]
+    """`[E]`, NaN where there is none."""
+    lengths: NDArray[np.int64]
+    """`[E]` sampled tokens."""
+
+
+def dialogue_answers(
+    conversations: Sequence[Conversation],
+    episodes: Episodes,
+    prompts: Sequence[str],
+    decode: Callable[[NDArray[np.int32]], str],
+) -> DialogueAnswers:
+    """Dialogues and their scores. A dialogue that ended before its first answer has no episode, one whose history was
+    rewritten has several."""
+    pieces = np.array([len(one.rows) if one.turns else 0 for one in conversations], np.int64)
+    ends = np.cumsum(pieces)
+    texts = [text for text, _ in text_after_prompt(episodes, decode)]
+    scores = np.full(len(conversations), np.nan)
+    scores[pieces > 0] = episodes.score[ends[pieces > 0] - 1]
+    decisions = np.concatenate([[0], np.cumsum(episodes.lengths)])
+    outcomes = [one.outcome for one in conversations]
+    return DialogueAnswers(
+        prompts=[
+            prompt if one.opening is None else prompt_text(one.opening)
+            for prompt, one in zip(prompts, conversations, strict=True)
+        ],
+        answers=[texts[end - 1] if size else "" for end, size in zip(ends.tolist(), pieces.tolist(), strict=True)],
+        turns=[said_turns(one.messages) for one in conversations],
+        stops=[one.stop or "" for one in conversations],
+        faults=["" if one is None else one.reason for one in outcomes],
+        scores=scores,
+        lengths=decisions[ends] - decisions[ends - pieces],
+    )
+
+
+def said_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """Turns of the messages after a prompt: texts of the policy, and of the environment between and after them."""
+    return tuple(("policy" if one["role"] == "assistant" else "environment", str(one["content"])) for one in messages)
+
+
+def prompt_text(prompt: str | Sequence[Message]) -> str:
+    """A prompt for display: its text, or its messages, one below the other."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(str(one["content"]) if len(prompt) == 1 else f"{one['role']}: {one['content']}" for one in prompt)
+
+
+# -------------------------------------------------------------------------------------------------------- second answer
+
+
+@dataclass(frozen=True, slots=True)
+class SecondAnswer:
+    """A nudge: a user's message in a conversation, or plain text after an answer in plain text."""
+
+    nudge: str
+    right_from: float = 1.0
+    """Least score of a right answer, for the shares of answers that became right and wrong."""
+
+    def environment(self, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> NudgeEnvironment:
+        """The environment of conversations that begin with `prompts`. Raises DataError for a nudge that the model
+        cannot read, and for a chat template that rewrites earlier messages."""
+        self.tokens_between(tokenizer, is_chat=any(not isinstance(prompt.content, str) for prompt in prompts))
+        histories = {prompt.id: prompt.content for prompt in prompts}
+
+        def tokens(conversation: Conversation) -> NDArray[np.int32]:
+            history = histories[conversation.request.id.rpartition("#")[0]]
+            return self._tokens(tokenizer, history, conversation.transcript.answers[-1].tokens)
+
+        return NudgeEnvironment(self.nudge, tokens)
+
+    def further_tokens(self, tokenizer: Tokenizer, max_tokens: int, *, is_chat: bool) -> int:
+        """Most tokens of a conversation after its first answer. Raises as `environment`."""
+        return self.tokens_between(tokenizer, is_chat=is_chat) + max_tokens
+
+    def tokens_between(self, tokenizer: Tokenizer, *, is_chat: bool) -> int:
+        """Number of tokens between the two answers. Raises as `environment`."""
+        try:
+            plain = tokenizer.encode(self.nudge)
+        except DataError as fault:
+            raise DataError(f"algorithm.correction.nudge: {fault}") from None
+        if not is_chat:
+            return len(plain)
+        tokenizer.check_chat_continuation()
+        return len(self._tokens(tokenizer, [{"role": "user", "content": "a question"}], np.zeros(0, np.int32)))
+
+    def _tokens(
+        self, tokenizer: Tokenizer, history: str | Sequence[Message], answer: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        if isinstance(history, str):
+            return tokenizer.encode(self.nudge)
+        return tokenizer.continue_chat(list(history), [{"role": "user", "content": self.nudge}], answer=answer)
+
+
+def has_chats(examples: ExampleDataset) -> bool:
+    """True if a prompt is a conversation."""
+    return any(example.is_conversation for example in examples.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NudgedEvaluation:
+    """What an evaluation needs to have every prompt answered twice."""
+
+    environment: NudgeEnvironment
+    further_tokens: int
+    """Most tokens after the first answer."""
+    right_from: float
+
+
+def correction_shares(episodes: Episodes, right_from: float) -> Metrics:
+    """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
+    turns = answer_turns(episodes)
+    found = correction_metrics(turns.first_score, turns.second_score, right_from)
+    return (
+        {
+            "eval/first_score": found["correction/first_score"],
+            "eval/wrong_to_right": found["correction/wrong_to_right"],
+            "eval/right_to_wrong": found["correction/right_to_wrong"],
+        }
+        if found
+        else {}
+    )

@@ -22,8 +22,7 @@ from hone.run.saved_config import config_tree, is_control, table_of
 from hone.run.store.answers import AnswerRow
 from hone.text.dialogues.config import PREFIX, DialogueTaskConfig
 from hone.text.dialogues.environment import DialogueEnvironment
-from hone.text.dialogues.protocol import WorldFaultError, WorldHost
-from hone.text.evaluate.dialogue_answers import prompt_text, said_turns
+from hone.text.dialogues.hosted import WorldFaultError, WorldHost
 from hone.text.evaluate.dialogues import (
     DialogueLimits,
     History,
@@ -31,6 +30,8 @@ from hone.text.evaluate.dialogues import (
     TokenizerDialogue,
     dialogue_context,
     open_dialogue,
+    prompt_text,
+    said_turns,
 )
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy

@@ -5,15 +5,18 @@ Belongs here: figures of numbers and labels. `text/scorers/scorer_job.py` reads 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.conversation import text_after_prompt
 from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
+from hone.credit.columns import episode_ends
 from hone.estimators.calibration import (
     ReliabilityBin,
     area_interval,
@@ -24,11 +27,116 @@ from hone.estimators.calibration import (
     rank_correlation,
     reliability_table,
 )
-from hone.estimators.means import Estimate, mean_interval
+from hone.estimators.means import Estimate, mean_interval, paired_difference
+from hone.models.language.token_scorer import TokenScorer
+from hone.rewards.functions import extract_answer
 from hone.run.store.calibration import CalibrationBin, CalibrationRecord, SelectionRow
-from hone.text.evaluate.scorer_selection import HeldOutScores, SelectionPoint, group_members, selection_curve
+from hone.text.search.estimates import best_of, pass_at, vote
+
+# ----------------------------------------------------------------------------------------------------- scorer selection
+
 
 Floats = NDArray[np.float64]
+HeldOutKind: TypeAlias = Literal["pairs", "outcomes", "steps"]
+SELECTION_POOL: Final = 64
+"""Most answers of a question that are selected among."""
+MIN_POOL: Final = 4
+"""Fewer answers of a question show no curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutScores:
+    """Numbers that a scorer gave to held-out answers, beside what is known of them."""
+
+    kind: HeldOutKind
+    logits: Floats
+    """`[n]` of each labelled token: an answer's last, or a step's."""
+    labels: Floats
+    """`[n]` of the same; of a pair's answer its score."""
+    values: Floats
+    """`[E]` score of each answer: that of its last token, or of its weakest step."""
+    truth: Floats
+    """`[E]` the answer's own label."""
+    lengths: Ints
+    """`[E]` tokens of each answer."""
+    group: Ints
+    """`[E]` answers of one example, within which pairs are compared."""
+    prompt: Ints
+    """`[E]` number of the question; answers to one question are selected among."""
+    final_answers: Sequence[str]
+    """`[E]` what is voted on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionPoint:
+    """Mean truth of the answer that is selected from n, over all questions."""
+
+    n: int
+    best: Estimate
+    """The answer with the highest score."""
+    vote: float
+    """The most frequent final answer."""
+    weighted_vote: float
+    """The final answer with the largest sum of sigmoid(score)."""
+    oracle: float
+    """The best answer by its label: pass@n."""
+
+
+def selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionPoint], list[str]]:
+    """Truth of the answer selected from n = 1, 2, 4, ... answers to a question, and warnings where selecting by the
+    scorer is no better than a vote, or gets worse with n. Empty without `MIN_POOL` answers to a question."""
+    pools = group_members(held_out.prompt)
+    sizes = np.array([len(pool) for pool in pools])
+    size = min(SELECTION_POOL, int(np.median(sizes))) if len(sizes) else 0
+    if size < MIN_POOL or held_out.kind == "pairs":
+        return [], []
+    rows = np.array([pool[:size] for pool in pools if len(pool) >= size])
+    values, truth = held_out.values[rows], held_out.truth[rows]
+    answers = [[held_out.final_answers[int(place)] for place in row] for row in rows]
+    counts = [2**power for power in range(size.bit_length()) if 2**power < size] + [size]
+    best = [best_of(values, truth, count) for count in counts]
+    votes = [vote(answers, truth, count) for count in counts]
+    weights = probabilities(values)
+    points = [
+        SelectionPoint(
+            n=count,
+            best=mean_interval(best[place]),
+            vote=float(votes[place].mean()),
+            weighted_vote=float(vote(answers, truth, count, weights=weights).mean()),
+            oracle=float(pass_at(truth, count).mean()),
+        )
+        for place, count in enumerate(counts)
+    ]
+    return points, _selection_warnings(points, best, votes)
+
+
+def _selection_warnings(points: Sequence[SelectionPoint], best: list[Floats], votes: list[Floats]) -> list[str]:
+    last, found = points[-1], list[str]()
+    if paired_difference(votes[-1], best[-1]).high < 0:
+        found.append(
+            f"selecting by this scorer is worse than a vote: of {last.n} answers the best-scored one is worth "
+            f"{last.best.mean:.3f}, the most frequent {last.vote:.3f}, a vote weighted by the scorer "
+            f"{last.weighted_vote:.3f}"
+        )
+    top = int(np.argmax([point.best.mean for point in points]))
+    if top < len(points) - 1 and paired_difference(best[top], best[-1]).high < 0:
+        found.append(
+            f"selecting by this scorer gets worse with more answers: best of {points[top].n} is worth "
+            f"{points[top].best.mean:.3f}, best of {last.n} {last.best.mean:.3f}: the maximum finds its errors; a vote "
+            f"weighted by the scorer is worth {last.weighted_vote:.3f}"
+        )
+    return found
+
+
+def group_members(group: Ints) -> list[Ints]:
+    """Places of the members of each group, groups in ascending order."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else []
+
+
+# ---------------------------------------------------------------------------------------------------------- scorer eval
+
+
 LENGTH_GAP: Final = 0.2
 """Difference between the two shares, or correlations, beyond which the scorer's taste for length is worth a line."""
 
@@ -197,3 +305,79 @@ def scorer_record(found: ScorerReport, *, step: int | None = None) -> Calibratio
         ),
         warnings=tuple(found.warnings),
     )
+
+
+# -------------------------------------------------------------------------------------------------------- scorer scores
+
+
+def held_out_scores(
+    scorer: TokenScorer,
+    episodes: Episodes,
+    *,
+    kind: HeldOutKind,
+    answer_pattern: str,
+    micro_batch_tokens: int,
+) -> HeldOutScores:
+    """Ask the scorer about every labelled token of the answers: the last one, or the last of each step."""
+    seen = episodes.transcript
+    marks = ~np.isnan(episodes.reward) if kind == "steps" else episode_ends(episodes)
+    owner = episodes.owner[marks]
+    logits = labelled_scores(scorer, episodes.keep_decisions(marks), micro_batch_tokens=micro_batch_tokens)
+    weakest = np.full(len(episodes), np.inf)
+    np.minimum.at(weakest, owner, logits)
+    texts = [text for text, _ in text_after_prompt(episodes, scorer.tokenizer.decode)]
+    return HeldOutScores(
+        kind=kind,
+        logits=logits,
+        labels=(episodes.reward[marks] if kind == "steps" else episodes.score).astype(np.float64),
+        values=weakest,
+        truth=episodes.score,
+        lengths=np.diff(seen.offsets) - _prompt_lengths(episodes),
+        group=episodes.group,
+        prompt=_prompt_numbers(episodes),
+        final_answers=[extract_answer(text, answer_pattern) for text in texts],
+    )
+
+
+def scores_of_answers(
+    values: NDArray[np.float64],
+    episodes: Episodes,
+    *,
+    decode: Callable[[NDArray[np.int32]], str],
+    answer_pattern: str,
+) -> HeldOutScores:
+    """Logits `[E]` of whole answers, beside their labels."""
+    texts = [text for text, _ in text_after_prompt(episodes, decode)]
+    return HeldOutScores(
+        kind="outcomes",
+        logits=values,
+        labels=episodes.score,
+        values=values,
+        truth=episodes.score,
+        lengths=np.diff(episodes.transcript.offsets) - _prompt_lengths(episodes),
+        group=episodes.group,
+        prompt=_prompt_numbers(episodes),
+        final_answers=[extract_answer(text, answer_pattern) for text in texts],
+    )
+
+
+def labelled_scores(scorer: TokenScorer, episodes: Episodes, *, micro_batch_tokens: int) -> NDArray[np.float64]:
+    """`[N]` number of the scorer at the token of every decision."""
+    seen = episodes.transcript
+    places = np.split(seen.at - seen.offsets[:-1][episodes.owner], episodes.offsets[1:-1])
+    sequences = np.split(seen.tokens, seen.offsets[1:-1])
+    return scorer.model.score_tokens(sequences, places, micro_batch_tokens=micro_batch_tokens)
+
+
+def _prompt_lengths(episodes: Episodes) -> Ints:
+    """`[E]` tokens before the first decision of each answer."""
+    seen = episodes.transcript
+    return seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
+
+
+def _prompt_numbers(episodes: Episodes) -> Ints:
+    """`[E]` number of each answer's question: answers with the same tokens before them have the same."""
+    seen, numbers = episodes.transcript, dict[bytes, int]()
+    starts, ends = seen.offsets[:-1], seen.offsets[:-1] + _prompt_lengths(episodes)
+    keys = [seen.tokens[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

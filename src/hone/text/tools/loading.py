@@ -3,7 +3,7 @@
 A reference is `hone:calculator`, `hone:python`, `file.py:name`, `package.module:name`, or `mcp:` and a server's command
 or address (`hone.text.tools.mcp_tools`). A name is that of a function; of a list of functions; or of a class, of which
 every dialogue has an instance and every public method is a tool. A class with a method `reset` is an environment, as
-TRL's `environment_factory` takes one (`hone.text.tools.tool_world`).
+TRL's `environment_factory` takes one (`hone.text.tools.toolbox`).
 """
 
 import ast

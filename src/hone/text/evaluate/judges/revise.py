@@ -11,12 +11,19 @@ from dataclasses import dataclass, replace
 from hone.core.conversation import Message
 from hone.core.random import generator
 from hone.rewards.judges.config import RevisionConfig
-from hone.rewards.judges.fence import fence, nonce_of
-from hone.rewards.judges.questions import SYSTEM, prompt_text
-from hone.rewards.judges.requests import JudgeReply, JudgeRequest
-from hone.rewards.judges.verdicts import TextField, VerdictError, describe_format, read_verdict
-from hone.text.evaluate.judges.client import JudgeClient, JudgeFault
-from hone.text.evaluate.judges.open_client import open_client
+from hone.rewards.judges.questions import (
+    SYSTEM,
+    JudgeReply,
+    JudgeRequest,
+    TextField,
+    VerdictError,
+    describe_format,
+    fence,
+    nonce_of,
+    prompt_text,
+    read_verdict,
+)
+from hone.text.evaluate.judges.client import JudgeClient, JudgeFault, open_client
 
 CRITICISE = (
     "Criticise the answer to the prompt by this principle: {principle}\n\nSay in a few sentences in which way the "

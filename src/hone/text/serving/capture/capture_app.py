@@ -8,11 +8,14 @@ GET  /v1/models, /sessions/ID/v1/models, /health
 
 import asyncio
 import math
+import socket
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,13 +23,12 @@ from starlette.routing import Route
 
 from hone.core.agent_session import SessionReport
 from hone.core.clock import Clock
+from hone.core.errors import ResourceError
 from hone.core.strict_json import strict_json
 from hone.text.serving.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
-from hone.text.serving.completions.api_errors import ApiError, error_of, unsupported
-from hone.text.serving.completions.app import IGNORED
+from hone.text.serving.completions.app import IGNORED, error_response
 from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, chat_messages
-from hone.text.serving.completions.error_responses import error_response
-from hone.text.serving.completions.fields import ChatFields, read_body
+from hone.text.serving.completions.fields import ApiError, ChatFields, error_of, read_body, unsupported
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
 
@@ -241,3 +243,63 @@ async def _until_gone(call: Request, asked: Sequence[AgentRequest]) -> list[Agen
         answers.cancel()
         gone.cancel()
         await asyncio.gather(answers, gone, return_exceptions=True)
+
+
+# ------------------------------------------------------------------------------------------------------- capture server
+
+
+_STARTING_S = 20.0
+
+
+@dataclass(eq=False)
+class CaptureServer:
+    """Serves an application on a loopback address from `start` to `close`."""
+
+    host: str
+    port: int
+    """0: any free one."""
+    _thread: threading.Thread | None = None
+    _server: uvicorn.Server | None = None
+    _socket: socket.socket | None = field(default=None, repr=False)
+
+    def bind(self) -> str:
+        """Take the address, and return it as a URL. Raises ResourceError if something else has it."""
+        bound = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((self.host, self.port))
+        except OSError as error:
+            bound.close()
+            raise ResourceError(
+                f"cannot listen at {self.host}:{self.port}: {error.strerror}; end what listens there, or give another "
+                "port (0: any free one)"
+            ) from None
+        self._socket = bound
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{name}:{bound.getsockname()[1]}"
+
+    def start(self, app: Starlette) -> None:
+        """Serve `app` at the address. Raises ResourceError if the server does not come up."""
+        assert self._socket is not None, "bind the address first"
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+        server = uvicorn.Server(config)
+        self._server = server
+        self._thread = threading.Thread(target=server.run, args=([self._socket],), daemon=True, name="hone-capture")
+        self._thread.start()
+        pause = threading.Event()
+        for _ in range(int(_STARTING_S / 0.01)):
+            if server.started or not self._thread.is_alive():
+                break
+            pause.wait(0.01)
+        if not server.started:
+            raise ResourceError(f"the server at {self.host}:{self.port} did not start in {_STARTING_S:g} s")
+
+    def close(self) -> None:
+        """End the server and its thread, and give the address back."""
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(_STARTING_S)
+        if self._socket is not None:
+            self._socket.close()
+        self._server = self._thread = self._socket = None

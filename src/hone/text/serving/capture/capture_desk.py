@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hone.core.agent_session import SessionReport
 from hone.core.conversation import Message
 from hone.core.generation import Completion
-from hone.text.serving.completions.api_errors import ApiError
+from hone.text.serving.completions.fields import ApiError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,25 +1,25 @@
 """Episodes of agents that call the policy by its address: one step's sessions, from their requests to columns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.agent_session import SessionDriver, SessionReport
+from hone.core.agent_session import PlannedSession, SessionDriver, SessionReport
 from hone.core.clock import Clock
 from hone.core.conversation import TranscriptBuilder, build_columns
 from hone.core.credit import Metrics
-from hone.core.dialogue import DialogueOutcome
+from hone.core.dialogue import DialogueOutcome, StopReason
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, LostResourceError
 from hone.core.generation import Completion, GenerationSession, Request, SamplingParams
 from hone.core.judging import ScoreBatch, Scorer, ScorerInput
 from hone.core.ragged import ranges
+from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
 from hone.models.language.tokenizers import Tokenizer
-from hone.text.serving.capture.agent_messages import answer_message
 from hone.text.serving.capture.capture_desk import (
     AgentAnswer,
     AgentRequest,
@@ -28,12 +28,162 @@ from hone.text.serving.capture.capture_desk import (
     ReportedSession,
     refuse,
 )
-from hone.text.serving.capture.capture_step import Admission, CapturedSession, CaptureStep
-from hone.text.serving.capture.dialogue_tree import PlannedAnswer
-from hone.text.serving.capture.session_plan import SessionPlan
-from hone.text.serving.completions.api_errors import ApiError, error_of
-from hone.text.serving.completions.token_text import without_stop
+from hone.text.serving.capture.dialogue_tree import DialogueTree, PlannedAnswer, answer_message
+from hone.text.serving.completions.fields import ApiError, error_of
+from hone.text.serving.completions.served_model import without_stop
 from hone.text.tools.formats import ToolFormat
+
+# --------------------------------------------------------------------------------------------------------- capture step
+
+
+Admission = Literal["now", "later", "unknown", "ended"]
+"""`later`: the session belongs to a later step."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CapturedSession:
+    """One dialogue of an agent."""
+
+    id: str
+    planned: PlannedSession | None = None
+    tree: DialogueTree = field(default_factory=DialogueTree)
+    report: SessionReport | None = None
+    timed_out: bool = False
+    requests: int = 0
+    abandoned: int = 0
+    """Answers whose agent had gone."""
+    in_flight: int = 0
+    """Requests that wait for their answers."""
+    heard_s: float
+    """Time of the latest request, answer or report."""
+
+    @property
+    def ended(self) -> bool:
+        """True once it was reported, or is no longer waited for."""
+        return self.timed_out or self.report is not None
+
+    @property
+    def group(self) -> str:
+        """Name of the question that it is about: as planned, as reported, or by its first request."""
+        if self.planned is not None:
+            return self.planned.group
+        return (self.report.group if self.report is not None else "") or self.tree.opening
+
+    @property
+    def failure(self) -> str:
+        """Why it has no score; empty where nothing failed."""
+        if self.timed_out:
+            return "the agent neither asked nor reported in time"
+        return "" if self.report is None else self.report.error
+
+    @property
+    def stop(self) -> StopReason:
+        """Reason of its end."""
+        return "deadline" if self.timed_out else "world_died" if self.failure else "done"
+
+    @property
+    def without_roles(self) -> frozenset[str]:
+        """Roles that do not learn."""
+        return frozenset() if self.report is None else self.report.without_roles
+
+    @property
+    def status(self) -> ScoreStatus:
+        """SCORED, unless it failed."""
+        if self.timed_out:
+            return ScoreStatus.TIMEOUT
+        return ScoreStatus.ERROR if self.failure else ScoreStatus.SCORED
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CaptureStep:
+    """The sessions of a step: those that were planned, or the first `count` that come."""
+
+    count: int
+    deadline_s: float
+    planned: Sequence[PlannedSession] = ()
+    sessions: dict[str, CapturedSession] = field(default_factory=dict[str, CapturedSession])
+    began_s: float
+
+    def __post_init__(self) -> None:
+        for one in self.planned:
+            self.sessions[one.id] = CapturedSession(id=one.id, planned=one, heard_s=self.began_s)
+
+    @property
+    def complete(self) -> bool:
+        """True once every session has begun and ended."""
+        return len(self.sessions) == self.count and all(one.ended for one in self.sessions.values())
+
+    @property
+    def heard_s(self) -> float:
+        """Time at which a session was last heard of."""
+        return max((one.heard_s for one in self.sessions.values()), default=self.began_s)
+
+    @property
+    def missing(self) -> int:
+        """Number of sessions that are yet to begin."""
+        return self.count - len(self.sessions)
+
+    def admit(self, session: str, now_s: float, *, asks: bool) -> Admission:
+        """Let a session take part, at its first request; `asks`: it is one, and not a report."""
+        found = self.sessions.get(session)
+        if found is not None and not found.ended:
+            found.heard_s = now_s
+            return "now"
+        if self.planned:
+            return "unknown" if found is None else "ended"
+        if not asks:
+            return "unknown" if found is None else "ended"
+        if found is not None or not self.missing:
+            return "later"
+        self.sessions[session] = CapturedSession(id=session, heard_s=now_s)
+        return "now"
+
+    def expire(self, now_s: float) -> list[CapturedSession]:
+        """End the sessions that neither asked nor reported for `deadline_s` seconds, and return them."""
+        late = [
+            one
+            for one in self.sessions.values()
+            if not one.ended and not one.in_flight and now_s - one.heard_s > self.deadline_s
+        ]
+        for one in late:
+            one.timed_out = True
+        return late
+
+    def ordered(self) -> list[CapturedSession]:
+        """The sessions in an order that does not depend on time: as planned, else by id."""
+        found = list(self.sessions.values())
+        return found if self.planned else sorted(found, key=lambda one: one.id)
+
+
+# --------------------------------------------------------------------------------------------------------- session plan
+
+
+@dataclass(eq=False, kw_only=True)
+class SessionPlan:
+    """Plans `per_step` rows, `samples` sessions each, in a fresh order of the dataset every epoch. Its state is the
+    number of rows that were asked."""
+
+    rows: Sequence[Mapping[str, Any]]
+    ids: Sequence[str]
+    per_step: int
+    samples: int
+    seed: int
+    asked: int = 0
+
+    def next_sessions(self) -> list[PlannedSession]:
+        """The sessions of the next step."""
+        found: list[PlannedSession] = []
+        for number in range(self.asked, self.asked + self.per_step):
+            epoch, place = divmod(number, len(self.rows))
+            row = int(permutation(self.seed, "prompts", epoch, count=len(self.rows))[place])
+            seeds = generator(self.seed, "sessions", self.ids[row], number).integers(2**31, size=self.samples)
+            found += [
+                PlannedSession(id=f"{number}-{sample}", group=str(number), columns=self.rows[row], seed=int(seed))
+                for sample, seed in enumerate(seeds)
+            ]
+        self.asked += self.per_step
+        return found
+
 
 # ----------------------------------------------------------------------------------------------------- capture episodes
 

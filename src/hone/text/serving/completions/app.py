@@ -17,20 +17,31 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hone.core.clock import Clock
-from hone.text.serving.completions.answering import AnswerDesk
-from hone.text.serving.completions.api_errors import ApiError, error_of
 from hone.text.serving.completions.asked import AskedAnswers, CallIdentity, asked_chat, asked_texts, chat_messages
-from hone.text.serving.completions.error_responses import error_response
 from hone.text.serving.completions.fields import (
+    ApiError,
     ChatFields,
     DetokenizeFields,
     SamplingFields,
     TextFields,
     TokenizeFields,
+    error_of,
     read_body,
 )
 from hone.text.serving.completions.replies import PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
+from hone.text.serving.completions.service import AnswerDesk
+
+# ------------------------------------------------------------------------------------------------------ error responses
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response with the error's status, headers and body."""
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+# ------------------------------------------------------------------------------------------------------------------ app
+
 
 IGNORED: Final = "x-hone-ignored-fields"
 """Response header that names fields of the request without effect."""

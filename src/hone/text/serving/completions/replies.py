@@ -7,10 +7,8 @@ from typing import Any, Final
 
 from hone.core.generation import Completion, FinishReason, LikeliestTokens, ScoreResult
 from hone.engine.observe import DrawnToken
-from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt
-from hone.text.serving.completions.served_model import ServedModel
-from hone.text.serving.completions.token_text import GrowingText, TokenText, without_stop
-from hone.text.serving.completions.tool_calls import call_shapes, parsed_answer
+from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, call_shapes, parsed_answer
+from hone.text.serving.completions.served_model import GrowingText, ServedModel, TokenText, without_stop
 
 # ------------------------------------------------------------------------------------------------------- logprob shapes
 
