@@ -34,7 +34,6 @@ class ProgramTests:
 
     @property
     def count(self) -> int:
-        """Number of tests."""
         return len(self.calls) + len(self.outputs)
 
 
@@ -138,7 +137,6 @@ def _list(name: str, value: object) -> Sequence[object]:
 
 # ------------------------------------------------------------------------------------------------------------- programs
 
-
 _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -151,7 +149,6 @@ def extract_program(completion: str, pattern: str = "") -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- hidden tests
-
 
 _KEPT = 4096
 _kept: OrderedDict[tuple[str, ProgramTests, str], list[HiddenTestOutcome]] = OrderedDict()

@@ -30,7 +30,6 @@ class RewardFunction(Config):
 
     @property
     def name(self) -> str:
-        """Name of its scores."""
         return self.use.rpartition(":")[2]
 
 
@@ -73,7 +72,6 @@ class RewardModel(Config):
 
     @property
     def paths(self) -> list[str]:
-        """Folders of all members."""
         return [self.path, *self.members]
 
 

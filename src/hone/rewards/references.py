@@ -64,14 +64,10 @@ def describe_missing(value: object, *, blank: bool = False) -> str:
     """`null`, `NaN` or, with `blank`, `empty text`; empty for a value that can be compared with."""
     if value is None:
         return "null"
-    is_nan = value.is_nan() if isinstance(value, decimal.Decimal) else _is_real_nan(value)
-    if is_nan:
+    # Without float(): an int may be beyond its range.
+    if value.is_nan() if isinstance(value, decimal.Decimal) else isinstance(value, numbers.Real) and value != value:
         return "NaN"
     return "empty text" if blank and isinstance(value, str) and not value.strip() else ""
-
-
-def _is_real_nan(value: object) -> bool:
-    return isinstance(value, numbers.Real) and value != value  # without float(): an int may be beyond its range
 
 
 def missing_columns(columns: Collection[str], rules: Sequence[ReferenceRule]) -> list[str]:

@@ -83,8 +83,6 @@ class ScoreWatch:
 
 
 # --------------------------------------------------------------------------------------------------------------- faults
-
-
 def reward_fault(*messages: str) -> HoneError:
     """ResourceError with the keys to change where `messages` tell of memory that ran out, else UserCodeError."""
     if not any(map(is_memory_text, messages)):
@@ -97,7 +95,6 @@ def reward_fault(*messages: str) -> HoneError:
 
 
 # --------------------------------------------------------------------------------------------------------------- budget
-
 
 _EXAMPLES = 3
 

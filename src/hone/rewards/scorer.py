@@ -4,10 +4,11 @@ Belongs here: rewards as members of one kind of interface, and the functions amo
 other parts of hone, implement `RewardMember` where they are wired.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,45 +24,47 @@ from hone.rewards.scores import RewardResult, RewardScores, combine_results, fai
 from hone.rewards.workers import RewardBatch, RewardTicket, RewardWorkerPool
 
 
-class RewardMember(Protocol):
+class RewardMember(ABC):
     """One reward, or all functions: scores answers in its own way."""
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         """Return warnings; raise HoneError where it cannot score the answers of a dataset with these columns and
         rows."""
-        ...
+        del columns, rows
+        return []
 
     def write_protect(self, folder: Path) -> None:
         """Keep code of the user's from writing into a folder; called before the first answers."""
-        ...
+        del folder
 
+    @abstractmethod
     def submit(self, answers: Sequence[ScorerInput]) -> Any:  # noqa: ANN401 - a ticket of its own kind
         """Begin to score the answers to one prompt; returns at once."""
-        ...
 
     def notices(self) -> list[str]:
         """Notices for the user since the last call."""
-        ...
+        return []
 
+    @abstractmethod
     def results(self, tickets: Sequence[Any]) -> tuple[Sequence[Sequence[RewardResult]], Sequence[str]]:
         """Wait for all tickets: the results of each of its rewards in their order, and tracebacks of new errors."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - many start nothing
         """Stop scoring, and end what it started."""
-        ...
 
 
-class MeasuredMember(RewardMember, Protocol):
+class MeasuredMember(RewardMember):
     """A reward that measures itself, with a state that a resume needs."""
 
+    @abstractmethod
     def metrics(self) -> Metrics:
         """Metrics of its latest answers."""
-        ...
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        return {}
 
-    def restore(self, state: State) -> None: ...
+    def restore(self, state: State) -> None:
+        del state
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ class ScorerTicket:
 
 
 @dataclass
-class FunctionMember:
+class FunctionMember(RewardMember):
     """The functions of a config, in worker processes."""
 
     pool: RewardWorkerPool
@@ -193,8 +196,6 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
 
 
 # ---------------------------------------------------------------------------------------------------------- each answer
-
-
 @dataclass(frozen=True, slots=True)
 class EachAnswerTicket:
     """Answers that are being scored, of some conversations of one prompt."""
@@ -268,37 +269,21 @@ def _last_scores(found: ScoreBatch, counts: np.ndarray[tuple[int], np.dtype[np.i
 
 
 # ---------------------------------------------------------------------------------------------------------------- world
-
-
-class WorldRewardMember:
-    """Implements `RewardMember`: the sum of a world's rewards, each of which belongs to its turn.
+class WorldRewardMember(RewardMember):
+    """The sum of a world's rewards, each of which belongs to its turn.
 
     A dialogue whose world failed or gave no reward at its end has no score, whatever other rewards say. It does not
     apply to a dialogue without a world that pays.
     """
 
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
-        """Nothing: worlds are checked where they are opened."""
-        del columns, rows
-        return []
-
-    def write_protect(self, folder: Path) -> None:
-        """It runs no code."""
-
-    def notices(self) -> list[str]:
-        return []
-
     def submit(self, answers: Sequence[ScorerInput]) -> list[RewardResult]:
-        return [_result(answer.dialogue) for answer in answers]
+        return [_world_result(answer.dialogue) for answer in answers]
 
     def results(self, tickets: Sequence[list[RewardResult]]) -> tuple[list[list[RewardResult]], list[str]]:
         return [[result for ticket in tickets for result in ticket]], []
 
-    def close(self) -> None:
-        """Nothing was started."""
 
-
-def _result(dialogue: DialogueOutcome | None) -> RewardResult:
+def _world_result(dialogue: DialogueOutcome | None) -> RewardResult:
     if dialogue is None:
         return result_from_value(None, reason="the answer is not of a dialogue")
     if dialogue.status is not ScoreStatus.SCORED:

@@ -27,8 +27,8 @@ def check_solution(use: str) -> None:
 
 def run_solutions(reference: str, rows: Sequence[dict[str, object]], *, deadline_s: float) -> list[str]:
     """One completion for each row. Raises as `run_on_rows`."""
-    found = run_on_rows(reference, rows, deadline_s=deadline_s, kind=_KIND, deadline_key="solution.deadline_s")
-    return [text for text in found if text is not None]
+    texts = run_on_rows(reference, rows, deadline_s=deadline_s, kind=_KIND, deadline_key="solution.deadline_s")
+    return [text for text in texts if text is not None]
 
 
 def run_on_rows(

@@ -25,14 +25,13 @@ from hone.core.judging import DatasetRow
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import decode, encode
 from hone.rewards.code_tests import check_code_reward
-from hone.rewards.config import RewardFunction, RewardsConfig, unique_names
+from hone.rewards.config import RewardsConfig, unique_names
 from hone.rewards.functions import check_reference
 from hone.rewards.references import ReferenceRule, missing_columns, missing_rows
 from hone.rewards.score_watch import reward_fault
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result, result_from_value
 
 # ----------------------------------------------------------------------------------------------------------------- jobs
-
 
 _JOB_S = 0.25
 """Seconds of work that one job should hold, by how long samples took so far."""
@@ -128,7 +127,6 @@ class FunctionStats:
     """Distinct errors that it raised."""
 
     def job_size(self) -> int:
-        """Samples of one job."""
         if self.seconds_per_sample is None:
             return _FIRST_JOB
         return max(1, min(_MAX_JOB, int(_JOB_S / max(self.seconds_per_sample, 1e-9))))
@@ -166,13 +164,11 @@ def plan_jobs(
         if sum(map(len, blocks[-1])) >= size:
             blocks.append([])
         blocks[-1].append(one)
-    return [RewardJob(ticket, function, _pieces(block, form)) for block in blocks if block]
-
-
-def _pieces(units: Sequence[tuple[int, ...]], form: str) -> tuple[tuple[int, ...], ...]:
-    """One call for all units where the function takes a batch, else one for each sample."""
-    samples = tuple(index for unit in units for index in unit)
-    return (samples,) if form == "batch" else tuple((index,) for index in samples)
+    jobs: list[RewardJob] = []
+    for samples in (tuple(index for unit in block for index in unit) for block in blocks if block):
+        pieces = (samples,) if form == "batch" else tuple((index,) for index in samples)
+        jobs.append(RewardJob(ticket, function, pieces))
+    return jobs
 
 
 def parse_message(line: bytes) -> dict[str, object]:
@@ -220,77 +216,12 @@ def parse_seconds(reply: Mapping[str, object]) -> float:
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
-def parse_signature(reply: Mapping[str, object]) -> FunctionSignature:
-    """The signature that a worker reports of a function."""
-    return FunctionSignature(
-        form=str(reply["form"]),
-        columns=frozenset(cast("list[str]", reply["takes"])),
-        required_columns=frozenset(cast("list[str]", reply["needs"])),
-        takes_any_column=bool(reply["takes_all"]),
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------- starting
-
 
 Worker: TypeAlias = ChildProcess[bytes]
 
 
-def _check_functions(functions: Sequence[RewardFunction]) -> None:
-    """Check the references of reward functions, and that those which run programs can confine them here.
-
-    Raises ConfigError, ResourceError.
-    """
-    for function in functions:
-        check_reference(function.use)
-    for function in functions:
-        check_code_reward(function.use, function.options)
-
-
-def start_worker(
-    config: RewardsConfig, names: Sequence[str], *, clock: Clock, abandoned: Callable[[], bool]
-) -> tuple[Worker, list[FunctionSignature], list[str]]:
-    """A worker that has imported all functions, their signatures, and the limits that are not held for it.
-
-    Raises UserCodeError, ResourceError.
-    """
-    process = ChildProcess("hone.rewards.worker", LineParser(), clock=clock, abandoned=abandoned)
-    process.start()
-    functions = [{"use": function.use, "options": function.options} for function in config.worker_functions]
-    hello = {"functions": functions, "memory_bytes": config.memory_bytes, "confined": config.confined}
-    process.send(encode(hello))
-    try:
-        reply = parse_message(process.receive(config.start_deadline_s))
-    except ChildLostError as lost:
-        process.kill()
-        slow = f"took longer than rewards.start_deadline_s = {config.start_deadline_s:g} s"
-        raise reward_fault(
-            f"importing the reward functions ({', '.join(names)}): {slow if lost.timeout else lost}"
-        ) from None
-    if "ready" not in reply:
-        process.kill()
-        raise reward_fault(*cast("list[str]", reply.get("refused", ["the worker did not start"])))
-    signatures = [parse_signature(signature) for signature in cast("list[dict[str, object]]", reply["ready"])]
-    gaps = [
-        f"reward functions are not fully confined: {gap}; rewards.confined = false silences this"
-        for gap in cast("list[str]", reply["gaps"])
-    ]
-    return process, signatures, gaps
-
-
-def _protect_folders(process: Worker, folders: Sequence[str], deadline_s: float) -> list[str]:
-    """Make folders read-only for a worker, for good, before its first job; what failed.
-
-    A worker that is lost meanwhile is found so by its first job.
-    """
-    process.send(encode({"read_only": list(folders)}))
-    with contextlib.suppress(ChildLostError):
-        return cast("list[str]", parse_message(process.receive(deadline_s)).get("faults", []))
-    return []
-
-
 # -------------------------------------------------------------------------------------------------------------- workers
-
 
 _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
@@ -351,7 +282,10 @@ class RewardWorkerPool:
         functions = len(self._names)
         ticket = RewardTicket(batch, [[None] * count for _ in range(functions)], count * functions)
         for function in range(functions):
-            self._settle_missing_references(ticket, function)
+            reasons = self._reference_rule(function).unscorable(batch.columns, count)  # the function is not called
+            for index, reason in reasons.items():
+                ticket.results[function][index] = failed_result(ScoreStatus.UNSCORABLE, reason)
+            ticket.pending -= len(reasons)
         with self._changed:
             for function in range(functions):
                 self._jobs.extend(
@@ -366,14 +300,6 @@ class RewardWorkerPool:
                 )
             self._changed.notify_all()
         return ticket
-
-    def _settle_missing_references(self, ticket: RewardTicket, function: int) -> None:
-        """Record that answers without a reference have no score; the function is not called on them."""
-        rule = self._reference_rule(function)
-        reasons = rule.unscorable(ticket.batch.columns, len(ticket.batch.completions))
-        for index, reason in reasons.items():
-            ticket.results[function][index] = failed_result(ScoreStatus.UNSCORABLE, reason)
-        ticket.pending -= len(reasons)
 
     def _reference_rule(self, function: int) -> ReferenceRule:
         """The columns that a function needs in each row."""
@@ -421,7 +347,10 @@ class RewardWorkerPool:
             if self._closing:
                 raise ConfigError("the worker pool is closed")
             if not self._threads:
-                _check_functions(self._functions)
+                for function in self._functions:
+                    check_reference(function.use)
+                for function in self._functions:
+                    check_code_reward(function.use, function.options)
                 for number in range(self._config.workers):
                     name = f"reward-worker-{number}"
                     thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -497,9 +426,35 @@ class RewardWorkerPool:
 
         Raises UserCodeError, ResourceError.
         """
-        process, signatures, gaps = start_worker(
-            self._config, self._names, clock=self._clock, abandoned=lambda: self._closing
-        )
+        config = self._config
+        process = ChildProcess("hone.rewards.worker", LineParser(), clock=self._clock, abandoned=lambda: self._closing)
+        process.start()
+        functions = [{"use": function.use, "options": function.options} for function in self._functions]
+        process.send(encode({"functions": functions, "memory_bytes": config.memory_bytes, "confined": config.confined}))
+        try:
+            reply = parse_message(process.receive(config.start_deadline_s))
+        except ChildLostError as lost:
+            process.kill()
+            slow = f"took longer than rewards.start_deadline_s = {config.start_deadline_s:g} s"
+            raise reward_fault(
+                f"importing the reward functions ({', '.join(self._names)}): {slow if lost.timeout else lost}"
+            ) from None
+        if "ready" not in reply:
+            process.kill()
+            raise reward_fault(*cast("list[str]", reply.get("refused", ["the worker did not start"])))
+        signatures = [
+            FunctionSignature(
+                form=str(signature["form"]),
+                columns=frozenset(cast("list[str]", signature["takes"])),
+                required_columns=frozenset(cast("list[str]", signature["needs"])),
+                takes_any_column=bool(signature["takes_all"]),
+            )
+            for signature in cast("list[dict[str, object]]", reply["ready"])
+        ]
+        gaps = [
+            f"reward functions are not fully confined: {gap}; rewards.confined = false silences this"
+            for gap in cast("list[str]", reply["gaps"])
+        ]
         with self._changed:
             self.warnings = self.warnings or gaps
             self._signatures = self._signatures or signatures
@@ -507,8 +462,12 @@ class RewardWorkerPool:
         return process
 
     def _protect(self, process: Worker) -> None:
-        """Confine a new worker before its first job."""
-        faults = _protect_folders(process, self._read_only, self._config.start_deadline_s)
+        """Make folders read-only for a new worker, for good, before its first job, which finds out if it is lost."""
+        process.send(encode({"read_only": list(self._read_only)}))
+        faults: list[str] = []
+        with contextlib.suppress(ChildLostError):
+            reply = parse_message(process.receive(self._config.start_deadline_s))
+            faults = cast("list[str]", reply.get("faults", []))
         with self._changed:
             self.notices.extend(f"reward functions: {fault}" for fault in faults if fault not in self._told)
             self._told.update(faults)

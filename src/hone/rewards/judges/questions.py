@@ -18,7 +18,6 @@ from hone.rewards.judges.config import PairwiseQuestion, ReferenceQuestion, Rewa
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
 
-
 VerdictFormat = Literal["json", "lines"]
 VerdictValue = float | str
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
@@ -40,12 +39,10 @@ class NumberField:
 
     @property
     def schema(self) -> dict[str, object]:
-        """Its JSON schema."""
         return {"type": "number", "minimum": self.lowest, "maximum": self.highest}
 
     @property
     def form(self) -> str:
-        """Its form in words."""
         return f"a number from {self.lowest:g} to {self.highest:g}"
 
     def read(self, value: object) -> float:
@@ -67,12 +64,10 @@ class ChoiceField:
 
     @property
     def schema(self) -> dict[str, object]:
-        """Its JSON schema."""
         return {"type": "string", "enum": list(self.options)}
 
     @property
     def form(self) -> str:
-        """Its form in words."""
         return f"one of {', '.join(self.options)}"
 
     def read(self, value: object) -> str:
@@ -91,12 +86,10 @@ class TextField:
 
     @property
     def schema(self) -> dict[str, object]:
-        """Its JSON schema."""
         return {"type": "string"}
 
     @property
     def form(self) -> str:
-        """Its form in words."""
         return "text"
 
     def read(self, value: object) -> str:
@@ -181,7 +174,6 @@ def _shown(value: object) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- requests
 
-
 _MOST_SEED = 2**31
 
 
@@ -203,7 +195,6 @@ class JudgeRequest:
 
     @property
     def messages(self) -> list[Message]:
-        """Messages of a chat."""
         return [
             {"role": "system", "content": self.instructions},
             {"role": "user", "content": self.question},
@@ -246,11 +237,9 @@ class JudgeReply:
 
     @property
     def tokens(self) -> int:
-        """Tokens read and written."""
         return self.read_tokens + self.written_tokens
 
     def to_json(self) -> dict[str, object]:
-        """The reply as a JSON object."""
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,
@@ -276,7 +265,6 @@ def reply_from_json(value: object) -> JudgeReply | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- fence
-
 
 _ESCAPED = re.compile(r"<(?=\\*<\\*<)|<(?=\\*\|)|>(?=\\*>\\*>)|\|(?=\\*>)")
 _UNESCAPED = re.compile(r"<\\(?=\\*<\\*<)|<\\(?=\\*\|)|>\\(?=\\*>\\*>)|\|\\(?=\\*>)")
@@ -310,7 +298,6 @@ def fence(name: str, text: str, nonce: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ questions
-
 
 SYSTEM = (
     "You are a careful judge. Text between a line that begins with <<< and a line that ends with >>>, both with the "

@@ -87,7 +87,6 @@ def _checksum(key: str, body: dict[str, object]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- spending
 
-
 _MINUTE_S = 60.0
 _MILLION = 1e6
 
@@ -116,7 +115,6 @@ class RateLimit:
         return wait_s
 
     def take(self, now_s: float, amount: float) -> None:
-        """Count an amount."""
         if self.per_minute is not None and amount:
             self._times.append((now_s, amount))
 
@@ -182,7 +180,6 @@ class JudgeSpending:
         return ", ".join(f"budget.{name} = {limit:g}, {used:g} used" for name, (used, limit) in over.items())
 
     def totals(self) -> SpendingTotals:
-        """Requests, tokens and money so far."""
         return SpendingTotals(self.requests, self.tokens, self.money)
 
     def add(self, other: SpendingTotals) -> None:
@@ -224,7 +221,6 @@ class SpendingFile:
 
 
 # -------------------------------------------------------------------------------------------------------------- retries
-
 
 FIRST_WAIT_S = 0.5
 """Upper end of the first wait; it doubles with each attempt."""

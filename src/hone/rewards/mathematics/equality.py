@@ -23,7 +23,6 @@ from hone.rewards.mathematics.tree import (
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
 
-
 MAX_BITS = 100_000
 """Longest exact power, in bits; longer ones are rounded."""
 MAX_ARGUMENT = 1_000_000
@@ -264,8 +263,6 @@ def real_value(node: MathNode) -> Fraction | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ same form
-
-
 def ordered(node: MathNode) -> str:
     """A text that two expressions share exactly when they differ in the order of terms and factors only."""
     value = rational(node)
@@ -323,7 +320,6 @@ def _factors(node: MathNode) -> tuple[Fraction, list[str]]:
 
 
 # ------------------------------------------------------------------------------------------------------------- equality
-
 
 ROUNDED_DIGITS = 4
 """A decimal with at least so many significant digits may be a rounded value."""
@@ -443,7 +439,6 @@ def _same_name(one: NamedSymbol, other: NamedSymbol) -> bool:
 
 
 def _turned(chain: ComparisonChain) -> ComparisonChain:
-    """The chain read from the right."""
     relations = tuple(_FLIPPED.get(one, one) for one in reversed(chain.relations))
     return ComparisonChain(relations, tuple(reversed(chain.sides)))
 
@@ -459,14 +454,11 @@ def _proportional(reference: ComparisonChain, answer: ComparisonChain) -> bool:
     names = variables(one)
     if variables(other) != names or not names:
         return False
-    factor = _ratio_at_one_point(one, other, names)
-    return factor is not None and same_value(one, MathOperation("product", (factor, other)), names) is True
-
-
-def _ratio_at_one_point(one: MathNode, other: MathNode, names: frozenset[str]) -> NumberLiteral | None:
     point = {name: NumberLiteral(Fraction(7 + 4 * place, 3)) for place, name in enumerate(sorted(names))}
-    values = [real_value(_substituted(node, point)) for node in (one, other)]
-    return NumberLiteral(values[0] / values[1]) if values[0] and values[1] else None
+    above, below = (real_value(_substituted(node, point)) for node in (one, other))
+    if not above or not below:
+        return False
+    return same_value(one, MathOperation("product", (NumberLiteral(above / below), other)), names) is True
 
 
 def _substituted(node: MathNode, point: dict[str, NumberLiteral]) -> MathNode:
@@ -522,7 +514,9 @@ def _same_items(reference: ValueCollection, answer: ValueCollection, rules: Equa
         if item in given:
             wanted.remove(item)
             given.remove(item)
-    if len(wanted) != len(given) or len(wanted) > MAX_PAIRED or _names_are_lost(reference, answer):
+    names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
+    names_are_lost = len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
+    if len(wanted) != len(given) or len(wanted) > MAX_PAIRED or names_are_lost:
         return False
     for item in wanted:
         match = next((place for place, one in enumerate(given) if same_answer(item, one, rules)), None)
@@ -530,12 +524,6 @@ def _same_items(reference: ValueCollection, answer: ValueCollection, rules: Equa
             return False
         del given[match]
     return True
-
-
-def _names_are_lost(reference: ValueCollection, answer: ValueCollection) -> bool:
-    """Whether the reference names different variables, and the answer gives values without names."""
-    names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
-    return len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
 
 
 def _same_quantity(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:

@@ -23,7 +23,6 @@ from hone.rewards.mathematics.tree import (
 
 # ------------------------------------------------------------------------------------------------------------ monomials
 
-
 Monomial: TypeAlias = frozenset[tuple[str, Fraction]]
 
 MAX_MONOMIALS = 64
@@ -161,7 +160,6 @@ def _drawn(number: int, degree: int) -> tuple[int, int]:
 
 # ----------------------------------------------------------------------------------------------------------- final form
 
-
 UNREDUCED = "fraction that is not in lowest terms"
 _ONE_DEGREE = {
     **dict.fromkeys(("log", "ln"), "logarithm"),
@@ -181,15 +179,12 @@ def _undone_operations(node: MathNode) -> frozenset[str]:
 def lacks(answer: MathNode, reference: MathNode) -> frozenset[str]:
     """Undone operations of an answer that its reference does not have."""
     missing = _undone_operations(answer) - _undone_operations(reference)
-    return missing - {UNREDUCED} if _has_fraction(reference) else missing
-
-
-def _has_fraction(node: MathNode) -> bool:
-    return any(
+    has_fraction = any(
         (isinstance(one, MathOperation) and one.name == "quotient")
         or (isinstance(one, NumberLiteral) and one.value.denominator != 1 and not one.digits)
-        for one in walk(node)
+        for one in walk(reference)
     )
+    return missing - {UNREDUCED} if has_fraction else missing
 
 
 def _undone(node: MathOperation) -> Iterator[str]:

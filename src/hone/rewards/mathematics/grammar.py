@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from hone.rewards.mathematics.final_form import rational
 from hone.rewards.mathematics.tokens import FUNCTION_NAMES, SCALES, MathToken, mixed_number, split_unit, tokens_of
 from hone.rewards.mathematics.tree import (
     GREEK_NAMES,
-    MAX_EXPONENT,
     ComparisonChain,
     MathNode,
     MathOperation,
@@ -32,12 +32,10 @@ from hone.rewards.mathematics.tree import (
 # ---------------------------------------------------------------------------------------------------------------- nodes
 
 
-def _as_matrix(items: Sequence[MathNode]) -> ValueCollection:
-    """A matrix of rows in square brackets: `[[1, 2], [3, 4]]`."""
-    rows = tuple(ValueCollection("row", item.items) for item in items if isinstance(item, ValueCollection))
-    if len({len(row.items) for row in rows}) != 1:
+def _matrix_of(rows: Sequence[Sequence[MathNode]]) -> ValueCollection:
+    if len({len(row) for row in rows}) != 1:
         raise MathSyntaxError("rows of different lengths")
-    return ValueCollection("matrix", rows)
+    return ValueCollection("matrix", tuple(ValueCollection("row", tuple(row)) for row in rows))
 
 
 def scalar(node: MathNode) -> MathNode:
@@ -56,32 +54,20 @@ def negative(node: MathNode) -> MathNode:
 
 def product(left: MathNode, right: MathNode) -> MathNode:
     """The product of two values; `1.5 * 10^3` is one literal."""
-    power = _power_of_ten(right)
+    power = rational(right) if isinstance(right, MathOperation) and right.name == "power" else None
     if isinstance(left, NumberLiteral) and power is not None:
         return NumberLiteral(left.value * power, left.digits)
     before = left.operands if isinstance(left, MathOperation) and left.name == "product" else (left,)
     return MathOperation("product", tuple(scalar(one) for one in (*before, right)))
 
 
-def _power_of_ten(node: MathNode) -> Fraction | None:
-    """The value of `10^n`, the second factor in scientific notation."""
-    match node:
-        case MathOperation(name="power", operands=(NumberLiteral(value=base), NumberLiteral(value=exponent))):
-            small = base == 10 and exponent.denominator == 1 and abs(exponent) <= MAX_EXPONENT
-            return Fraction(10) ** int(exponent) if small else None
-        case _:
-            return None
-
-
 def percent(node: MathNode) -> MathNode:
-    """A hundredth of a value."""
     if isinstance(node, NumberLiteral):
         return NumberLiteral(node.value / 100, node.digits)
     return MathOperation("quotient", (scalar(node), NumberLiteral(Fraction(100))))
 
 
 # ---------------------------------------------------------------------------------------------------------- expressions
-
 
 _TIMES = frozenset({"*", "\\cdot", "\\times"})
 _DIVIDE = frozenset({"/", "\\div"})
@@ -365,11 +351,11 @@ class ExpressionParser:
         degree: MathNode = NumberLiteral(Fraction(2))
         if self._peek() == "[":
             degree = scalar(self._group("]"))
-        radicand = self._bracketed("(") if self._peek() == "(" else self._argument_of_root()
+        if self._peek() == "(":
+            radicand = self._bracketed("(")
+        else:
+            radicand = self._group("}") if self._peek() == "{" else self._primary()
         return MathOperation("root", (scalar(radicand), degree))
-
-    def _argument_of_root(self) -> MathNode:
-        return self._group("}") if self._peek() == "{" else self._primary()
 
     def _bracketed(self, opening: str) -> MathNode:
         self.place += 1
@@ -402,7 +388,7 @@ class ExpressionParser:
                 and items
                 and all(isinstance(item, ValueCollection) and item.kind == "[]" for item in items)
             ):
-                return _as_matrix(items)
+                return _matrix_of([item.items for item in items if isinstance(item, ValueCollection)])
         if not items and kind != "set":
             raise MathSyntaxError("empty brackets")
         return ValueCollection(kind, tuple(items))
@@ -427,14 +413,11 @@ class ExpressionParser:
             elif not self._peek().startswith("\\end{"):
                 raise MathSyntaxError(self._complaint())
         self.place += 1
-        if len({len(row) for row in rows}) != 1:
-            raise MathSyntaxError("rows of different lengths")
-        matrix = ValueCollection("matrix", tuple(ValueCollection("row", tuple(row)) for row in rows))
+        matrix = _matrix_of(rows)
         return MathOperation("determinant", (matrix,)) if name == "vmatrix" else matrix
 
 
 # -------------------------------------------------------------------------------------------------------------- grammar
-
 
 _RELATIONS = {
     "=": "=",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from hone.rewards.mathematics.tree import MAX_EXPONENT, MathSyntaxError, NumberLiteral, word_set
+from hone.rewards.mathematics.tree import MAX_EXPONENT, MathSyntaxError, NumberLiteral
 
 TokenKind: TypeAlias = Literal["number", "letter", "word", "command", "sign"]
 
@@ -22,15 +22,19 @@ class MathToken:
     """Value of a number."""
 
 
-FUNCTION_NAMES = word_set("""
+def _word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTION_NAMES = _word_set("""
 sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt
 """)
 _NAMED = {"pi": "\\pi", "inf": "\\infty", "infinity": "\\infty", "infty": "\\infty"}
-_CONNECTIVES = word_set("""
+_CONNECTIVES = _word_set("""
 or and not no is if to in of at by as on an am pm do so be we he it up us go me my the mod gcd lcm max min det div
 per but nor are was has had you yes one two six ten any all for too out
 """)
-_UNIT_RUNS = word_set("""
+_UNIT_RUNS = _word_set("""
 km cm mm dm nm kg mg ms ns kb mb gb ft lb oz hz pa ml kj kw mw mi yd hr ev mol cal rad deg mph kph sec min lbs day
 kmh kpa khz mhz ghz mpa kwh usd eur
 """)
@@ -45,16 +49,13 @@ _COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]+\*?\}|\\[A-Za-z]+|\\.", re.
 _RUN = re.compile(r"[^\W\d_]+")
 
 
-def _significant_digits(mantissa: str) -> int:
-    """Significant digits of a decimal such as `0.0120`; 0 for an integer, which is exact."""
-    return len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0
-
-
 def read_number(text: str) -> NumberLiteral:
     """A plain number, `12`, `-0.5`, `1.5e3`, exactly. Raises MathSyntaxError for a huge exponent."""
     if "e" in text.lower() and abs(int(re.split("[eE]", text)[1])) > MAX_EXPONENT:
         raise MathSyntaxError(f"an exponent above {MAX_EXPONENT}")
-    return NumberLiteral(Fraction(text), _significant_digits(re.split("[eE]", text.lstrip("+-"))[0]))
+    mantissa = re.split("[eE]", text.lstrip("+-"))[0]
+    # An integer is exact: it has no significant digits to round to.
+    return NumberLiteral(Fraction(text), len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0)
 
 
 def tokens_of(text: str) -> list[MathToken]:
@@ -149,7 +150,6 @@ def mixed_number(tokens: Sequence[MathToken]) -> tuple[NumberLiteral, int] | Non
 
 
 # ---------------------------------------------------------------------------------------------------------------- units
-
 
 _SI_PREFIXES = {"": 0, "k": 3, "c": -2, "d": -1, "m": -3, "μ": -6, "u": -6, "n": -9, "M": 6, "G": 9}
 _LONG_PREFIXES = {"": 0, "kilo": 3, "centi": -2, "deci": -1, "milli": -3, "micro": -6, "nano": -9, "mega": 6, "giga": 9}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate
 from typing import TypeAlias
 
 
@@ -71,21 +72,16 @@ GREEK_NAMES = tuple(_GREEK.split())
 CONSTANTS = frozenset({"pi", "e", "i", "infty"})
 
 
-def children(node: MathNode) -> tuple[MathNode, ...]:
-    """The nodes directly below a node."""
-    match node:
-        case MathOperation(operands=nodes) | ValueCollection(items=nodes) | ComparisonChain(sides=nodes):
-            return nodes
-        case MeasuredQuantity(number=number):
-            return (number,)
-        case _:
-            return ()
-
-
 def walk(node: MathNode) -> Iterator[MathNode]:
-    """A node and all nodes below it."""
     yield node
-    for child in children(node):
+    match node:
+        case MathOperation(operands=below) | ValueCollection(items=below) | ComparisonChain(sides=below):
+            pass
+        case MeasuredQuantity(number=number):
+            below = (number,)
+        case _:
+            below = ()
+    for child in below:
         yield from walk(child)
 
 
@@ -94,13 +90,7 @@ def variables(node: MathNode) -> frozenset[str]:
     return frozenset(one.name for one in walk(node) if isinstance(one, NamedSymbol)) - CONSTANTS
 
 
-def word_set(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
-
-
 # --------------------------------------------------------------------------------------------------------------- limits
-
 
 MAX_CHARS = 2000
 MAX_NESTING = 50
@@ -118,7 +108,8 @@ def why_too_large(expression: str) -> str:
     """Reason why an expression is not evaluated; empty when it may be."""
     if len(expression) > MAX_CHARS:
         return f"{len(expression)} characters, at most {MAX_CHARS}"
-    if _nesting(expression) > MAX_NESTING:
+    depths = accumulate((letter in "([{") - (letter in ")]}") for letter in expression)
+    if max(depths, default=0) > MAX_NESTING:
         return f"more than {MAX_NESTING} nested brackets"
     powers = expression.replace("**", "^")
     if _TOWER.search(powers):
@@ -130,11 +121,3 @@ def why_too_large(expression: str) -> str:
     if any(not found.isdecimal() or int(found) > MAX_FACTORIAL for found in _FACTORIAL.findall(expression)):
         return f"a factorial of an expression, or of more than {MAX_FACTORIAL}"
     return ""
-
-
-def _nesting(expression: str) -> int:
-    depth = deepest = 0
-    for letter in expression:
-        depth += (letter in "([{") - (letter in ")]}")
-        deepest = max(deepest, depth)
-    return deepest

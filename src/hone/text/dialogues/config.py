@@ -77,7 +77,6 @@ class DialogueToolsConfig(Config):
 
     @property
     def uses(self) -> tuple[ToolUse, ...]:
-        """The tools with their options."""
         return tuple(ToolUse(use=name, options=self.options.get(name, {})) for name in self.use)
 
 
@@ -121,7 +120,6 @@ class DialogueTaskConfig(TaskConfig):
 
     @property
     def world_spec(self) -> WorldSpec:
-        """The world and the tools to load."""
         reference = self.source.removeprefix(PREFIX) if self.has_world else None
         server = {} if self.server is None else {"address": self.server}
         return WorldSpec(
@@ -174,14 +172,11 @@ class DialogueTaskConfig(TaskConfig):
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
-
-
 class RowSource(Protocol):
     """A world that may bring rows."""
 
     def rows(self, size: int, seed: int) -> "list[dict[str, object]] | None":
         """The rows, or None. Raises UserCodeError."""
-        ...
 
 
 def dialogue_examples(task: DialogueTaskConfig, source: RowSource) -> ExampleDataset:

@@ -28,7 +28,6 @@ from hone.text.tools.formats import ToolFormat
 
 # ---------------------------------------------------------------------------------------------------------------- tally
 
-
 REPEATED: Final = 10
 """Equal calls in one dialogue that are one repetition too many."""
 UNCALLED_SHARE: Final = 0.05
@@ -74,7 +73,6 @@ class _DialogueTally:
     seen_called: int = 0
 
     def add(self, conversation: Conversation, record: DialogueRecord) -> None:
-        """Count a dialogue that ended."""
         self.stops[str(conversation.stop)] += 1
         self.turns.append(conversation.turns)
         self.forked += len(conversation.rows) > 1
@@ -126,8 +124,6 @@ class _DialogueTally:
 
 
 # -------------------------------------------------------------------------------------------------------------- results
-
-
 def cut_result(
     text: str,
     most_tokens: int,
@@ -170,7 +166,6 @@ def _within(text: str, characters: int) -> tuple[str, int]:
 
 # ---------------------------------------------------------------------------------------------------------- environment
 
-
 _SEEDS: Final = 2**31
 _MAX_TRACEBACKS: Final = 20
 
@@ -193,19 +188,15 @@ class DialogueTokens(Protocol):
 
     def prompt(self, messages: Sequence[Message]) -> Tokens:
         """`[n]` a conversation up to the beginning of the first answer."""
-        ...
 
     def bridge(self, history: Sequence[Message], said: str, answer: Tokens, new: Sequence[Message]) -> Bridge:
         """What stands between a sampled answer (`said`, with its tokens `[k]`) to `history` and the next one."""
-        ...
 
     def encode(self, text: str) -> Tokens:
         """`[n]` plain text."""
-        ...
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

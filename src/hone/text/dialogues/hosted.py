@@ -18,7 +18,6 @@ from hone.text.tools.toolbox import ToolWorld, is_environment
 
 # ------------------------------------------------------------------------------------------------------------- protocol
 
-
 MAX_CHARACTERS: Final = 100_000
 """Longest message of a world; a longer one is cut in the middle before anything else looks at it."""
 ROLES: Final = ("system", "user", "tool")
@@ -45,28 +44,22 @@ class WorldHost(Protocol):
 
     def number(self) -> int:
         """A number for a dialogue, that none had before."""
-        ...
 
     def begin(self, dialogue: int, columns: Mapping[str, object], seed: int) -> "Future[WorldTurn]":
         """Begin a dialogue and return at once. The future may raise WorldFaultError."""
-        ...
 
     def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
         """Hand a turn of the policy to the dialogue's world and return at once. The future may raise
         WorldFaultError."""
-        ...
 
     def end(self, dialogue: int) -> None:
         """Close a dialogue, also one that failed; nothing is awaited."""
-        ...
 
     def late_answers(self) -> int:
         """Answers that came after their dialogue had ended, since the last call; they were ignored."""
-        ...
 
     def close(self) -> None:
         """End everything that runs. May be called twice."""
-        ...
 
 
 def turn_to_json(turn: object) -> Json:
@@ -102,7 +95,6 @@ def turn_from_json(value: object) -> WorldTurn:
 
 
 def said_to_json(said: PolicyTurn) -> Json:
-    """A turn of the policy as JSON."""
     return {
         "text": said.text,
         "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in said.calls],
@@ -171,7 +163,6 @@ def _kind(value: object) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- hosted
 
-
 WorldFactory = Callable[[], DialogueWorld]
 KIND = "world"
 """Name of worlds in messages."""
@@ -184,7 +175,6 @@ class _ClassWithRows(Protocol):
     def rows(self, size: int, seed: int) -> Sequence[Mapping[str, object]]:
         """`size` rows, or as many as there are: the columns of each, and its `prompt` if it has one. A static
         method."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +190,6 @@ class WorldSpec:
     """Reference of a function that scores the environments among the tools."""
 
     def to_json(self) -> Json:
-        """The spec as JSON."""
         tools = [{"use": tool.use, "options": dict(tool.options)} for tool in self.tools]
         return {"reference": self.reference, "options": dict(self.options), "tools": tools, "reward": self.reward}
 
@@ -212,7 +201,6 @@ class WorldSpec:
 
     @property
     def name(self) -> str:
-        """Name in messages."""
         return f"world {self.reference!r}" if self.reference is not None else "the tools of task.tools.use"
 
 
@@ -228,7 +216,6 @@ class WorldDescription:
     """It gives rewards."""
 
     def to_json(self) -> Json:
-        """The description as JSON."""
         schemas = [
             {"name": one.name, "description": one.description, "parameters": dict(one.parameters)}
             for one in self.schemas
@@ -259,7 +246,6 @@ class LoadedWorld:
         return _WorldWithTools(world, ToolWorld(self.tools.open())) if self.tools.parts else world
 
     def describe(self) -> WorldDescription:
-        """What its dialogues are like."""
         methods = {name for part in self.tools.parts if isinstance(part, ClassTools) for name in part.lifecycle}
         own, paid = self.make is not None, self.reward is not None
         return WorldDescription(
@@ -352,7 +338,6 @@ class _WorldWithTools:
         return self._tools.answer(said) if said.calls or said.fault is not None else self._world.answer(said)
 
     def close(self) -> None:
-        """Close both."""
         try:
             self._tools.close()
         finally:
@@ -367,7 +352,6 @@ class HostedDialogue:
     world: DialogueWorld | None = None
 
     def begin(self, columns: Mapping[str, Any], seed: int) -> "Json | Awaitable[object]":
-        """Make the world and begin."""
         self.world = self.make()
         return checked(self.world.begin(columns, seed), "begin")
 

@@ -323,7 +323,6 @@ def _fail(future: "Future[Any]", error: Exception) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- thread host
 
-
 _THREADS: Final = 256
 """Worlds that answer at the same time; threads start as they are needed."""
 

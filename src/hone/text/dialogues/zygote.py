@@ -105,7 +105,6 @@ def _write(fd: int, data: bytes) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- zygote
 
-
 MAX_ANSWER_BYTES: Final = 1 << 26
 """Longest line of a world's process. A world's own messages are cut long before; this is one that writes into its
 channel itself."""

@@ -145,7 +145,6 @@ class OpenedDialogue:
         self.host.write_protect(folder)
 
     def close(self) -> None:
-        """End the world's processes."""
         self.host.close()
 
     def _try_first_row(self) -> WorldTurn:
@@ -183,7 +182,6 @@ class DialogueEvaluation:
         return self.dialogue.check(self.tokenizer, self.tokens)
 
     def environment(self, prompts: Sequence[Prompt], *, seed: int) -> DialogueEnvironment:
-        """The other side of the dialogues."""
         return self.dialogue.environment(self.tokenizer, prompts, self.tokens, seed=seed)
 
     def limits(self, slots: int) -> ConversationLimits:
@@ -300,8 +298,6 @@ def dialogue_context(asked: int | None, most: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------- dialogue answers
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialogueAnswers:
     """E dialogues, in the order of the questions."""
@@ -362,8 +358,6 @@ def prompt_text(prompt: str | Sequence[Message]) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------- second answer
-
-
 @dataclass(frozen=True, slots=True)
 class SecondAnswer:
     """A nudge: a user's message in a conversation, or plain text after an answer in plain text."""

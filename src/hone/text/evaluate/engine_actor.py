@@ -33,29 +33,23 @@ class PolicyEngine(GenerationEngine, Protocol):
     @property
     def own_weights(self) -> bool:
         """True if its weights change on `publish` only."""
-        ...
 
     @property
     def note(self) -> str:
         """Notes for the user, one a line; empty if none."""
-        ...
 
     @property
     def fingerprints(self) -> Mapping[int, WeightFingerprint]:
         """Fingerprints of the latest published versions."""
-        ...
 
     def metrics(self) -> Metrics:
         """Metrics of its own since the last `reset_stats`."""
-        ...
 
     def summary(self) -> str:
         """A sentence on the whole run; empty if there is nothing to say."""
-        ...
 
     def close(self) -> None:
         """End what it has open elsewhere."""
-        ...
 
 
 @dataclass
@@ -204,7 +198,6 @@ def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
 
 # ------------------------------------------------------------------------------------------------------------ streaming
 
-
 Decode: TypeAlias = Callable[[NDArray[np.int32]], str]
 INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
@@ -214,15 +207,12 @@ class StreamListener(Protocol):
 
     def on_prompts(self, prompts: Sequence[str]) -> None:
         """Begin: answer k belongs to `prompts[k]`; prompts may repeat."""
-        ...
 
     def on_text(self, answer: int, text: str) -> None:
         """Receive more text of answer number `answer`."""
-        ...
 
     def on_end(self, answer: int, text: str) -> None:
         """Receive the last text of answer number `answer`."""
-        ...
 
 
 @dataclass(slots=True)

@@ -286,8 +286,6 @@ def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 # --------------------------------------------------------------------------------------------------------------- export
-
-
 def export_policy(policy: Path, target: Path, *, adapter: bool) -> str:
     """Write the model in `policy` into a new folder, and return a sentence about it: whole, an adapter merged into its
     base, or with `adapter` the PEFT folder as it is. The folder is complete, or it is not there.
@@ -331,8 +329,6 @@ def _sentence(policy: Path, target: Path, *, adapter: bool) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- open scorer
-
-
 def open_scorer(
     source: ModelSource, *, reads: ScoredTokens, seed: int, device: str, tokenizer: Tokenizer | None = None
 ) -> TokenScorer:

@@ -50,11 +50,9 @@ class DialoguePlayer(Protocol):
 
     def show(self, speaker: str, text: str) -> None:
         """Show a turn of `policy`, `environment` or `prompt`."""
-        ...
 
     def reply(self, suggestion: str | None) -> str | None:
         """Ask for the person's turn; `suggestion` is what an empty one stands for. None ends the dialogue."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, ErrorCollector, UserCodeError
 from hone.core.judging import DatasetRow, ScorerInput
 from hone.core.ragged import Ints
-from hone.core.state import State
 from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
 from hone.estimators.calibration import probabilities
 from hone.models.language.hf_checkpoint import read_config
@@ -44,7 +43,6 @@ from hone.text.tasks.step_rewards import step_ends
 from hone.text.tasks.world import Prompt
 
 # -------------------------------------------------------------------------------------------------------- reward models
-
 
 Floats = NDArray[np.float64]
 ModelLoader: TypeAlias = Callable[[str, str], TokenScorer]
@@ -105,7 +103,7 @@ class TokensToScore:
     """`[k]` positions of the tokens that are scored."""
 
 
-class RewardModelMember:
+class RewardModelMember(MeasuredMember):
     """Scalar-head models, which score whole conversations when they are gathered."""
 
     def __init__(self, config: RewardModel, name: str, load: ModelLoader, *, step_end: str = "") -> None:
@@ -127,9 +125,6 @@ class RewardModelMember:
                 "whole answers: its scores of steps are guesses"
             ]
         return []
-
-    def write_protect(self, folder: Path) -> None:
-        """It runs no code of the user's."""
 
     def notices(self) -> list[str]:
         found, self._notices = self._notices, []
@@ -157,12 +152,6 @@ class RewardModelMember:
     def metrics(self) -> Metrics:
         """Mean standard deviation over the members, of the latest answers."""
         return {} if math.isnan(self._spread) else {f"rewards/{self._name}_spread": self._spread}
-
-    def state(self) -> State:
-        return {}
-
-    def restore(self, state: State) -> None:
-        """It has no state."""
 
     def close(self) -> None:
         self._models = []
@@ -237,8 +226,6 @@ class RewardModelMember:
 
 
 # ------------------------------------------------------------------------------------------------------- reward members
-
-
 def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
     """The scorer of a config, with local judges on `device`; it loads nothing before the first check or answer.
 
@@ -273,8 +260,10 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
 ServerTicket: TypeAlias = "Future[list[RewardResult]]"
 
 
-class _RewardServerMember:
-    """A server that is POSTed the answers to a prompt, and replies `{"scores": [...]}`, with `reasons` if it likes."""
+class _RewardServerMember(RewardMember):
+    """A server that is POSTed the answers to a prompt, and replies `{"scores": [...]}`, with `reasons` if it likes.
+
+    Nothing is asked before the first answer: the server may start later."""
 
     def __init__(self, config: RewardServer) -> None:
         """Raises ConfigError as `HttpClient`."""
@@ -290,14 +279,6 @@ class _RewardServerMember:
             )
         )
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="reward-server")
-
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
-        """Nothing is asked before the first answer: the server may start later."""
-        del columns, rows
-        return []
-
-    def write_protect(self, folder: Path) -> None:
-        """It runs no code here."""
 
     def notices(self) -> list[str]:
         return self._watch.notices()

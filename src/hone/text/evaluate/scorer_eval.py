@@ -35,7 +35,6 @@ from hone.text.search.estimates import best_of, pass_at, vote
 
 # ----------------------------------------------------------------------------------------------------- scorer selection
 
-
 Floats = NDArray[np.float64]
 HeldOutKind: TypeAlias = Literal["pairs", "outcomes", "steps"]
 SELECTION_POOL: Final = 64
@@ -135,7 +134,6 @@ def group_members(group: Ints) -> list[Ints]:
 
 
 # ---------------------------------------------------------------------------------------------------------- scorer eval
-
 
 LENGTH_GAP: Final = 0.2
 """Difference between the two shares, or correlations, beyond which the scorer's taste for length is worth a line."""
@@ -282,7 +280,6 @@ def _quality_warnings(found: ScorerReport) -> list[str]:
 
 
 def scorer_record(found: ScorerReport, *, step: int | None = None) -> CalibrationRecord:
-    """The report for the run's folder."""
     return CalibrationRecord(
         step=step,
         kind=found.kind,
@@ -308,8 +305,6 @@ def scorer_record(found: ScorerReport, *, step: int | None = None) -> Calibratio
 
 
 # -------------------------------------------------------------------------------------------------------- scorer scores
-
-
 def held_out_scores(
     scorer: TokenScorer,
     episodes: Episodes,

@@ -224,8 +224,6 @@ def _worse(before: PlanValues, after: PlanValues) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- whole answers
-
-
 def _draw_pool(
     session: GenerationSession, prompts: Sequence[Prompt], truth: Scorer, settings: SearchSettings
 ) -> tuple[list[Prompt], _Pool]:
@@ -311,8 +309,6 @@ def _pool_plan(pool: _Pool, family: str, size: int, values: Floats, *, scored: b
 
 
 # ----------------------------------------------------------------------------------------------------- step by step
-
-
 def _require_steps(pool: _Pool, step: str) -> None:
     texts = [text for some in pool.texts for text in some]
     if not any(step in text for text in texts):
@@ -349,8 +345,6 @@ def _searched(
 
 
 # ------------------------------------------------------------------------------------------ the search of an evaluation
-
-
 @dataclass(kw_only=True)
 class OpenedSearch:
     """A search whose scorer is opened: the same problems and plans for any policy."""

@@ -171,8 +171,6 @@ def scorer_input(prompt: Prompt, one: Candidate, decode: Decode) -> ScorerInput:
 
 
 # ------------------------------------------------------------------------------------------------- a model of the world
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorldModelCandidateScorer:
     """A language model that knows what the environment says, as scorer of actions."""

@@ -289,7 +289,6 @@ class TextEvaluation:
             self.dialogues.dialogue.write_protect(folder)
 
     def _longest_prompt(self) -> int:
-        """Most tokens before an answer."""
         if self.dialogues is not None:
             return self.dialogues.tokens.context - self.config.max_tokens
         longest = max(len(prompt.tokens) for prompt in self.prompts)
@@ -357,7 +356,6 @@ def prepare_evaluation(
 
 
 # ----------------------------------------------------------------------------------------------------- asked evaluation
-
 
 FRESH_SEED_OFFSET = 1 << 29
 """Added to the seed of an evaluation on other problems than the run's own."""
@@ -451,7 +449,6 @@ def _rewards(own: Mapping[str, Json], tree: Mapping[str, Json], asked: Evaluatio
 
 # --------------------------------------------------------------------------------------------------------------- server
 
-
 _END: Final = 256
 """End token after the bytes of an answer, so that an empty answer has one decision."""
 
@@ -517,7 +514,6 @@ class _ServerGenerator:
 
 
 def decode_bytes(tokens: NDArray[np.int32]) -> str:
-    """Decode the text of an answer."""
     return bytes(tokens[tokens != _END].astype(np.uint8)).decode("utf-8", errors="replace")
 
 

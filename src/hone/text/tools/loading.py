@@ -22,14 +22,13 @@ from hone.core.dialogue import ToolSchema
 from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError, did_you_mean
 from hone.process import user_files
 from hone.sandbox.policy import SandboxPolicy
-from hone.sandbox.run import SandboxResult, close_shared, no_rung_message, run_python, shared_sandbox
+from hone.sandbox.run import close_shared, no_rung_message, run_python, shared_sandbox
 from hone.text.tools.mcp_tools import PREFIX as MCP
 from hone.text.tools.mcp_tools import McpTools, load_server, option_faults
 from hone.text.tools.schemas import call_adapter, function_schema
 from hone.text.tools.toolbox import EnvironmentInstance, PythonTool, ToolBox, ToolResult
 
 # -------------------------------------------------------------------------------------------------------------- builtin
-
 
 _MAX_CHARACTERS = 200
 _MAX_DIGITS = 1000
@@ -99,26 +98,19 @@ class SandboxedPython:
         result = run_python(code, self._policy)
         if result.verdict == "refused":
             raise ResourceError(f"hone:python: {result.error}")
-        return ToolResult(name="python", text=_program_text(result), failed=result.verdict != "ok")
+        parts = [result.stdout, result.shown, result.stderr]
+        if result.verdict != "ok":
+            parts.append(f"Error ({result.verdict}): {result.error}")
+        text = "\n".join(part.rstrip("\n") for part in parts if part.strip())
+        return ToolResult(name="python", text=text, failed=result.verdict != "ok")
 
 
-def check_sandbox(options: Mapping[str, Any]) -> None:
+def _check_sandbox() -> None:
     """Check that programs can be run here. Raises ResourceError that says why they cannot."""
-    unsafe = options.get("if_no_rung", "refuse")
-    if unsafe != "refuse":
-        return
     report = shared_sandbox(SandboxPolicy()).probe()
     close_shared()  # dialogues start their own
     if not report.rung:
         raise ResourceError(f"tool 'hone:python': {no_rung_message(report)}")
-
-
-def _program_text(result: SandboxResult) -> str:
-    """Output, value of the last line, standard error and the program's fault, in this order."""
-    parts = [result.stdout, result.shown, result.stderr]
-    if result.verdict != "ok":
-        parts.append(f"Error ({result.verdict}): {result.error}")
-    return "\n".join(part.rstrip("\n") for part in parts if part.strip())
 
 
 def _value(node: ast.expr) -> float:
@@ -146,7 +138,6 @@ def _power(base: float, exponent: float) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------------- loading
-
 
 _KIND = "tool"
 PYTHON_TOOL = "hone:python"
@@ -179,11 +170,9 @@ class FunctionTools:
 
     @property
     def schemas(self) -> tuple[ToolSchema, ...]:
-        """Its schema."""
         return (self.tool.schema,)
 
     def open(self) -> ToolBox:
-        """Make the box of one dialogue."""
         return ToolBox([self.tool])
 
 
@@ -298,8 +287,8 @@ def _loaded(one: ToolUse) -> tuple[Sequence[LoadedTool], list[str]]:
     """Tools of an entry, and its faults. Raises UserCodeError: an import fails, or a server cannot be reached."""
     if one.use.startswith(MCP):
         return [load_server(one.use, one.options)], []
-    if one.use == PYTHON_TOOL:
-        check_sandbox(one.options)
+    if one.use == PYTHON_TOOL and one.options.get("if_no_rung", "refuse") == "refuse":
+        _check_sandbox()
     return _interpreted(one, user_files.load_reference(BUILTIN_TOOLS.get(one.use, one.use), kind=_KIND))
 
 

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import shlex
 import threading
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -134,9 +134,23 @@ class _McpTool:
     schema: ToolSchema
     server: McpServer
 
-    def start(self, arguments: Mapping[str, Any]) -> Awaitable[ToolResult]:
-        """Call the tool over this process's session with the server."""
-        return _call_tool(self.server, self.schema.name, arguments)
+    async def start(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the tool over this process's session with the server, which opens with the first call, and again after
+        it was lost. Raises ResourceError."""
+        with _lock:
+            connection = _connections.get(self.server)
+            if connection is None:
+                connection = McpConnection(self.server)
+                connection.open()
+                _connections[self.server] = connection
+        try:
+            return await connection.call(self.schema.name, arguments)
+        except ResourceError:
+            with _lock:
+                if _connections.get(self.server) is connection:
+                    del _connections[self.server]
+            connection.close()
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,32 +205,6 @@ def load_server(use: str, options: Mapping[str, Any]) -> McpTools:
 _connections: dict[McpServer, McpConnection] = {}
 _of_the_parent: list[dict[McpServer, McpConnection]] = []
 _lock = threading.Lock()
-
-
-def _connection_of(server: McpServer) -> McpConnection:
-    """This process's session with a server, opened with the first call. Raises ResourceError."""
-    with _lock:
-        if server not in _connections:
-            connection = McpConnection(server)
-            connection.open()
-            _connections[server] = connection
-        return _connections[server]
-
-
-async def _call_tool(server: McpServer, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-    try:
-        return await _connection_of(server).call(name, arguments)
-    except ResourceError:
-        _forget_connection(server)
-        raise
-
-
-def _forget_connection(server: McpServer) -> None:
-    """End this process's session with a server that was lost; the next call opens another."""
-    with _lock:
-        connection = _connections.pop(server, None)
-    if connection is not None:
-        connection.close()
 
 
 def close_connections() -> None:

@@ -40,11 +40,9 @@ class ToolFunction(Protocol):
     @property
     def schema(self) -> ToolSchema:
         """Name, description and parameters."""
-        ...
 
     def start(self, arguments: Mapping[str, Any]) -> object:
         """Run the tool with checked arguments: its value, of any type, or an awaitable of it. May raise anything."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +159,6 @@ def _failure(name: str, reason: str) -> ToolResult:
 
 
 # ----------------------------------------------------------------------------------------------------------- tool world
-
-
 class ToolWorld:
     """Implements `DialogueWorld`: calls and faults are answered by messages of the role `tool`: what is said to a
     policy as a user may let a chat template drop its thoughts."""
@@ -199,7 +195,6 @@ class ToolWorld:
         return WorldTurn(messages=messages, reward=self._reward() if said.turns_left == 0 else 0.0)
 
     def close(self) -> None:
-        """Close the tools."""
         self._box.close()
 
     def _reward(self) -> float | None:

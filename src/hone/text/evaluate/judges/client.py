@@ -120,23 +120,18 @@ class JudgeBackend(Protocol):
     @property
     def model(self) -> str:
         """Identity of the model in the keys of the cache."""
-        ...
 
     def check(self) -> Sequence[str]:
         """Return warnings; raise HoneError where it cannot be asked."""
-        ...
 
     def submit(self, request: JudgeRequest, key: str) -> "Future[JudgeReply]":
         """Begin to answer; the future raises JudgeFault, or HoneError where the run must stop."""
-        ...
 
     def run(self) -> None:
         """Work through the submitted questions, where no thread does."""
-        ...
 
     def close(self) -> None:
         """End its requests and threads."""
-        ...
 
 
 class JudgeClient:
@@ -169,7 +164,6 @@ class JudgeClient:
         return [f"judge {self.name!r}: {len(fresh)} damaged entries of its cache were asked again: {shown}"]
 
     def close(self) -> None:
-        """End requests under way."""
         self.backend.close()
         self.ledger.write_totals()
 
@@ -192,7 +186,6 @@ def _failed(fault: JudgeFault) -> "Future[JudgeReply]":
 
 
 # ------------------------------------------------------------------------------------------------------- server backend
-
 
 _AGAIN: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Statuses after which the same request may succeed."""
@@ -348,8 +341,6 @@ def _count(value: object) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------- model backend
-
-
 class _JudgeModelBackend:
     """Replies of a local model; nothing is loaded before the first question."""
 
@@ -364,7 +355,6 @@ class _JudgeModelBackend:
 
     @property
     def model(self) -> str:
-        """Hash of the weights."""
         if not self._model:
             self._model = self._opened().fingerprint()
         return self._model
@@ -459,8 +449,6 @@ class _JudgeModelBackend:
 
 
 # ---------------------------------------------------------------------------------------------------------- open client
-
-
 def open_client(name: str, by: JudgeSource, budget: JudgeBudget, *, cache: str | None, device: str) -> JudgeClient:
     """The client of a model; it asks and loads nothing yet. Raises ConfigError for an address that cannot be one, or a
     key that the environment lacks."""

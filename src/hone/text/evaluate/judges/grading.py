@@ -36,6 +36,7 @@ from hone.rewards.judges.questions import (
 )
 from hone.rewards.references import describe_missing
 from hone.rewards.score_watch import ScoreWatch
+from hone.rewards.scorer import MeasuredMember
 from hone.rewards.scores import RewardResult, failed_result, result_from_value
 from hone.text.evaluate.judges.client import JudgeClient, JudgeFault, open_client
 
@@ -68,7 +69,6 @@ class PendingGrades:
 
     @property
     def verdicts(self) -> list[PendingVerdict]:
-        """All verdicts that are asked for."""
         return [*self.grades, *(verdict for pair in self.pairs for verdict in pair.orders or ())]
 
 
@@ -265,7 +265,6 @@ def _tokens(pending: PendingVerdict) -> int:
 
 # --------------------------------------------------------------------------------------------------------------- health
 
-
 MIN_CANARIES = 8
 """Canaries before the floor holds."""
 _PAIRS = 400
@@ -314,7 +313,6 @@ class JudgeHealth:
         """Mean wins of slot A, and whether both orders agree, for each comparison."""
 
     def add_pairs(self, pairs: Sequence[PairOutcome]) -> None:
-        """Take comparisons into account."""
         self._slots.extend((sum(pair.slot_a_wins) / 2, pair.consistent) for pair in pairs)
 
     def add_canary(self, outcome: CanaryOutcome | None) -> None:
@@ -440,7 +438,6 @@ def length_correlation(scores: Sequence[NDArray[np.float64]], lengths: Sequence[
 
 # --------------------------------------------------------------------------------------------------------------- member
 
-
 _ROWS_SHOWN = 5
 _NO_CANARIES_WINDOW = 100
 
@@ -457,7 +454,7 @@ PendingCanary = tuple[int, CanaryItem, Sequence[PendingGrades]]
 """Number, item, and the gradings of each repeat."""
 
 
-class JudgeMember:
+class JudgeMember(MeasuredMember):
     """Scores of a judge. It asks nothing before the check or the first answer."""
 
     def __init__(self, config: RewardJudge, name: str, client: JudgeClient) -> None:

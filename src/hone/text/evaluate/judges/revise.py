@@ -60,7 +60,6 @@ class AnswerRevision:
 
     @property
     def revised(self) -> str:
-        """The answer after the last round."""
         return self.rounds[-1].revised if self.rounds else self.answer
 
     def preference_row(self) -> dict[str, object] | None:
@@ -89,7 +88,6 @@ class AnswerReviser:
         return revisions
 
     def close(self) -> None:
-        """End requests under way."""
         self.client.close()
 
     def _round(self, drafts: Sequence[AnswerRevision], number: int) -> list[AnswerRevision]:

@@ -55,7 +55,6 @@ class _AgentReply:
         return body
 
     def events(self) -> Iterator[str]:
-        """The same as server-sent events."""
         writer, body = self._writer(), self.whole()
         head = writer.chunk_head(self._version())
         for choice in body["choices"]:
@@ -100,7 +99,6 @@ def _finish(choice: Mapping[str, Any], answer: AgentAnswer) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- capture app
 
-
 MODEL_NAME: Final = "policy"
 SESSION_HEADER: Final = "x-session-id"
 _CLOSED: Final = 499
@@ -116,7 +114,6 @@ class CaptureRoutes:
     served: ServedModel
 
     def app(self) -> Starlette:
-        """The application."""
         chat, models = "/v1/chat/completions", "/v1/models"
         return Starlette(
             routes=[
@@ -148,14 +145,12 @@ class CaptureRoutes:
         return JSONResponse(reply.whole(), headers=headers)
 
     async def reward(self, call: Request) -> Response:
-        """End a session with its reward."""
         reported = ReportedSession(_report(await call.body(), call.path_params["session"]))
         self.desk.put(reported)
         await asyncio.wrap_future(reported.taken)
         return JSONResponse({"session": reported.report.session, "reward": reported.report.score})
 
     async def models(self, call: Request) -> Response:
-        """The policy, as a list."""
         del call
         model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "hone"}
         return JSONResponse({"object": "list", "data": [{**model, "max_model_len": self.served.context}]})
@@ -246,7 +241,6 @@ async def _until_gone(call: Request, asked: Sequence[AgentRequest]) -> list[Agen
 
 
 # ------------------------------------------------------------------------------------------------------- capture server
-
 
 _STARTING_S = 20.0
 

@@ -70,7 +70,6 @@ class CaptureDesk:
             self._events.put(event)
 
     def has_events(self) -> bool:
-        """Return whether something waits."""
         return not self._events.empty()
 
     def take(self, wait_s: float) -> list[DeskEvent]:

@@ -35,7 +35,6 @@ from hone.text.tools.formats import ToolFormat
 
 # --------------------------------------------------------------------------------------------------------- capture step
 
-
 Admission = Literal["now", "later", "unknown", "ended"]
 """`later`: the session belongs to a later step."""
 
@@ -78,17 +77,14 @@ class CapturedSession:
 
     @property
     def stop(self) -> StopReason:
-        """Reason of its end."""
         return "deadline" if self.timed_out else "world_died" if self.failure else "done"
 
     @property
     def without_roles(self) -> frozenset[str]:
-        """Roles that do not learn."""
         return frozenset() if self.report is None else self.report.without_roles
 
     @property
     def status(self) -> ScoreStatus:
-        """SCORED, unless it failed."""
         if self.timed_out:
             return ScoreStatus.TIMEOUT
         return ScoreStatus.ERROR if self.failure else ScoreStatus.SCORED
@@ -156,8 +152,6 @@ class CaptureStep:
 
 
 # --------------------------------------------------------------------------------------------------------- session plan
-
-
 @dataclass(eq=False, kw_only=True)
 class SessionPlan:
     """Plans `per_step` rows, `samples` sessions each, in a fresh order of the dataset every epoch. Its state is the
@@ -171,7 +165,6 @@ class SessionPlan:
     asked: int = 0
 
     def next_sessions(self) -> list[PlannedSession]:
-        """The sessions of the next step."""
         found: list[PlannedSession] = []
         for number in range(self.asked, self.asked + self.per_step):
             epoch, place = divmod(number, len(self.rows))
@@ -186,8 +179,6 @@ class SessionPlan:
 
 
 # ----------------------------------------------------------------------------------------------------- capture episodes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedEpisodes:
     """Episodes of a step, and what is told about its sessions."""
@@ -316,7 +307,6 @@ def _notes(sessions: Sequence[CapturedSession]) -> list[str]:
 
 # -------------------------------------------------------------------------------------------------------- capture world
 
-
 _TICK_S: Final = 0.05
 """Longest wait between two looks at deadlines and at the driver."""
 
@@ -400,11 +390,9 @@ class CaptureWorld:
         return found.episodes
 
     def session_address(self, session: str) -> str:
-        """Base URL of a session's requests."""
         return f"{self.address}/sessions/{session}/v1"
 
     def metrics(self) -> Metrics:
-        """Metrics of the latest step."""
         return self._metrics
 
     def notes(self) -> list[str]:

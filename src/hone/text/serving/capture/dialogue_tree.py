@@ -48,7 +48,6 @@ def answer_message(text: str, tools: Sequence[Mapping[str, Any]], tool_format: T
 
 
 def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
-    """The tools of a request."""
     functions = [cast("Mapping[str, Any]", one["function"]) for one in tools]
     return [
         ToolSchema(
@@ -58,11 +57,6 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
         )
         for one in functions
     ]
-
-
-def with_tools(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]) -> Tokenizer:
-    """The tokenizer with a chat template that is told about the tools."""
-    return replace(tokenizer, tools=tuple(tools)) if tools else tokenizer
 
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
@@ -81,7 +75,6 @@ def _for_template(message: Message) -> Message:
 
 
 # -------------------------------------------------------------------------------------------------------- dialogue tree
-
 
 _COMPARED = ("role", "content", "tool_calls", "tool_call_id", "name")
 
@@ -143,7 +136,7 @@ class DialogueTree:
         role: str = "",
     ) -> PlannedAnswer:
         """Place a request. Raises DataError for messages that the chat template does not take."""
-        asked, told = tuple(messages), with_tools(tokenizer, tools)
+        asked, told = tuple(messages), (replace(tokenizer, tools=tuple(tools)) if tools else tokenizer)
         asking = AskingPart(role=role, tools=_digest(tools) if tools else "")
         before = self._continued(asked, asking)
         key = self._key(asked, before, asking)

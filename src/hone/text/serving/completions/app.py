@@ -42,7 +42,6 @@ def error_response(error: ApiError) -> JSONResponse:
 
 # ------------------------------------------------------------------------------------------------------------------ app
 
-
 IGNORED: Final = "x-hone-ignored-fields"
 """Response header that names fields of the request without effect."""
 REQUEST_ID: Final = "x-request-id"
@@ -57,7 +56,6 @@ class AnswerListener(Protocol):
 
     def answered(self, call: Request, asked: AskedAnswers, results: Sequence[PromptResults]) -> None:
         """A reply is about to be sent; `results` hold the tokens that were drawn, with log-probabilities."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,6 @@ class CompletionRoutes:
     """True once the server stops: `/health` says so, and balancers send nobody any more."""
 
     def app(self) -> Starlette:
-        """The application."""
         posts = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
@@ -102,19 +99,16 @@ class CompletionRoutes:
         return Starlette(routes=routes, exception_handlers=handlers)
 
     async def completions(self, call: Request) -> Response:
-        """Continue texts."""
         fields = read_body(await self._body(call), TextFields)
         headers, identity = self._headers(call, fields)
         return await self._answer(call, asked_texts(fields, self.served, identity), headers)
 
     async def chat(self, call: Request) -> Response:
-        """Answer a chat."""
         fields = read_body(await self._body(call), ChatFields)
         headers, identity = self._headers(call, fields)
         return await self._answer(call, asked_chat(fields, self.served, identity), headers)
 
     async def tokenize(self, call: Request) -> Response:
-        """Token ids of a text or of a chat."""
         fields = read_body(await self._body(call), TokenizeFields)
         tokenizer = self.served.tokenizer
         if (fields.prompt is None) == (fields.messages is None):
@@ -132,12 +126,10 @@ class CompletionRoutes:
         return JSONResponse({"prompt": self.served.tokenizer.decode(fields.tokens, special=True)})
 
     async def models(self, call: Request) -> Response:
-        """The served model, as a list."""
         del call
         return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def model(self, call: Request) -> Response:
-        """The served model by its name."""
         name = call.path_params["name"]
         if name != self.served.name:
             raise ApiError(404, f"model {name!r} is not served here", param="model", code="model_not_found")
@@ -150,7 +142,6 @@ class CompletionRoutes:
         return JSONResponse(status, status_code=503 if self.draining else 200)
 
     async def metrics(self, call: Request) -> Response:
-        """Prometheus's text."""
         del call
         engine = self.desk.service.engine
         held = await asyncio.to_thread(lambda: engine.held_pages)  # waits for a pass

@@ -30,7 +30,6 @@ from hone.text.tools.formats import TOOL_FORMATS, ParsedAnswer, ToolFormat, chec
 
 # ----------------------------------------------------------------------------------------------------------- tool calls
 
-
 _PROBE: Final = ToolSchema(
     name="probe_of_tools",
     description="Finds out what the chat template does with tools.",
@@ -156,7 +155,6 @@ def _object(given: object) -> Mapping[str, Any] | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- asked
-
 
 _DEFAULT_TOKENS = 16
 """`max_tokens` of a completion that does not say it, as in OpenAI's protocol."""
@@ -304,7 +302,6 @@ def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
 
 
 def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.int32], str]]:
-    """Ids and text of each prompt."""
     given = fields.prompt
     listed = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
     if len(listed) > MAX_PROMPTS:

@@ -14,7 +14,6 @@ from hone.core.strict_json import strict_json
 
 # ----------------------------------------------------------------------------------------------------------- api errors
 
-
 _KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -82,7 +81,6 @@ def _path(loc: Sequence[str | int]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- fields
-
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
@@ -162,7 +160,6 @@ class SamplingFields(_Body):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -251,7 +248,6 @@ class ChatFields(SamplingFields):
     parallel_tool_calls: bool | None = None
 
     def neutral_faults(self) -> list[tuple[str, str]]:
-        """As above, and those of chats."""
         faults = super().neutral_faults()
         if self.top_logprobs and not self.logprobs:
             faults.append(("top_logprobs", "top_logprobs needs logprobs = true"))

@@ -12,7 +12,6 @@ from hone.text.serving.completions.served_model import GrowingText, ServedModel,
 
 # ------------------------------------------------------------------------------------------------------- logprob shapes
 
-
 TokenPair = tuple[int, float]
 """Id and log-probability, nats."""
 
@@ -28,7 +27,6 @@ class ScoredToken:
 
 
 def _tokens_of_completion(completion: Completion) -> list[ScoredToken]:
-    """The tokens of an answer."""
     return _scored(completion.tokens.tolist(), completion.logp.tolist(), completion.likeliest)
 
 
@@ -90,7 +88,6 @@ def _entry(names: TokenText, token: int, logp: float | None) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- replies
 
-
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {"eos": "stop", "stop": "stop", "length": "length"}
 CALLED: Final = "tool_calls"
 """Reason to end of an answer that calls tools."""
@@ -138,7 +135,6 @@ class ReplyWriter:
         return reply
 
     def usage(self, results: Sequence[PromptResults]) -> dict[str, int]:
-        """Counts of tokens."""
         read = sum(len(result.asked.tokens) for result in results)
         drawn = sum(len(one.tokens) for result in results for one in result.completions.values())
         return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
@@ -162,7 +158,6 @@ class ReplyWriter:
         return f"data: {json.dumps(self._head(version, chunk=True))[:-1]}"
 
     def chunk(self, head: str, choices: Sequence[Mapping[str, Any]], *, usage: Mapping[str, int] | None = None) -> str:
-        """One event of a stream."""
         counts = f', "usage": {json.dumps(usage)}' if self.asked.usage else ""
         return f'{head}, "choices": {json.dumps(choices)}{counts}}}\n\n'
 
@@ -243,7 +238,6 @@ class StreamedChoice:
         return self._choice({"role": "assistant", "content": "", "refusal": None}) if self.writer.chat else None
 
     def add(self, one: DrawnToken) -> None:
-        """Take up a token."""
         pairs = [] if one.likeliest is None else list(zip(*(column.tolist() for column in one.likeliest), strict=True))
         self._drawn[one.position :] = [ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
         self._waiting += self.text.add(one.position, one.token)

@@ -145,12 +145,10 @@ class CheckpointFollower:
     """Steps that could not be taken up, told once each."""
 
     def start(self) -> None:
-        """Begin to watch the run's folder."""
         self._thread = threading.Thread(target=self._watch, name="hone-serve-follow", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -193,7 +191,6 @@ class CheckpointFollower:
 
 
 # ----------------------------------------------------------------------------------------------------------- run server
-
 
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 

@@ -14,7 +14,6 @@ from hone.text.tools.formats import ToolFormat
 
 # ----------------------------------------------------------------------------------------------------------- token text
 
-
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte as SentencePiece's vocabularies write it."""
 
@@ -83,7 +82,6 @@ class GrowingText:
         return self._send(len(self._held) - _beginning_of(self._stop, self._held))
 
     def finish(self, whole: str) -> str:
-        """The rest of the finished answer."""
         self._held = whole[len(self.sent) :]
         return self._send(len(self._held))
 
@@ -124,7 +122,6 @@ def _bytes_of_letters() -> dict[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------------- served model
-
 
 _SHOWN: Final = 12
 """Digits of a hash in a fingerprint."""

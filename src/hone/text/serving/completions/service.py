@@ -111,7 +111,6 @@ class EngineService:
         """Tokens that passes of any thread sampled."""
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="hone-serve-engine", daemon=True)
         self._thread.start()
 
@@ -284,7 +283,6 @@ def _put(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- counters
 
-
 _BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -309,7 +307,6 @@ class ServingCounters:
             self.drawn_tokens += drawn
 
     def count_response(self, path: str, status: int, seconds: float) -> None:
-        """Count a response."""
         with self._lock:
             self.responses[path, status] += 1
             self.request.add(seconds)
@@ -344,8 +341,6 @@ def _head(name: str, kind: str, told: str) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ answering
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class _AnswersInProgress:
     """One client's request, as far as it is answered."""
