@@ -123,7 +123,7 @@ def play(
     scorer = reward_scorer(RewardsConfig.model_validate({**given, **(rewards or {})}), load=lambda *_: None)  # type: ignore[arg-type]
     tokens, heard = PlainTokens(), list[list[Message]]()
     try:
-        rules, rows = rules_of(config, host.describe(), limits.context), dialogue_examples(config, host)
+        rules, rows = rules_of(config, host.describe(), limits.context), dialogue_examples(config, host.rows)
         asked = [
             Prompt(id=row.id, content=row.prompt, tokens=tokens.encode(str(row.prompt)), columns=row.columns)
             for row in rows

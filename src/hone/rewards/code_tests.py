@@ -23,7 +23,7 @@ from hone.sandbox.run import CodeSandbox, require_rung, shared_sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramTests:
+class _ProgramTests:
     """Tests of one program."""
 
     calls: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ DEFAULT_LIMITS: Mapping[str, object] = {"seconds": 1.0, "memory_bytes": 2**29, "
 """Options of `code_tests` that limit programs."""
 
 
-def limits_of_tests(seconds: float, memory_bytes: int, if_no_rung: str) -> SandboxPolicy:
+def _limits_of_tests(seconds: float, memory_bytes: int, if_no_rung: str) -> SandboxPolicy:
     """Limits of each test. Raises ValidationError for values that are none."""
     values = {"cpu_s": seconds, "wall_s": 4 * seconds, "memory_bytes": memory_bytes, "if_no_rung": if_no_rung}
     return SandboxPolicy.model_validate({**values, "output_bytes": 2**18})
@@ -59,7 +59,7 @@ def check_code_reward(use: str, options: Mapping[str, object]) -> None:
     given = {**DEFAULT_LIMITS, **{name: options[name] for name in DEFAULT_LIMITS if name in options}}
     names = {"cpu_s": "seconds", "wall_s": "seconds"}
     try:
-        policy = limits_of_tests(**given)  # pyright: ignore[reportArgumentType] - the policy says what is wrong
+        policy = _limits_of_tests(**given)  # pyright: ignore[reportArgumentType] - the policy says what is wrong
     except (ValidationError, TypeError) as error:
         faults = error.errors() if isinstance(error, ValidationError) else [{"loc": ("seconds",), "msg": str(error)}]
         told = {names.get(str(one["loc"][0]), str(one["loc"][0])): one["msg"] for one in faults}
@@ -79,23 +79,23 @@ def tests_fault(use: str, columns: Mapping[str, object]) -> str:
     return ""
 
 
-def read_tests(columns: Mapping[str, object]) -> ProgramTests:
+def read_tests(columns: Mapping[str, object]) -> _ProgramTests:
     """The tests of a row. Raises ValueError that says what is wrong with its columns."""
     setup = str(columns.get("test_setup_code") or "")
     if columns.get("tests") is not None:
         return _listed(columns["tests"], setup)
     if columns.get("test_list") is not None:
-        return ProgramTests(calls=_texts("test_list", columns["test_list"]), setup=setup)
+        return _ProgramTests(calls=_texts("test_list", columns["test_list"]), setup=setup)
     if columns.get("test"):
         entry = str(columns.get("entry_point") or "")
         if not entry.isidentifier():
             raise ValueError(f"column entry_point is {entry!r}, not the name of the function that `test` checks")
-        return ProgramTests(calls=(f"{columns['test']}\n\ncheck({entry})\n",), setup=setup)
+        return _ProgramTests(calls=(f"{columns['test']}\n\ncheck({entry})\n",), setup=setup)
     if columns.get("inputs") is not None:
         inputs, outputs = (_texts(name, columns.get(name)) for name in ("inputs", "outputs"))
         if len(inputs) != len(outputs):
             raise ValueError(f"columns inputs and outputs hold {len(inputs)} and {len(outputs)} texts")
-        return ProgramTests(
+        return _ProgramTests(
             outputs=tuple(OutputTest(stdin=read, output=write) for read, write in zip(inputs, outputs, strict=True))
         )
     raise ValueError(
@@ -103,7 +103,7 @@ def read_tests(columns: Mapping[str, object]) -> ProgramTests:
     )
 
 
-def _listed(value: object, setup: str) -> ProgramTests:
+def _listed(value: object, setup: str) -> _ProgramTests:
     calls: list[str] = []
     outputs: list[OutputTest] = []
     for place, test in enumerate(_list("tests", value)):
@@ -113,7 +113,7 @@ def _listed(value: object, setup: str) -> ProgramTests:
             outputs.append(OutputTest(stdin=str(test["input"]), output=str(test["output"])))
         else:
             raise ValueError(f"tests.{place} is neither a text nor a table with input and output")
-    return ProgramTests(calls=tuple(calls), outputs=tuple(outputs), setup=setup)
+    return _ProgramTests(calls=tuple(calls), outputs=tuple(outputs), setup=setup)
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def extract_program(completion: str, pattern: str = "") -> str:
 # --------------------------------------------------------------------------------------------------------- hidden tests
 
 _KEPT = 4096
-_kept: OrderedDict[tuple[str, ProgramTests, str], list[HiddenTestOutcome]] = OrderedDict()
+_kept: OrderedDict[tuple[str, _ProgramTests, str], list[HiddenTestOutcome]] = OrderedDict()
 """Outcomes of the programs that were tested last: answers repeat, the more so the better a policy gets."""
 
 
@@ -191,7 +191,7 @@ def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes,
     code = extract_program(completion_text(completion), pattern)
     if join_prompt:
         code = completion_text(prompt) + code
-    policy = limits_of_tests(seconds, memory_bytes, if_no_rung)
+    policy = _limits_of_tests(seconds, memory_bytes, if_no_rung)
     try:
         outcomes = _tested(shared_sandbox(policy), code, read_tests(columns), spaces)
     except (ValueError, DataError) as error:
@@ -212,7 +212,7 @@ def visible_code_tests(
 
 
 def _tested(
-    sandbox: CodeSandbox, code: str, tests: ProgramTests, spaces: Literal["exact", "ends"]
+    sandbox: CodeSandbox, code: str, tests: _ProgramTests, spaces: Literal["exact", "ends"]
 ) -> list[HiddenTestOutcome]:
     """Outcomes of all tests; of a program that has just been tested, the earlier ones, unless time was short."""
     key = (code, tests, spaces)

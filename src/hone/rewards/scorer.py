@@ -68,7 +68,7 @@ class MeasuredMember(RewardMember):
 
 
 @dataclass(frozen=True, slots=True)
-class ScorerTicket:
+class _ScorerTicket:
     """Answers to one prompt that are being scored."""
 
     ids: Sequence[str]
@@ -126,11 +126,11 @@ class RewardScorer:
         for _, member in self.members:
             member.write_protect(folder)
 
-    def submit(self, answers: Sequence[ScorerInput]) -> ScorerTicket:
+    def submit(self, answers: Sequence[ScorerInput]) -> _ScorerTicket:
         """Begin to score the answers to one prompt."""
-        return ScorerTicket([one.id for one in answers], [member.submit(answers) for _, member in self.members])
+        return _ScorerTicket([one.id for one in answers], [member.submit(answers) for _, member in self.members])
 
-    def gather(self, tickets: Sequence[ScorerTicket]) -> RewardScores:
+    def gather(self, tickets: Sequence[_ScorerTicket]) -> RewardScores:
         """Wait for the scores of all tickets, in their order."""
         columns: list[Sequence[RewardResult]] = [()] * len(self.config.functions)
         tracebacks: list[str] = []
@@ -197,7 +197,7 @@ def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
 
 # ---------------------------------------------------------------------------------------------------------- each answer
 @dataclass(frozen=True, slots=True)
-class EachAnswerTicket:
+class _EachAnswerTicket:
     """Answers that are being scored, of some conversations of one prompt."""
 
     counts: Sequence[int]
@@ -215,11 +215,11 @@ class EachAnswerScorer:
 
     scorer: Scorer
 
-    def submit(self, answers: Sequence[ScorerInput]) -> EachAnswerTicket:
+    def submit(self, answers: Sequence[ScorerInput]) -> _EachAnswerTicket:
         parts = [part for answer in answers for part in _conversation_prefixes(answer)]
-        return EachAnswerTicket([answer.transcript.turns for answer in answers], self.scorer.submit(parts))
+        return _EachAnswerTicket([answer.transcript.turns for answer in answers], self.scorer.submit(parts))
 
-    def gather(self, tickets: Sequence[EachAnswerTicket]) -> RewardScores:
+    def gather(self, tickets: Sequence[_EachAnswerTicket]) -> RewardScores:
         found = self.scorer.gather([ticket.inner for ticket in tickets])
         counts = np.array([count for ticket in tickets for count in ticket.counts], np.int64)
         return _last_scores(found, counts)

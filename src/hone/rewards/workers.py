@@ -91,7 +91,7 @@ class RewardTicket:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardJob:
+class _RewardJob:
     """Calls of one function on parts of a batch, done by one worker."""
 
     ticket: RewardTicket
@@ -115,7 +115,7 @@ class FunctionSignature:
 
 
 @dataclass(slots=True)
-class FunctionStats:
+class _FunctionStats:
     """Statistics of a function's calls so far."""
 
     seconds_per_sample: float | None = None
@@ -142,7 +142,7 @@ class FunctionStats:
         )
 
 
-def split_into_units(
+def _split_into_units(
     batch: RewardBatch, unit: Literal["sample", "group"], samples: Collection[int]
 ) -> list[tuple[int, ...]]:
     """The smallest parts of a batch that one call may get; without groups, single samples."""
@@ -152,26 +152,26 @@ def split_into_units(
     return [(index,) for index in samples]
 
 
-def plan_jobs(
+def _plan_jobs(
     ticket: RewardTicket, function: int, *, unit: Literal["sample", "group"], form: str, job_size: int, workers: int
-) -> list[RewardJob]:
+) -> list[_RewardJob]:
     """Jobs for the answers of a batch without a result: small enough to keep all workers busy, and to notice a hang
     soon."""
     open_samples = [index for index, result in enumerate(ticket.results[function]) if result is None]
     size = max(1, min(job_size, -(-len(open_samples) // workers)))
     blocks: list[list[tuple[int, ...]]] = [[]]
-    for one in split_into_units(ticket.batch, unit, open_samples):
+    for one in _split_into_units(ticket.batch, unit, open_samples):
         if sum(map(len, blocks[-1])) >= size:
             blocks.append([])
         blocks[-1].append(one)
-    jobs: list[RewardJob] = []
+    jobs: list[_RewardJob] = []
     for samples in (tuple(index for unit in block for index in unit) for block in blocks if block):
         pieces = (samples,) if form == "batch" else tuple((index,) for index in samples)
-        jobs.append(RewardJob(ticket, function, pieces))
+        jobs.append(_RewardJob(ticket, function, pieces))
     return jobs
 
 
-def parse_message(line: bytes) -> dict[str, object]:
+def _parse_message(line: bytes) -> dict[str, object]:
     """A worker's line as a message; an empty one for an invalid line, which no reader accepts."""
     try:
         message = decode(line)
@@ -189,7 +189,7 @@ def parse_results(
         return None
     if not all(_is_score(score) for score in scores):
         return None
-    seconds = parse_seconds(reply) / count
+    seconds = _parse_seconds(reply) / count
     return [
         result_from_value(score, reason=str(reason), seconds=seconds, source=source)
         for score, reason in zip(scores, reasons, strict=True)
@@ -202,7 +202,7 @@ def _is_score(score: object) -> bool:
     return score is None or isinstance(score, int | float)
 
 
-def first_out_of_bounds(results: Sequence[RewardResult], bounds: Sequence[float] | None) -> float | None:
+def _first_out_of_bounds(results: Sequence[RewardResult], bounds: Sequence[float] | None) -> float | None:
     """The first score that is not within `bounds` (lowest, highest); None when all are."""
     if bounds is None:
         return None
@@ -210,7 +210,7 @@ def first_out_of_bounds(results: Sequence[RewardResult], bounds: Sequence[float]
     return next((score for score in scores if not bounds[0] <= score <= bounds[1]), None)
 
 
-def parse_seconds(reply: Mapping[str, object]) -> float:
+def _parse_seconds(reply: Mapping[str, object]) -> float:
     """The seconds that a worker reports; 0 where it reports none."""
     seconds = reply.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) else 0.0
@@ -238,9 +238,9 @@ class RewardWorkerPool:
         self._config, self._functions = config, config.worker_functions
         self._clock = clock or SystemClock()
         self._names = unique_names([function.name for function in self._functions])
-        self._stats = [FunctionStats() for _ in self._functions]
+        self._stats = [_FunctionStats() for _ in self._functions]
         self._changed = threading.Condition()
-        self._jobs: deque[RewardJob] = deque()
+        self._jobs: deque[_RewardJob] = deque()
         self._threads: list[threading.Thread] = []
         self._signatures: list[FunctionSignature] = []
         self._fatal: HoneError | None = None
@@ -289,7 +289,7 @@ class RewardWorkerPool:
         with self._changed:
             for function in range(functions):
                 self._jobs.extend(
-                    plan_jobs(
+                    _plan_jobs(
                         ticket,
                         function,
                         unit=self._functions[function].unit,
@@ -405,7 +405,7 @@ class RewardWorkerPool:
                 self._fatal = self._fatal or error
             self._changed.notify_all()
 
-    def _next_jobs(self) -> list[RewardJob]:
+    def _next_jobs(self) -> list[_RewardJob]:
         """The jobs that a worker is sent together: a small share of the queue; none when the pool closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing or self._fatal)
@@ -432,7 +432,7 @@ class RewardWorkerPool:
         functions = [{"use": function.use, "options": function.options} for function in self._functions]
         process.send(encode({"functions": functions, "memory_bytes": config.memory_bytes, "confined": config.confined}))
         try:
-            reply = parse_message(process.receive(config.start_deadline_s))
+            reply = _parse_message(process.receive(config.start_deadline_s))
         except ChildLostError as lost:
             process.kill()
             slow = f"took longer than rewards.start_deadline_s = {config.start_deadline_s:g} s"
@@ -466,13 +466,13 @@ class RewardWorkerPool:
         process.send(encode({"read_only": list(self._read_only)}))
         faults: list[str] = []
         with contextlib.suppress(ChildLostError):
-            reply = parse_message(process.receive(self._config.start_deadline_s))
+            reply = _parse_message(process.receive(self._config.start_deadline_s))
             faults = cast("list[str]", reply.get("faults", []))
         with self._changed:
             self.notices.extend(f"reward functions: {fault}" for fault in faults if fault not in self._told)
             self._told.update(faults)
 
-    def _run(self, jobs: Sequence[RewardJob], process: Worker) -> Worker | None:
+    def _run(self, jobs: Sequence[_RewardJob], process: Worker) -> Worker | None:
         """Do jobs, which are sent together and answered in order; the worker, or None when it had to be killed (the
         rest is queued again)."""
         sent = deque(job for job in jobs if self._send_job(job, process))
@@ -485,7 +485,7 @@ class RewardWorkerPool:
                 return None
         return process
 
-    def _send_job(self, job: RewardJob, process: Worker) -> bool:
+    def _send_job(self, job: _RewardJob, process: Worker) -> bool:
         if job.ticket.fatal:
             return False
         try:
@@ -497,11 +497,11 @@ class RewardWorkerPool:
             return False
         return True
 
-    def _read_answers(self, job: RewardJob, process: Worker) -> bool:
+    def _read_answers(self, job: _RewardJob, process: Worker) -> bool:
         """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:
-                self._record_reply(job, piece, parse_message(process.receive(self._config.deadline_s)))
+                self._record_reply(job, piece, _parse_message(process.receive(self._config.deadline_s)))
             except ChildLostError as lost:
                 self._record_lost_worker(job, number, self._lost_result(lost))
             else:
@@ -516,7 +516,7 @@ class RewardWorkerPool:
         reason = f"no answer within rewards.deadline_s = {limit_s:g} s; the worker was killed"
         return failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
 
-    def _request(self, job: RewardJob) -> bytes:
+    def _request(self, job: _RewardJob) -> bytes:
         batch = job.ticket.batch
         samples = [index for piece in job.pieces for index in piece]
         columns = batch.columns_for(self._signatures[job.function])
@@ -530,7 +530,7 @@ class RewardWorkerPool:
             }
         )
 
-    def _record_reply(self, job: RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:
+    def _record_reply(self, job: _RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:
         """Check and record a worker's reply to one piece."""
         if "contract" in reply:
             self._abort_ticket(job, str(reply["contract"]))
@@ -540,17 +540,17 @@ class RewardWorkerPool:
             self._abort_ticket(job, f"sent no valid reply for {len(piece)} completions")
         elif wrong := next(filter(None, map(job.ticket.batch.wrong_turns, piece, results)), ""):
             self._abort_ticket(job, wrong)
-        elif (score := first_out_of_bounds(results, self._functions[job.function].bounds)) is not None:
+        elif (score := _first_out_of_bounds(results, self._functions[job.function].bounds)) is not None:
             self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._functions[job.function].bounds}")
         else:
             self._settle(job, piece, results)
 
-    def _record_failure(self, job: RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:
+    def _record_failure(self, job: _RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:
         """The function raised: find out for which units, and keep one traceback of each distinct error."""
         if self._requeue_by_unit(job, piece):
             return
         reason = str(reply["error"])
-        result = failed_result(ScoreStatus.ERROR, reason, seconds=parse_seconds(reply))
+        result = failed_result(ScoreStatus.ERROR, reason, seconds=_parse_seconds(reply))
         with self._changed:
             errors = self._stats[job.function].errors
             if reason not in errors:
@@ -558,17 +558,17 @@ class RewardWorkerPool:
                 job.ticket.tracebacks.append(f"{self._names[job.function]}: {reply.get('traceback', reason)}")
         self._settle(job, piece, [result] * len(piece))
 
-    def _requeue_by_unit(self, job: RewardJob, piece: tuple[int, ...]) -> bool:
+    def _requeue_by_unit(self, job: _RewardJob, piece: tuple[int, ...]) -> bool:
         """Queue a failed piece again unit by unit; False when it is a single one."""
-        units = split_into_units(job.ticket.batch, self._functions[job.function].unit, piece)
+        units = _split_into_units(job.ticket.batch, self._functions[job.function].unit, piece)
         if len(units) == 1:
             return False
         with self._changed:
-            self._jobs.extendleft(RewardJob(job.ticket, job.function, (unit,)) for unit in reversed(units))
+            self._jobs.extendleft(_RewardJob(job.ticket, job.function, (unit,)) for unit in reversed(units))
             self._changed.notify_all()
         return True
 
-    def _record_lost_worker(self, job: RewardJob, number: int, result: RewardResult) -> None:
+    def _record_lost_worker(self, job: _RewardJob, number: int, result: RewardResult) -> None:
         """A piece took its worker down: the pieces after it are queued again, and it is cut or has no score."""
         if self._closing:
             return
@@ -578,7 +578,7 @@ class RewardWorkerPool:
             record.workers_lost += 1
             record.seconds_per_sample = None  # its measured speed no longer holds
             if rest:
-                self._jobs.appendleft(RewardJob(job.ticket, job.function, rest))
+                self._jobs.appendleft(_RewardJob(job.ticket, job.function, rest))
                 self._changed.notify_all()
             hopeless = record.workers_lost >= _MAX_START_FAILURES and not record.has_succeeded
         if hopeless:
@@ -588,7 +588,7 @@ class RewardWorkerPool:
         elif not self._requeue_by_unit(job, piece):
             self._settle(job, piece, [result] * len(piece))
 
-    def _settle(self, job: RewardJob, piece: tuple[int, ...], results: Sequence[RewardResult]) -> None:
+    def _settle(self, job: _RewardJob, piece: tuple[int, ...], results: Sequence[RewardResult]) -> None:
         record = self._stats[job.function]
         with self._changed:
             for index, result in zip(piece, results, strict=True):
@@ -600,7 +600,7 @@ class RewardWorkerPool:
             if job.ticket.pending == 0:
                 self._changed.notify_all()
 
-    def _abort_ticket(self, job: RewardJob, message: str) -> None:
+    def _abort_ticket(self, job: _RewardJob, message: str) -> None:
         """The ticket cannot be finished: its queued jobs are dropped, and `results` raises."""
         with self._changed:
             job.ticket.fatal = job.ticket.fatal or reward_fault(

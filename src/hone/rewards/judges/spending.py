@@ -45,13 +45,13 @@ class ReplyCache:
         """Keep a reply. Raises ResourceError."""
         path, body = self._path(key), reply.to_json()
         entry = {"key": key, "reply": body, "sha256": _checksum(key, body)}
-        write_atomically(path, json.dumps(entry).encode())
+        _write_atomically(path, json.dumps(entry).encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     """Write a file under another name and rename it; makes its folder. Raises ResourceError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ class SpendingFile:
 
     def save(self, totals: SpendingTotals) -> None:
         """Replace the totals. Raises ResourceError."""
-        write_atomically(self.path, json.dumps(asdict(totals)).encode())
+        _write_atomically(self.path, json.dumps(asdict(totals)).encode())
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self.path} cannot be read: {why}; delete it to count the judge's spending from 0")

@@ -198,7 +198,7 @@ _POINTS = (  # magnitude and sign of the variables at each point
 )
 
 
-def same_value(left: MathNode, right: MathNode, names: frozenset[str]) -> bool | None:
+def _same_value(left: MathNode, right: MathNode, names: frozenset[str]) -> bool | None:
     """Whether two expressions in the variables `names` are equal wherever the left one is real (where it is never
     real: wherever it has a value). None when the left one has no value anywhere.
 
@@ -248,7 +248,7 @@ def _agrees(expected: Value, right: MathNode, point: Mapping[str, Value], log_ba
     return bool(abs(expected - found) <= scale * mpmath.mpf(10) ** -_PRECISE_DIGITS)
 
 
-def real_value(node: MathNode) -> Fraction | None:
+def _real_value(node: MathNode) -> Fraction | None:
     """The value of an expression without variables, to 50 digits; None where it is not real or not finite."""
     digits = _working_digits(node)
     with mpmath.workdps(digits):
@@ -263,7 +263,7 @@ def real_value(node: MathNode) -> Fraction | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ same form
-def ordered(node: MathNode) -> str:
+def _ordered(node: MathNode) -> str:
     """A text that two expressions share exactly when they differ in the order of terms and factors only."""
     value = rational(node)
     if value is not None:
@@ -278,9 +278,9 @@ def ordered(node: MathNode) -> str:
             return _joined("*", [*([] if number == 1 else [str(number)]), *factors])
         case MathOperation(name="root", operands=(radicand, degree)):
             inverse = MathOperation("quotient", (NumberLiteral(Fraction(1)), degree))
-            return f"power({ordered(radicand)},{ordered(inverse)})"
+            return f"power({_ordered(radicand)},{_ordered(inverse)})"
         case MathOperation(name=name, operands=operands):
-            return f"{name}({','.join(ordered(operand) for operand in operands)})"
+            return f"{name}({','.join(_ordered(operand) for operand in operands)})"
         case _:
             return repr(node)
 
@@ -292,7 +292,7 @@ def _joined(sign: str, parts: list[str]) -> str:
 def _terms(node: MathNode) -> list[str]:
     if isinstance(node, MathOperation) and node.name == "sum":
         return [term for one in node.operands for term in _terms(one)]
-    return [ordered(node)]
+    return [_ordered(node)]
 
 
 def _factors(node: MathNode) -> tuple[Fraction, list[str]]:
@@ -314,9 +314,9 @@ def _factors(node: MathNode) -> tuple[Fraction, list[str]]:
             (above, factors), (below, inverses) = _factors(over), _factors(under)
             if below:
                 return above / below, [*factors, *(f"power({factor},-1)" for factor in inverses)]
-            return Fraction(1), [ordered(over), f"power({ordered(under)},-1)"]
+            return Fraction(1), [_ordered(over), f"power({_ordered(under)},-1)"]
         case _:
-            return Fraction(1), [ordered(node)]
+            return Fraction(1), [_ordered(node)]
 
 
 # ------------------------------------------------------------------------------------------------------------- equality
@@ -455,10 +455,10 @@ def _proportional(reference: ComparisonChain, answer: ComparisonChain) -> bool:
     if variables(other) != names or not names:
         return False
     point = {name: NumberLiteral(Fraction(7 + 4 * place, 3)) for place, name in enumerate(sorted(names))}
-    above, below = (real_value(_substituted(node, point)) for node in (one, other))
+    above, below = (_real_value(_substituted(node, point)) for node in (one, other))
     if not above or not below:
         return False
-    return same_value(one, MathOperation("product", (NumberLiteral(above / below), other)), names) is True
+    return _same_value(one, MathOperation("product", (NumberLiteral(above / below), other)), names) is True
 
 
 def _substituted(node: MathNode, point: dict[str, NumberLiteral]) -> MathNode:
@@ -557,7 +557,7 @@ def _scaled(node: MathNode, factor: Fraction) -> MathNode:
 def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:
     """Equality of two numbers or expressions: exact, except where the reference is a decimal that may be rounded."""
     if rules.same_form:
-        return ordered(reference) == ordered(answer)
+        return _ordered(reference) == _ordered(answer)
     names = variables(reference)
     if not variables(answer) <= names:
         return False
@@ -567,20 +567,20 @@ def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) ->
         return _within(reference, answer, rules.relative_tolerance)
     if not rules.any_form and rational(reference) is not None and rational(answer) is None:
         return False  # a root or constant that cancels is work left undone
-    return same_value(reference, answer, names) is True
+    return _same_value(reference, answer, names) is True
 
 
 def _within(reference: MathNode, answer: MathNode, tolerance: float) -> bool:
-    expected, found = real_value(reference), real_value(answer)
+    expected, found = _real_value(reference), _real_value(answer)
     if expected is None or found is None:
-        return same_value(reference, answer, frozenset()) is True
+        return _same_value(reference, answer, frozenset()) is True
     return abs(found - expected) <= Fraction(tolerance) * abs(expected)
 
 
 def _rounds_to(reference: NumberLiteral, answer: MathNode, tolerance: float) -> bool:
     """Whether an answer rounds to a decimal at its last digit; or, where that is a floating-point number printed in
     full, is this number rounded to at least six digits."""
-    exact = real_value(answer)
+    exact = _real_value(answer)
     if exact is None:
         return False
     expected = reference.value

@@ -50,36 +50,36 @@ def rational(node: MathNode) -> Fraction | None:
             return None
 
 
-def factors_of(node: MathNode) -> tuple[list[MathNode], list[MathNode]]:
+def _factors_of(node: MathNode) -> tuple[list[MathNode], list[MathNode]]:
     """Factors of a term, above and below the line. A rational number is one factor."""
     if rational(node) is not None or not isinstance(node, MathOperation):
         return [node], []
     if node.name == "negation":
-        return factors_of(node.operands[0])
+        return _factors_of(node.operands[0])
     if node.name == "product":
-        parts = [factors_of(one) for one in node.operands]
+        parts = [_factors_of(one) for one in node.operands]
         return [one for part in parts for one in part[0]], [one for part in parts for one in part[1]]
     if node.name == "quotient":
-        (above, below), (under, over) = factors_of(node.operands[0]), factors_of(node.operands[1])
+        (above, below), (under, over) = _factors_of(node.operands[0]), _factors_of(node.operands[1])
         return above + over, below + under
     return [node], []
 
 
-def coefficient(term: MathNode) -> Fraction:
+def _coefficient(term: MathNode) -> Fraction:
     """The rational factor of a term, without its sign; of a root the part that can be drawn."""
     total = Fraction(1)
-    above, below = factors_of(term)
+    above, below = _factors_of(term)
     for one in above:
-        degree, radicand = root_of_number(one)
+        degree, radicand = _root_of_number(one)
         total *= _drawn(radicand.numerator, degree)[0] if degree else rational(one) or 1
     for one in below:
         total /= rational(one) or 1
     return abs(total)
 
 
-def monomials(term: MathNode) -> list[Monomial]:
+def _monomials(term: MathNode) -> list[Monomial]:
     """The monomials of a term once its brackets are expanded."""
-    above, below = factors_of(term)
+    above, below = _factors_of(term)
     found: list[Monomial] = [frozenset()]
     for factor in above:
         inner = _bracket(factor)
@@ -97,13 +97,13 @@ def _bracket(factor: MathNode) -> list[Monomial]:
     """The monomials of a sum; of a power of a sum, the pure powers of its terms."""
     match factor:
         case MathOperation(name="sum", operands=terms):
-            return [one for term in terms for one in monomials(term)]
+            return [one for term in terms for one in _monomials(term)]
         case MathOperation(name="power", operands=(MathOperation(name="sum", operands=terms), exponent)):
             raised = rational(exponent)
             if raised is None or raised.denominator != 1 or raised < 1:
                 return [_single(factor, 1)]
             return [
-                frozenset((base, power * raised) for base, power in one) for term in terms for one in monomials(term)
+                frozenset((base, power * raised) for base, power in one) for term in terms for one in _monomials(term)
             ]
         case _:
             return [_single(factor, 1)]
@@ -111,7 +111,7 @@ def _bracket(factor: MathNode) -> list[Monomial]:
 
 def _single(factor: MathNode, sign: int) -> Monomial:
     """The monomial of one factor, a base with its exponent."""
-    degree, radicand = root_of_number(factor)
+    degree, radicand = _root_of_number(factor)
     if degree:
         reduced = _drawn(radicand.numerator * radicand.denominator ** (degree - 1), degree)[1]
         return frozenset({(f"root {degree} of {reduced}", Fraction(1))}) if reduced != 1 else frozenset()
@@ -130,7 +130,7 @@ def _times(left: Monomial, right: Monomial) -> Monomial:
     return frozenset((base, power) for base, power in total.items() if power)
 
 
-def root_of_number(node: MathNode) -> tuple[int, Fraction]:
+def _root_of_number(node: MathNode) -> tuple[int, Fraction]:
     r"""Degree and radicand of a root of a positive number, `\sqrt[3]{2}` or `2^{1/3}`; degree 0 for anything else."""
     if not isinstance(node, MathOperation) or node.name not in ("root", "power"):
         return 0, Fraction(0)
@@ -220,10 +220,10 @@ def _undone_sum(terms: tuple[MathNode, ...]) -> Iterator[str]:
     """Like terms, also behind brackets (`x + x`, `3(x+2) + 4(x-1)`, `\\sqrt{18} - \\sqrt{2}`), and two fractions."""
     if any(rational(term) == 0 for term in terms):
         yield "sum"
-    keys = Counter(key for term in terms for key in set(monomials(term)))
+    keys = Counter(key for term in terms for key in set(_monomials(term)))
     if max(keys.values(), default=0) > 1:
         yield "sum"
-    if sum(any(variables(one) for one in factors_of(term)[1]) for term in terms) > 1:
+    if sum(any(variables(one) for one in _factors_of(term)[1]) for term in terms) > 1:
         yield "sum of fractions"
     if sum(_is_logarithm(term) for term in terms) > 1:
         yield "sum of logarithms"
@@ -237,13 +237,13 @@ def _is_logarithm(term: MathNode) -> bool:
 
 
 def _undone_product(node: MathOperation) -> Iterator[str]:
-    above, below = factors_of(node)
+    above, below = _factors_of(node)
     if rational(node) is not None:
         return
     if any(rational(one) in (0, 1) for one in above) and len(above) > 1:
         yield "product"
     numbers = [sum(rational(one) is not None for one in side) for side in (above, below)]
-    roots = [one for one in above + below if root_of_number(one)[0]]
+    roots = [one for one in above + below if _root_of_number(one)[0]]
     sums = [one for one in above + below if isinstance(one, MathOperation) and one.name == "sum" and not variables(one)]
     symbols = Counter(name for one in above + below for name in _symbol_base(one))
     if max(*numbers, len(roots), len(sums), *symbols.values()) > 1:
@@ -271,7 +271,7 @@ def _undone_quotient(over: MathNode, under: MathNode) -> Iterator[str]:
         yield "division"
         return
     terms = over.operands if isinstance(over, MathOperation) and over.name == "sum" else (over,)
-    factors = [abs(above)] if above is not None else [coefficient(term) for term in terms]
+    factors = [abs(above)] if above is not None else [_coefficient(term) for term in terms]
     if below.denominator == 1 and all(one.denominator == 1 for one in factors):
         common = math.gcd(int(below), *(int(one) for one in factors))
         if common == abs(below):
@@ -298,7 +298,7 @@ def _undone_power_of_variables(base: MathNode, exponent: MathNode) -> Iterator[s
     if raised is not None and raised.denominator != 1:
         yield "root of an expression"
     elif raised is not None and isinstance(base, MathOperation):
-        scaled = base.name in ("product", "quotient") and coefficient(base) != 1
+        scaled = base.name in ("product", "quotient") and _coefficient(base) != 1
         if base.name in ("power", "negation") or scaled:
             yield "power"
     if raised in (0, 1):

@@ -38,33 +38,33 @@ def _matrix_of(rows: Sequence[Sequence[MathNode]]) -> ValueCollection:
     return ValueCollection("matrix", tuple(ValueCollection("row", tuple(row)) for row in rows))
 
 
-def scalar(node: MathNode) -> MathNode:
+def _scalar(node: MathNode) -> MathNode:
     """The node, when it is a single value. Raises MathSyntaxError for arithmetic with a set, tuple or matrix."""
     if isinstance(node, ValueCollection):
         raise MathSyntaxError("arithmetic with several values")
     return node
 
 
-def negative(node: MathNode) -> MathNode:
+def _negative(node: MathNode) -> MathNode:
     """The negative of a value; of a positive number as one literal."""
     if isinstance(node, NumberLiteral) and node.value > 0:
         return NumberLiteral(-node.value, node.digits)
     return MathOperation("negation", (node,))
 
 
-def product(left: MathNode, right: MathNode) -> MathNode:
+def _product(left: MathNode, right: MathNode) -> MathNode:
     """The product of two values; `1.5 * 10^3` is one literal."""
     power = rational(right) if isinstance(right, MathOperation) and right.name == "power" else None
     if isinstance(left, NumberLiteral) and power is not None:
         return NumberLiteral(left.value * power, left.digits)
     before = left.operands if isinstance(left, MathOperation) and left.name == "product" else (left,)
-    return MathOperation("product", tuple(scalar(one) for one in (*before, right)))
+    return MathOperation("product", tuple(_scalar(one) for one in (*before, right)))
 
 
-def percent(node: MathNode) -> MathNode:
+def _percent(node: MathNode) -> MathNode:
     if isinstance(node, NumberLiteral):
         return NumberLiteral(node.value / 100, node.digits)
-    return MathOperation("quotient", (scalar(node), NumberLiteral(Fraction(100))))
+    return MathOperation("quotient", (_scalar(node), NumberLiteral(Fraction(100))))
 
 
 # ---------------------------------------------------------------------------------------------------------- expressions
@@ -95,7 +95,7 @@ _MATRICES = frozenset({"pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix",
 
 
 @dataclass(slots=True)
-class ExpressionParser:
+class _ExpressionParser:
     """Reads tokens from left to right."""
 
     tokens: Sequence[MathToken]
@@ -144,7 +144,7 @@ class ExpressionParser:
         node = self._sum()
         if self._peek() in ("\\over", "\\choose"):
             name = "quotient" if self._take() == "\\over" else "binomial"
-            node = MathOperation(name, (scalar(node), scalar(self._sum())))
+            node = MathOperation(name, (_scalar(node), _scalar(self._sum())))
         return node
 
     def _sum(self) -> MathNode:
@@ -154,32 +154,32 @@ class ExpressionParser:
             if self._peek() in ("+", "-"):
                 raise MathSyntaxError("two signs in a row")
             term = self._term()
-            terms.append(MathOperation("negation", (scalar(term),)) if minus else term)
-        return terms[0] if len(terms) == 1 else MathOperation("sum", tuple(scalar(term) for term in terms))
+            terms.append(MathOperation("negation", (_scalar(term),)) if minus else term)
+        return terms[0] if len(terms) == 1 else MathOperation("sum", tuple(_scalar(term) for term in terms))
 
     def _term(self) -> MathNode:
         if self._peek() in ("+", "-"):
             minus = self._take() == "-"
             node = self._term()
-            return negative(scalar(node)) if minus else node
+            return _negative(_scalar(node)) if minus else node
         node = self._mixed_number() or self._factor()
         while True:
             text = self._peek()
             if text in _TIMES:
                 self._take()
-                node = product(node, self._signed_factor())
+                node = _product(node, self._signed_factor())
             elif text in _DIVIDE:
                 self._take()
-                node = MathOperation("quotient", (scalar(node), scalar(self._signed_factor())))
+                node = MathOperation("quotient", (_scalar(node), _scalar(self._signed_factor())))
             elif self._starts_factor():
-                node = product(node, self._factor())
+                node = _product(node, self._factor())
             else:
                 return node
 
     def _signed_factor(self) -> MathNode:
         if self._peek() == "-":
             self._take()
-            return negative(scalar(self._factor()))
+            return _negative(_scalar(self._factor()))
         return self._factor()
 
     def _starts_factor(self) -> bool:
@@ -208,16 +208,16 @@ class ExpressionParser:
             text = self._peek()
             if text == "^":
                 self._take()
-                node = MathOperation("power", (scalar(node), scalar(self._argument(signed=True))))
+                node = MathOperation("power", (_scalar(node), _scalar(self._argument(signed=True))))
             elif text == "!":
                 self._take()
-                node = MathOperation("factorial", (scalar(node),))
+                node = MathOperation("factorial", (_scalar(node),))
             elif text == "%" or text.lower() in ("percent", "percents"):
                 self._take()
-                node = percent(node)
+                node = _percent(node)
             elif text == "°":
                 self._take()
-                node = MathOperation("degrees", (scalar(node),))
+                node = MathOperation("degrees", (_scalar(node),))
             elif text in SCALES and isinstance(node, NumberLiteral):
                 node = NumberLiteral(node.value * SCALES[self._take()], node.digits)
             else:
@@ -262,7 +262,7 @@ class ExpressionParser:
             return NamedSymbol(name)
         if kind == "word" and text.lower() in ("negative", "minus"):
             self.place += 1
-            return negative(scalar(self._factor()))
+            return _negative(_scalar(self._factor()))
         if text in _FUNCTIONS:
             return self._function()
         if kind == "command":
@@ -275,7 +275,7 @@ class ExpressionParser:
             node = self._sum()
             self._expect("|")
             self.open_bars -= 1
-            return MathOperation("absolute value", (scalar(node),))
+            return MathOperation("absolute value", (_scalar(node),))
         raise MathSyntaxError(self._complaint())
 
     def _subscript(self) -> str:
@@ -304,20 +304,20 @@ class ExpressionParser:
         if power == NumberLiteral(Fraction(-1)) and name in _INVERSES:
             name, power = _INVERSES[name], None
         argument = self._function_argument()
-        operands = (argument,) if base is None else (argument, scalar(base))
+        operands = (argument,) if base is None else (argument, _scalar(base))
         if name == "exp":
             name, operands = "power", (NamedSymbol("e"), argument)
         node = MathOperation(name, operands)
-        return node if power is None else MathOperation("power", (node, scalar(power)))
+        return node if power is None else MathOperation("power", (node, _scalar(power)))
 
     def _function_argument(self) -> MathNode:
         r"""`(...)`, or the product up to the next function or sum: `\sin 2x \cos x` has `2x`."""
         if self._peek() in ("(", "{"):
-            return scalar(self._bracketed(self._peek()))
+            return _scalar(self._bracketed(self._peek()))
         node = self._signed_factor()
         while self._starts_factor() and self._peek() not in _FUNCTIONS and self._peek() not in ("(", "|"):
-            node = product(node, self._factor())
-        return scalar(node)
+            node = _product(node, self._factor())
+        return _scalar(node)
 
     def _command(self) -> MathNode:
         text = self._peek()
@@ -331,31 +331,31 @@ class ExpressionParser:
         if text == "\\mathbb" and [self._peek(ahead) for ahead in (1, 2, 3)] == ["{", "R", "}"]:
             self.place += 4
             infinity = NamedSymbol("infty")
-            return ValueCollection("()", (negative(infinity), infinity))
+            return ValueCollection("()", (_negative(infinity), infinity))
         if text == "\\emptyset":
             self.place += 1
             return ValueCollection("set", ())
         if text in ("\\frac", "\\binom"):
             self.place += 1
-            operands = (scalar(self._argument()), scalar(self._argument()))
+            operands = (_scalar(self._argument()), _scalar(self._argument()))
             return MathOperation("quotient" if text == "\\frac" else "binomial", operands)
         if text == "\\sqrt":
             return self._root()
         if text in ("\\lfloor", "\\lceil"):
             name, closing = ("floor", "\\rfloor") if text == "\\lfloor" else ("ceiling", "\\rceil")
-            return MathOperation(name, (scalar(self._group(closing)),))
+            return MathOperation(name, (_scalar(self._group(closing)),))
         raise MathSyntaxError(self._complaint())
 
     def _root(self) -> MathNode:
         self.place += 1
         degree: MathNode = NumberLiteral(Fraction(2))
         if self._peek() == "[":
-            degree = scalar(self._group("]"))
+            degree = _scalar(self._group("]"))
         if self._peek() == "(":
             radicand = self._bracketed("(")
         else:
             radicand = self._group("}") if self._peek() == "{" else self._primary()
-        return MathOperation("root", (scalar(radicand), degree))
+        return MathOperation("root", (_scalar(radicand), degree))
 
     def _bracketed(self, opening: str) -> MathNode:
         self.place += 1
@@ -403,7 +403,7 @@ class ExpressionParser:
             self._expect("}")
         rows: list[list[MathNode]] = [[]]
         while not self._peek().startswith("\\end{"):
-            rows[-1].append(scalar(self._over()))
+            rows[-1].append(_scalar(self._over()))
             if self._peek() == "\\\\":
                 self.place += 1
                 if not self._peek().startswith("\\end{"):
@@ -498,6 +498,6 @@ def _side(tokens: Sequence[MathToken]) -> MathNode:
     number, factor, dimensions = split_unit(tokens)
     if not number:
         raise MathSyntaxError("an empty value")
-    parser = ExpressionParser(number)
+    parser = _ExpressionParser(number)
     node = parser.whole()
     return MeasuredQuantity(node, factor, dimensions) if dimensions else node

@@ -87,17 +87,17 @@ def one_spelling(text: str) -> str:
     plain = (
         letter if letter.isascii() or not letter.isdecimal() else str(unicodedata.decimal(letter)) for letter in text
     )
-    text = _THOUSANDS_GAP.sub("", unwrap("".join(plain)))
+    text = _THOUSANDS_GAP.sub("", _unwrap("".join(plain)))
     text = _LAYOUT.sub(" ", _ROW_GAP.sub(r"\\\\", text))
     while (plain := _TEXT.sub(r" \1 ", text)) != text:
         text = plain
     text = _SPACE.sub(" ", _FONT.sub("", text))
     for pattern, replacement in _SYNONYMS:
         text = pattern.sub(replacement, text)
-    return " ".join(unwrap(text).split())
+    return " ".join(_unwrap(text).split())
 
 
-def unwrap(text: str) -> str:
+def _unwrap(text: str) -> str:
     """The text without delimiters of mathematics, emphasis or quotation around the whole, and without a full stop."""
     while True:
         text = text.strip()

@@ -1,8 +1,8 @@
 """Config of dialogue tasks: the world, its limits, and the tools of a dialogue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
@@ -172,14 +172,11 @@ class DialogueTaskConfig(TaskConfig):
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows
-class RowSource(Protocol):
-    """A world that may bring rows."""
-
-    def rows(self, size: int, seed: int) -> "list[dict[str, object]] | None":
-        """The rows, or None. Raises UserCodeError."""
 
 
-def dialogue_examples(task: DialogueTaskConfig, source: RowSource) -> ExampleDataset:
+def dialogue_examples(
+    task: DialogueTaskConfig, rows_of: Callable[[int, int], list[dict[str, object]] | None]
+) -> ExampleDataset:
     """Rows of a task's dialogues; a prompt is empty where the world begins with messages of its own.
 
     A task with tools and no world has its prompts' rows. Raises DataError, UserCodeError.
@@ -188,7 +185,7 @@ def dialogue_examples(task: DialogueTaskConfig, source: RowSource) -> ExampleDat
         return task.examples()
     if task.rows is not None:
         return _file_rows(Path(task.rows), task)
-    rows = source.rows(task.size, task.seed)
+    rows = rows_of(task.size, task.seed)
     if rows is None:
         rows = [{"seed": task.seed * task.size + number} for number in range(task.size)]
     return _built(rows, task.source, range(1, len(rows) + 1))

@@ -36,7 +36,7 @@ _WINDOW: Final = 200
 
 
 @dataclass(slots=True)
-class DialogueRecord:
+class _DialogueRecord:
     """One dialogue while it goes on."""
 
     number: int
@@ -72,7 +72,7 @@ class _DialogueTally:
     """Dialogues since the last word on calls."""
     seen_called: int = 0
 
-    def add(self, conversation: Conversation, record: DialogueRecord) -> None:
+    def add(self, conversation: Conversation, record: _DialogueRecord) -> None:
         self.stops[str(conversation.stop)] += 1
         self.turns.append(conversation.turns)
         self.forked += len(conversation.rows) > 1
@@ -241,7 +241,7 @@ class DialogueEnvironment:
         self._host, self._rules, self._tokens, self._seed = host, rules, tokens, seed
         self._clock = clock or SystemClock()
         self._prompts = {prompt.id: prompt for prompt in prompts}
-        self._open: dict[tuple[str, int], DialogueRecord] = {}
+        self._open: dict[tuple[str, int], _DialogueRecord] = {}
         self._tracebacks: dict[str, str] = {}
         self._notes: list[str] = []
         self.tally = _DialogueTally()
@@ -290,16 +290,16 @@ class DialogueEnvironment:
 
     # --------------------------------------------------------------------------------------------- inside
 
-    def _record(self, conversation: Conversation) -> DialogueRecord:
+    def _record(self, conversation: Conversation) -> _DialogueRecord:
         name = (conversation.request.id, conversation.sample)
         if name not in self._open:
-            self._open[name] = DialogueRecord(self._host.number(), self._prompt(conversation).content)
+            self._open[name] = _DialogueRecord(self._host.number(), self._prompt(conversation).content)
         return self._open[name]
 
     def _prompt(self, conversation: Conversation) -> Prompt:
         return self._prompts[conversation.request.id.rpartition("#")[0]]
 
-    def _said(self, conversation: Conversation, record: DialogueRecord) -> PolicyTurn:
+    def _said(self, conversation: Conversation, record: _DialogueRecord) -> PolicyTurn:
         """The latest answer as the world sees it; its calls are counted."""
         answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
         found = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
@@ -318,7 +318,7 @@ class DialogueEnvironment:
         )
 
     def _when_answered(
-        self, asked: "Future[WorldTurn]", record: DialogueRecord, go_on: Callable[[WorldTurn], EnvironmentReply]
+        self, asked: "Future[WorldTurn]", record: _DialogueRecord, go_on: Callable[[WorldTurn], EnvironmentReply]
     ) -> "Future[EnvironmentReply]":
         """The reply to what a world answers; a fault of the world, or text without tokens, ends the dialogue."""
         replied: Future[EnvironmentReply] = Future()
@@ -338,7 +338,7 @@ class DialogueEnvironment:
         asked.add_done_callback(settle)
         return replied
 
-    def _failed(self, record: DialogueRecord, fault: WorldFaultError) -> EnvironmentReply:
+    def _failed(self, record: _DialogueRecord, fault: WorldFaultError) -> EnvironmentReply:
         record.status, record.reason = fault.status, fault.reason
         told = fault.traceback or fault.reason
         if told not in self._tracebacks and len(self._tracebacks) < _MAX_TRACEBACKS:
@@ -350,7 +350,7 @@ class DialogueEnvironment:
         return EnvironmentReply(done=True, stop=stop)
 
     def _opened(
-        self, conversation: Conversation, record: DialogueRecord, prompt: Prompt, turn: WorldTurn
+        self, conversation: Conversation, record: _DialogueRecord, prompt: Prompt, turn: WorldTurn
     ) -> EnvironmentReply:
         """The prompt of a dialogue: the messages that the world begins with, else that of the row."""
         record.facts.update(turn.facts)
@@ -364,7 +364,7 @@ class DialogueEnvironment:
             raise WorldFaultError("begin gave no messages, and the row has no prompt")
         return EnvironmentReply(prompt=tokens)
 
-    def _heard(self, conversation: Conversation, record: DialogueRecord, turn: WorldTurn) -> EnvironmentReply:
+    def _heard(self, conversation: Conversation, record: _DialogueRecord, turn: WorldTurn) -> EnvironmentReply:
         """The reply of what the world said to the latest turn."""
         record.paid[conversation.turns - 1] = turn.reward
         record.facts.update(turn.facts)
@@ -379,7 +379,7 @@ class DialogueEnvironment:
         return self._between(conversation, record, messages)
 
     def _between(
-        self, conversation: Conversation, record: DialogueRecord, messages: Sequence[Message]
+        self, conversation: Conversation, record: _DialogueRecord, messages: Sequence[Message]
     ) -> EnvironmentReply:
         """The reply of messages, with all tokens between the latest turn and the next one."""
         answer = conversation.transcript.answers[-1].tokens
@@ -397,7 +397,7 @@ class DialogueEnvironment:
         cut = cut_result(text, limit, encode=self._tokens.encode, decode=self._tokens.decode)
         return message if cut == text else {**message, "content": cut}
 
-    def _outcome(self, conversation: Conversation, record: DialogueRecord, stop: StopReason) -> DialogueOutcome:
+    def _outcome(self, conversation: Conversation, record: _DialogueRecord, stop: StopReason) -> DialogueOutcome:
         status, reason = record.status, record.reason
         last = record.paid.get(max(record.paid, default=-1), 0.0)
         if status is ScoreStatus.SCORED and last is None:

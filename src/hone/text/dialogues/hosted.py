@@ -5,11 +5,11 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
 
 from hone.core.conversation import Message
-from hone.core.dialogue import DialogueWorld, PolicyTurn, ToolCall, ToolSchema, WorldTurn
+from hone.core.dialogue import DialogueWorld, PolicyTurn, ToolSchema, WorldTurn
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import UserCodeError, run_all_checks
 from hone.process.user_files import load_reference
@@ -62,7 +62,7 @@ class WorldHost(Protocol):
         """End everything that runs. May be called twice."""
 
 
-def turn_to_json(turn: object) -> Json:
+def _turn_to_json(turn: object) -> Json:
     """A world's turn as JSON. Raises WorldContractError for anything else."""
     if not isinstance(turn, WorldTurn):
         raise WorldContractError(f"returned {_kind(turn)}, expected a WorldTurn")
@@ -79,7 +79,7 @@ def turn_to_json(turn: object) -> Json:
 
 
 def turn_from_json(value: object) -> WorldTurn:
-    """The turn that `turn_to_json` wrote. Raises WorldContractError: what a world's process sends is checked again."""
+    """The turn that `_turn_to_json` wrote. Raises WorldContractError: what a world's process sends is checked again."""
     table = cast("Json", value) if isinstance(value, dict) else {}
     try:
         turn = WorldTurn(
@@ -90,27 +90,8 @@ def turn_from_json(value: object) -> WorldTurn:
         )
     except (KeyError, TypeError) as error:
         raise WorldContractError(f"sent an answer that is none ({type(error).__name__}: {error})") from None
-    turn_to_json(turn)
+    _turn_to_json(turn)
     return turn
-
-
-def said_to_json(said: PolicyTurn) -> Json:
-    return {
-        "text": said.text,
-        "calls": [{"name": call.name, "arguments": dict(call.arguments)} for call in said.calls],
-        "fault": said.fault,
-        "finish_reason": said.finish_reason,
-        "turn": said.turn,
-        "turns_left": said.turns_left,
-        "tokens_left": said.tokens_left,
-    }
-
-
-def said_from_json(value: object) -> PolicyTurn:
-    """The turn that `said_to_json` wrote."""
-    table = cast("Json", value)
-    calls = tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in table["calls"])
-    return replace(PolicyTurn(**{**table, "calls": ()}), calls=calls)
 
 
 def _cut_middle(text: str, limit: int) -> str:
@@ -190,8 +171,7 @@ class WorldSpec:
     """Reference of a function that scores the environments among the tools."""
 
     def to_json(self) -> Json:
-        tools = [{"use": tool.use, "options": dict(tool.options)} for tool in self.tools]
-        return {"reference": self.reference, "options": dict(self.options), "tools": tools, "reward": self.reward}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, table: Json) -> "WorldSpec":
@@ -216,11 +196,7 @@ class WorldDescription:
     """It gives rewards."""
 
     def to_json(self) -> Json:
-        schemas = [
-            {"name": one.name, "description": one.description, "parameters": dict(one.parameters)}
-            for one in self.schemas
-        ]
-        return {"schemas": schemas, "begins": self.begins, "pays": self.pays}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, table: Json) -> "WorldDescription":
@@ -374,6 +350,6 @@ def checked(turn: object, method: str) -> "Json | Awaitable[object]":
     if inspect.isawaitable(turn):
         return turn
     try:
-        return turn_to_json(turn)
+        return _turn_to_json(turn)
     except WorldContractError as error:
         raise WorldContractError(f"{method} {error}") from None

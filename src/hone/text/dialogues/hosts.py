@@ -10,9 +10,9 @@ import itertools
 import os
 import select
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -34,7 +34,6 @@ from hone.text.dialogues.hosted import (
     WorldSpec,
     checked,
     load_world,
-    said_to_json,
     turn_from_json,
 )
 
@@ -104,7 +103,7 @@ class ProcessHost:
 
     def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
         first = not self._description.begins and dialogue not in self._living
-        return self._ask(dialogue, "first" if first else "answer", said_to_json(said), self._config.deadline_s)
+        return self._ask(dialogue, "first" if first else "answer", asdict(said), self._config.deadline_s)
 
     def end(self, dialogue: int) -> None:
         with self._lock:
@@ -180,7 +179,26 @@ class ProcessHost:
 
     def _start(self) -> None:
         """Start the zygote and the thread; the caller holds the lock. Raises UserCodeError, ResourceError."""
-        self._child, reply = _started(self._spec, self._config, self._read_only, self._clock)
+        config = self._config
+        child = ChildProcess("hone.text.dialogues.zygote", LineParser(), clock=self._clock)
+        child.start()
+        hello = {
+            "world": self._spec.to_json(),
+            "confined": config.confined,
+            "read_only": self._read_only,
+            "memory_bytes": config.memory_bytes,
+        }
+        child.send(encode(hello))
+        try:
+            reply = cast("Json", decode(child.receive(config.start_deadline_s)))
+        except ChildLostError as lost:
+            child.kill()
+            slow = f"took longer than task.world.start_deadline_s = {config.start_deadline_s:g} s"
+            raise ResourceError(f"importing {self._spec.name}: {slow if lost.timeout else lost}") from None
+        if "refused" in reply:
+            child.kill()
+            raise UserCodeError(*reply["refused"])
+        self._child = child
         self._description = WorldDescription.from_json(reply["ready"])
         self.warnings = [
             f"worlds are not fully confined: {gap}; task.world.confined = false silences this" for gap in reply["gaps"]
@@ -264,31 +282,6 @@ class ProcessHost:
         child.kill()
         for pending in self._take_pending():
             _fail(pending.future, WorldFaultError(reason))
-
-
-def _started(
-    spec: WorldSpec, config: DialogueWorldConfig, read_only: Sequence[str], clock: Clock
-) -> tuple[ChildProcess[bytes], Json]:
-    """A zygote that has imported the world, and what it says of it. Raises UserCodeError, ResourceError."""
-    child = ChildProcess("hone.text.dialogues.zygote", LineParser(), clock=clock)
-    child.start()
-    hello = {
-        "world": spec.to_json(),
-        "confined": config.confined,
-        "read_only": list(read_only),
-        "memory_bytes": config.memory_bytes,
-    }
-    child.send(encode(hello))
-    try:
-        reply = cast("Json", decode(child.receive(config.start_deadline_s)))
-    except ChildLostError as lost:
-        child.kill()
-        slow = f"took longer than task.world.start_deadline_s = {config.start_deadline_s:g} s"
-        raise ResourceError(f"importing {spec.name}: {slow if lost.timeout else lost}") from None
-    if "refused" in reply:
-        child.kill()
-        raise UserCodeError(*reply["refused"])
-    return child, reply
 
 
 def _message(body: bytes) -> Json:

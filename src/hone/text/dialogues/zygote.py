@@ -25,8 +25,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from hone.core.dialogue import PolicyTurn, ToolCall
 from hone.core.errors import UserCodeError
-from hone.process.confine import Confinement, confine
+from hone.process.confine import confine
 from hone.process.descendants import kill_family
 from hone.process.parent import READ_BYTES, ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
@@ -39,7 +40,6 @@ from hone.text.dialogues.hosted import (
     WorldSpec,
     checked,
     load_world,
-    said_from_json,
 )
 
 # ----------------------------------------------------------------------------------------------------- dialogue process
@@ -55,26 +55,22 @@ def _serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None
             if verb == b"rows":
                 reply = _attempt(lambda request=request: {"rows": pack(world.rows(request["size"], request["seed"]))})
             elif verb == b"begin":
-                _seed_global_random_numbers(request["seed"])
+                random.seed(request["seed"])  # forked processes would all draw the same
+                np.random.seed(request["seed"] % 2**32)  # noqa: NPY002 - worlds of the user's use it
                 reply = _attempt(
                     lambda request=request: _awaited(
                         dialogue.begin(request["columns"], request["seed"]), "begin", runner
                     )
                 )
             elif verb in (b"answer", b"first"):
-                said = said_from_json(request)
+                calls = tuple(ToolCall(**call) for call in request["calls"])
+                said = PolicyTurn(**{**request, "calls": calls})
                 reply = _attempt(lambda said=said: _awaited(dialogue.answer(said), "answer", runner))
             else:
                 dialogue.close()
                 break
             _write(answer_fd, json.dumps(reply).encode() + b"\n")
     os._exit(0)
-
-
-def _seed_global_random_numbers(seed: int) -> None:
-    """Seed Python's and numpy's global random numbers: forked processes would all draw the same."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - worlds of the user's use it
 
 
 def _attempt(call: Callable[[], Json]) -> Json:
@@ -291,13 +287,9 @@ def main() -> None:
         return
     gaps: list[str] = []
     if confinement is not None:
-        gaps = [*confinement.gaps, *_protect(confinement, hello["read_only"])]
+        gaps = [*confinement.gaps, *(confinement.protect(hello["read_only"]) if hello["read_only"] else [])]
     _reply(channel, {"ready": world.describe().to_json(), "gaps": gaps})
     _Zygote(channel, world, hello["memory_bytes"]).run(rest)
-
-
-def _protect(confinement: Confinement, folders: list[str]) -> list[str]:
-    return confinement.protect(folders) if folders else []
 
 
 def _reply(channel: ParentChannel, message: Mapping[str, object]) -> None:

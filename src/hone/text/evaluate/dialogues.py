@@ -3,7 +3,7 @@
 Belongs here: what training and evaluation share. Dialogues themselves are in `envs.dialogue`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.conversation import Message, Turn, text_after_prompt
+from hone.core.conversation import Message, Turn
 from hone.core.credit import Metrics
 from hone.core.dialogue import WorldTurn
 from hone.core.episodes import Episodes
@@ -61,7 +61,7 @@ class OpenedDialogue:
     def examples(self) -> ExampleDataset:
         """Rows of the dialogues. Raises HoneError."""
         if self._examples is None:
-            self._examples = dialogue_examples(self.task, self.host)
+            self._examples = dialogue_examples(self.task, self.host.rows)
         return self._examples
 
     def opening(self) -> WorldTurn:
@@ -298,51 +298,6 @@ def dialogue_context(asked: int | None, most: int) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------- dialogue answers
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DialogueAnswers:
-    """E dialogues, in the order of the questions."""
-
-    prompts: Sequence[str]
-    answers: Sequence[str]
-    """Text after the prompt, of the last token row."""
-    turns: Sequence[tuple[Turn, ...]]
-    """What was said, the world's last words among it."""
-    stops: Sequence[str]
-    faults: Sequence[str]
-    """Reasons why dialogues have no score; empty where they have one."""
-    scores: NDArray[np.float64]
-    """`[E]`, NaN where there is none."""
-    lengths: NDArray[np.int64]
-    """`[E]` sampled tokens."""
-
-
-def dialogue_answers(
-    conversations: Sequence[Conversation],
-    episodes: Episodes,
-    prompts: Sequence[str],
-    decode: Callable[[NDArray[np.int32]], str],
-) -> DialogueAnswers:
-    """Dialogues and their scores. A dialogue that ended before its first answer has no episode, one whose history was
-    rewritten has several."""
-    pieces = np.array([len(one.rows) if one.turns else 0 for one in conversations], np.int64)
-    ends = np.cumsum(pieces)
-    texts = [text for text, _ in text_after_prompt(episodes, decode)]
-    scores = np.full(len(conversations), np.nan)
-    scores[pieces > 0] = episodes.score[ends[pieces > 0] - 1]
-    decisions = np.concatenate([[0], np.cumsum(episodes.lengths)])
-    outcomes = [one.outcome for one in conversations]
-    return DialogueAnswers(
-        prompts=[
-            prompt if one.opening is None else prompt_text(one.opening)
-            for prompt, one in zip(prompts, conversations, strict=True)
-        ],
-        answers=[texts[end - 1] if size else "" for end, size in zip(ends.tolist(), pieces.tolist(), strict=True)],
-        turns=[said_turns(one.messages) for one in conversations],
-        stops=[one.stop or "" for one in conversations],
-        faults=["" if one is None else one.reason for one in outcomes],
-        scores=scores,
-        lengths=decisions[ends] - decisions[ends - pieces],
-    )
 
 
 def said_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:

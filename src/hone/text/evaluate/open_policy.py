@@ -183,7 +183,7 @@ def open_policy(
             adapter = load_with_adapter(folder, source.lora, seed=seed, device=device, checkpoint_activations=recompute)
             decoder = adapter.decoder
         tokenizer.check_fits(decoder.config.vocab_size, where=str(folder))
-    set_arithmetic(decoder, source, device)
+    _set_arithmetic(decoder, source, device)
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
@@ -193,7 +193,7 @@ def open_policy(
     return TokenPolicy(decoder, tokenizer, temperature, adapter=adapter, expert_training=source.experts)
 
 
-def set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
+def _set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
     """Give a decoder the products' type and the memory settings of its config. Raises as `require_own_memory`."""
     require_own_memory(source, device)
     decoder.set_compute_dtype(resolved_compute(source, device))
@@ -352,7 +352,7 @@ def open_scorer(
     model.train()
     tokenizer = tokenizer or load_tokenizer(folder)
     tokenizer.check_fits(model.decoder.config.vocab_size, where=str(folder))
-    set_arithmetic(model.decoder, source, device)
+    _set_arithmetic(model.decoder, source, device)
     adapter = None if source.lora is None else new_adapter(model.decoder, source.lora, folder, seed=seed)
     return TokenScorer(_with_head_for(model, reads), tokenizer, adapter=adapter)
 

@@ -45,7 +45,7 @@ OWN_WORLD = "own"
 """Names the world of the run's own task."""
 
 
-class DialoguePlayer(Protocol):
+class _DialoguePlayer(Protocol):
     """The person."""
 
     def show(self, speaker: str, text: str) -> None:
@@ -73,7 +73,7 @@ class PlayRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaySettings:
+class _PlaySettings:
     """Task and limits of the dialogue."""
 
     task: DialogueTaskConfig
@@ -89,7 +89,7 @@ class _PersonHost:
 
     own: WorldHost
     side: PlaySide
-    player: DialoguePlayer
+    player: _DialoguePlayer
     begins: bool
     """The world has to be begun, also where only its tools are asked."""
 
@@ -143,7 +143,7 @@ class _PersonHost:
         return WorldTurn(messages=[{"role": "user", "content": typed.rstrip() + end}], reward=own.reward)
 
 
-def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
+def play_dialogue(wanted: PlayRequest, player: _DialoguePlayer) -> AnswerRow:
     """Lead one dialogue of a person with a policy; returns it with its end.
 
     Raises ConfigError for a control policy, or a task without dialogues on the world's side; HoneError as training does
@@ -165,7 +165,7 @@ def play_dialogue(wanted: PlayRequest, player: DialoguePlayer) -> AnswerRow:
         dialogue.close()
 
 
-def _play_settings(wanted: PlayRequest) -> PlaySettings:
+def _play_settings(wanted: PlayRequest) -> _PlaySettings:
     """Settings of the run's evaluation or training, with the world that is asked for. Raises ConfigError."""
     tree = {} if wanted.run is None else config_tree(wanted.run)
     own, rollout = table_of(tree, "evaluation"), table_of(tree, "rollout")
@@ -182,7 +182,7 @@ def _play_settings(wanted: PlayRequest) -> PlaySettings:
     except ValidationError as error:
         raise ConfigError(*(f"world {wanted.world}: {one['msg']}" for one in error.errors())) from None
     context, stop = limits.get("context"), limits.get("stop")
-    return PlaySettings(
+    return _PlaySettings(
         task=config,
         max_tokens=int(cast("int", limits.get("max_tokens") or 256)),
         stop=tuple(cast("list[str]", stop or [])),
@@ -192,7 +192,7 @@ def _play_settings(wanted: PlayRequest) -> PlaySettings:
 
 
 def _play(
-    wanted: PlayRequest, settings: PlaySettings, policy: TokenPolicy, dialogue: OpenedDialogue, player: DialoguePlayer
+    wanted: PlayRequest, settings: _PlaySettings, policy: TokenPolicy, dialogue: OpenedDialogue, player: _DialoguePlayer
 ) -> AnswerRow:
     context = dialogue_context(settings.context, policy.decoder.config.max_positions)
     limits = DialogueLimits(max_tokens=settings.max_tokens, context=context, history=settings.history)
@@ -224,7 +224,7 @@ def _play(
     return _ended(loop.groups[0][0], prompt, player)
 
 
-def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: DialoguePlayer) -> Prompt:
+def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: _DialoguePlayer) -> Prompt:
     """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
     content: PromptContent = row.prompt
     if wanted.side == "user":
@@ -239,7 +239,7 @@ def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: Dia
     return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns)
 
 
-def _ended(conversation: Conversation, prompt: Prompt, player: DialoguePlayer) -> AnswerRow:
+def _ended(conversation: Conversation, prompt: Prompt, player: _DialoguePlayer) -> AnswerRow:
     """The dialogue with its end; an answer that was cut has not been shown."""
     outcome = conversation.outcome
     turns = said_turns(conversation.messages)

@@ -38,7 +38,8 @@ from hone.rewards.scorer import (
 from hone.rewards.scores import RewardResult, failed_result, result_from_value
 from hone.rewards.workers import RewardBatch, RewardWorkerPool, parse_results
 from hone.run.policy_folder import policy_folder
-from hone.text.evaluate.judges.grading import judge_member
+from hone.text.evaluate.judges.client import open_client
+from hone.text.evaluate.judges.grading import JudgeMember
 from hone.text.tasks.step_rewards import step_ends
 from hone.text.tasks.world import Prompt
 
@@ -94,7 +95,7 @@ def require_context(config: RewardsConfig, prompts: Sequence[Prompt], *, max_tok
 
 
 @dataclass(frozen=True, slots=True)
-class TokensToScore:
+class _TokensToScore:
     """An answer as it is scored."""
 
     tokens: NDArray[np.int32]
@@ -103,7 +104,7 @@ class TokensToScore:
     """`[k]` positions of the tokens that are scored."""
 
 
-class RewardModelMember(MeasuredMember):
+class _RewardModelMember(MeasuredMember):
     """Scalar-head models, which score whole conversations when they are gathered."""
 
     def __init__(self, config: RewardModel, name: str, load: ModelLoader, *, step_end: str = "") -> None:
@@ -130,10 +131,10 @@ class RewardModelMember(MeasuredMember):
         found, self._notices = self._notices, []
         return found
 
-    def submit(self, answers: Sequence[ScorerInput]) -> Sequence[TokensToScore]:
-        return [TokensToScore(answer.tokens, self._positions(answer)) for answer in answers]
+    def submit(self, answers: Sequence[ScorerInput]) -> Sequence[_TokensToScore]:
+        return [_TokensToScore(answer.tokens, self._positions(answer)) for answer in answers]
 
-    def results(self, tickets: Sequence[Sequence[TokensToScore]]) -> tuple[list[list[RewardResult]], list[str]]:
+    def results(self, tickets: Sequence[Sequence[_TokensToScore]]) -> tuple[list[list[RewardResult]], list[str]]:
         models, answers = self._loaded(), [one for ticket in tickets for one in ticket]
         limit = min(one.decoder.config.max_positions for one in models)
         fits = [one for one in answers if len(one.tokens) <= limit]
@@ -165,7 +166,7 @@ class RewardModelMember(MeasuredMember):
         ends = step_ends(said.tokens, decode, self._step_end, answer.steps)
         return len(answer.transcript.prompt) + ends
 
-    def _scores(self, models: Sequence[TokenScorer], answers: Sequence[TokensToScore]) -> list[Floats]:
+    def _scores(self, models: Sequence[TokenScorer], answers: Sequence[_TokensToScore]) -> list[Floats]:
         """`[k]` scores of each answer: the members' mean less the price of their disagreement."""
         if not answers:
             return []
@@ -236,7 +237,7 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
     measured: dict[str, MeasuredMember] = {}
     for place, reward in enumerate(config.functions):
         if isinstance(reward, RewardModel):
-            model = RewardModelMember(reward, config.names[place], load, step_end=config.step_end)
+            model = _RewardModelMember(reward, config.names[place], load, step_end=config.step_end)
             members.append(([place], model))
             if reward.members:
                 measured[config.names[place]] = model
@@ -244,7 +245,9 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
             members.append(([place], _RewardServerMember(reward)))
         elif isinstance(reward, RewardJudge):
             name = config.names[place]
-            judge = judge_member(reward, name, device=device)
+            judge = JudgeMember(
+                reward, name, open_client(name, reward.by, reward.budget, cache=reward.cache, device=device)
+            )
             measured[name] = judge
             members.append(([place], judge))
         elif isinstance(reward, RewardWorld):

@@ -6,7 +6,7 @@ Belongs here: figures of numbers and labels. `text/scorers/scorer_job.py` reads 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -66,25 +66,10 @@ class HeldOutScores:
     """`[E]` what is voted on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionPoint:
-    """Mean truth of the answer that is selected from n, over all questions."""
-
-    n: int
-    best: Estimate
-    """The answer with the highest score."""
-    vote: float
-    """The most frequent final answer."""
-    weighted_vote: float
-    """The final answer with the largest sum of sigmoid(score)."""
-    oracle: float
-    """The best answer by its label: pass@n."""
-
-
-def selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionPoint], list[str]]:
+def _selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionRow], list[str]]:
     """Truth of the answer selected from n = 1, 2, 4, ... answers to a question, and warnings where selecting by the
     scorer is no better than a vote, or gets worse with n. Empty without `MIN_POOL` answers to a question."""
-    pools = group_members(held_out.prompt)
+    pools = _group_members(held_out.prompt)
     sizes = np.array([len(pool) for pool in pools])
     size = min(SELECTION_POOL, int(np.median(sizes))) if len(sizes) else 0
     if size < MIN_POOL or held_out.kind == "pairs":
@@ -97,37 +82,40 @@ def selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionPoint], list
     votes = [vote(answers, truth, count) for count in counts]
     weights = probabilities(values)
     points = [
-        SelectionPoint(
+        SelectionRow(
             n=count,
-            best=mean_interval(best[place]),
+            best=chosen.mean,
+            low=chosen.low,
+            high=chosen.high,
             vote=float(votes[place].mean()),
             weighted_vote=float(vote(answers, truth, count, weights=weights).mean()),
             oracle=float(pass_at(truth, count).mean()),
         )
         for place, count in enumerate(counts)
+        for chosen in [mean_interval(best[place])]
     ]
     return points, _selection_warnings(points, best, votes)
 
 
-def _selection_warnings(points: Sequence[SelectionPoint], best: list[Floats], votes: list[Floats]) -> list[str]:
+def _selection_warnings(points: Sequence[SelectionRow], best: list[Floats], votes: list[Floats]) -> list[str]:
     last, found = points[-1], list[str]()
     if paired_difference(votes[-1], best[-1]).high < 0:
         found.append(
             f"selecting by this scorer is worse than a vote: of {last.n} answers the best-scored one is worth "
-            f"{last.best.mean:.3f}, the most frequent {last.vote:.3f}, a vote weighted by the scorer "
+            f"{last.best:.3f}, the most frequent {last.vote:.3f}, a vote weighted by the scorer "
             f"{last.weighted_vote:.3f}"
         )
-    top = int(np.argmax([point.best.mean for point in points]))
+    top = int(np.argmax([point.best for point in points]))
     if top < len(points) - 1 and paired_difference(best[top], best[-1]).high < 0:
         found.append(
             f"selecting by this scorer gets worse with more answers: best of {points[top].n} is worth "
-            f"{points[top].best.mean:.3f}, best of {last.n} {last.best.mean:.3f}: the maximum finds its errors; a vote "
+            f"{points[top].best:.3f}, best of {last.n} {last.best:.3f}: the maximum finds its errors; a vote "
             f"weighted by the scorer is worth {last.weighted_vote:.3f}"
         )
     return found
 
 
-def group_members(group: Ints) -> list[Ints]:
+def _group_members(group: Ints) -> list[Ints]:
     """Places of the members of each group, groups in ascending order."""
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else []
@@ -162,7 +150,7 @@ class ScorerReport:
     length_bias: float
     """How much more the scorer prefers long answers than the labels do: of pairs, the difference of two shares; else of
     two rank correlations. NaN where the lengths are alike."""
-    selection: Sequence[SelectionPoint] = ()
+    selection: Sequence[SelectionRow] = ()
     warnings: Sequence[str] = ()
 
     def metrics(self) -> Metrics:
@@ -182,7 +170,7 @@ class ScorerReport:
             "eval/length_bias": self.length_bias,
         }
         for point in last:
-            found |= {"eval/best_of_n": point.best.mean, "eval/vote": point.vote}
+            found |= {"eval/best_of_n": point.best, "eval/vote": point.vote}
             found |= {"eval/weighted_vote": point.weighted_vote, "eval/pass_at_n": point.oracle}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
@@ -190,7 +178,7 @@ class ScorerReport:
 def evaluate_scores(held_out: HeldOutScores) -> ScorerReport:
     """All figures of a scorer, with warnings about those that make it unfit for use. Raises ValueError without data."""
     found = _pair_figures(held_out) if held_out.kind == "pairs" else _label_figures(held_out)
-    selection, notes = selection_curve(held_out)
+    selection, notes = _selection_curve(held_out)
     return replace(found, selection=selection, warnings=[*_quality_warnings(found), *notes])
 
 
@@ -253,7 +241,7 @@ def preferred_pairs(scores: Floats, group: Ints) -> tuple[Ints, Ints]:
     """Places `[p]` of the better and of the worse answer of every pair within a group whose scores differ."""
     pairs = [
         (int(first), int(second))
-        for members in group_members(group)
+        for members in _group_members(group)
         for first in members
         for second in members
         if scores[first] > scores[second]
@@ -283,23 +271,9 @@ def scorer_record(found: ScorerReport, *, step: int | None = None) -> Calibratio
     return CalibrationRecord(
         step=step,
         kind=found.kind,
-        bins=tuple(
-            CalibrationBin(low=one.low, high=one.high, predicted=one.predicted, observed=one.observed, n=one.n)
-            for one in found.table
-        ),
+        bins=tuple(CalibrationBin(**asdict(one)) for one in found.table),
         figures={name.removeprefix("eval/"): value for name, value in found.metrics().items()},
-        selection=tuple(
-            SelectionRow(
-                n=point.n,
-                best=point.best.mean,
-                low=point.best.low,
-                high=point.best.high,
-                vote=point.vote,
-                weighted_vote=point.weighted_vote,
-                oracle=point.oracle,
-            )
-            for point in found.selection
-        ),
+        selection=tuple(found.selection),
         warnings=tuple(found.warnings),
     )
 
@@ -314,24 +288,14 @@ def held_out_scores(
     micro_batch_tokens: int,
 ) -> HeldOutScores:
     """Ask the scorer about every labelled token of the answers: the last one, or the last of each step."""
-    seen = episodes.transcript
     marks = ~np.isnan(episodes.reward) if kind == "steps" else episode_ends(episodes)
     owner = episodes.owner[marks]
     logits = labelled_scores(scorer, episodes.keep_decisions(marks), micro_batch_tokens=micro_batch_tokens)
     weakest = np.full(len(episodes), np.inf)
     np.minimum.at(weakest, owner, logits)
-    texts = [text for text, _ in text_after_prompt(episodes, scorer.tokenizer.decode)]
-    return HeldOutScores(
-        kind=kind,
-        logits=logits,
-        labels=(episodes.reward[marks] if kind == "steps" else episodes.score).astype(np.float64),
-        values=weakest,
-        truth=episodes.score,
-        lengths=np.diff(seen.offsets) - _prompt_lengths(episodes),
-        group=episodes.group,
-        prompt=_prompt_numbers(episodes),
-        final_answers=[extract_answer(text, answer_pattern) for text in texts],
-    )
+    labels = (episodes.reward[marks] if kind == "steps" else episodes.score).astype(np.float64)
+    read = (scorer.tokenizer.decode, answer_pattern)
+    return _beside_labels(episodes, read, kind=kind, logits=logits, labels=labels, values=weakest)
 
 
 def scores_of_answers(
@@ -342,17 +306,31 @@ def scores_of_answers(
     answer_pattern: str,
 ) -> HeldOutScores:
     """Logits `[E]` of whole answers, beside their labels."""
-    texts = [text for text, _ in text_after_prompt(episodes, decode)]
+    read = (decode, answer_pattern)
+    return _beside_labels(episodes, read, kind="outcomes", logits=values, labels=episodes.score, values=values)
+
+
+def _beside_labels(
+    episodes: Episodes,
+    read: tuple[Callable[[NDArray[np.int32]], str], str],
+    *,
+    kind: HeldOutKind,
+    logits: Floats,
+    labels: Floats,
+    values: Floats,
+) -> HeldOutScores:
+    """A scorer's numbers with what the answers themselves show; `read`: decoder, and pattern of the final answer."""
+    decode, pattern = read
     return HeldOutScores(
-        kind="outcomes",
-        logits=values,
-        labels=episodes.score,
+        kind=kind,
+        logits=logits,
+        labels=labels,
         values=values,
         truth=episodes.score,
         lengths=np.diff(episodes.transcript.offsets) - _prompt_lengths(episodes),
         group=episodes.group,
         prompt=_prompt_numbers(episodes),
-        final_answers=[extract_answer(text, answer_pattern) for text in texts],
+        final_answers=[extract_answer(text, pattern) for text, _ in text_after_prompt(episodes, decode)],
     )
 
 

@@ -36,7 +36,7 @@ AGGREGATES: Mapping[str, Callable[[NDArray[np.float64]], float]] = {
 """Probabilities of an answer's steps -> its score."""
 
 
-class ScalarScorer(Protocol):
+class _ScalarScorer(Protocol):
     """What is asked of a scalar-head model: see `models.language.scalar_head.ScalarHeadModel`."""
 
     def score_tokens(
@@ -51,7 +51,7 @@ class ModelCandidateScorer:
     A model of steps is asked at the end of every step and at the last token, where an answer says that it is finished.
     """
 
-    model: ScalarScorer
+    model: _ScalarScorer
     decode: Decode
     step: str | None
     """Text that ends a step; None for a model of whole sequences."""

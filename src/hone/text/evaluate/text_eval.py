@@ -27,7 +27,6 @@ from hone.rewards.scorer import EachAnswerScorer, RewardScorer
 from hone.run.saved_config import config_tree, table_of
 from hone.run.store.answers import AnswerRow
 from hone.text.dialogues.config import DialogueTaskConfig
-from hone.text.dialogues.environment import DialogueEnvironment
 from hone.text.evaluate.dialogues import (
     DialogueEvaluation,
     DialogueLimits,
@@ -36,18 +35,18 @@ from hone.text.evaluate.dialogues import (
     OpenedDialogue,
     SecondAnswer,
     correction_shares,
-    dialogue_answers,
     dialogue_context,
     dialogue_faults,
     has_chats,
     open_dialogue,
     prompt_text,
+    said_turns,
     with_world_reward,
 )
 from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine, make_prompts
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.search_config import SearchConfig
-from hone.text.tasks.conversation import NO_LIMITS
+from hone.text.tasks.conversation import NO_LIMITS, Conversation
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.reasoning_gym import PREFIX
 from hone.text.tasks.task import TaskConfig
@@ -130,10 +129,11 @@ class GenerationReport:
 class ScoredAnswers:
     """Answers of an evaluation, in the order of the prompts."""
 
-    ids: Sequence[str]
+    ids: Sequence[str] = ()
     prompts: Sequence[str]
-    references: Sequence[str]
+    references: Sequence[str] = ()
     answers: Sequence[str]
+    """Texts after the prompts; of dialogues, of the last token row."""
     scores: NDArray[np.float64]
     """Score `[n]`; NaN if the answer could not be scored."""
     lengths: NDArray[np.int64]
@@ -235,32 +235,24 @@ class TextEvaluation:
         columns = [prompt.columns for prompt in self.prompts]
         ids = [prompt.id for prompt in self.prompts]
         references = [str(one.get("answer", one.get("ground_truth", ""))) for one in columns]
+        if twice is not None:
+            corrections = correction_shares(episodes, twice.right_from)
+        else:
+            metrics = {} if dialogues is None else dialogues.pop_metrics()
+            corrections = {f"eval/{name}": value for name, value in metrics.items()}
         if dialogues is not None:
             shown = [prompt_text(prompt.content) for prompt in self.prompts]
-            found = dialogue_answers(world.conversations, episodes, shown, decode)
-            return ScoredAnswers(
-                ids=ids,
-                prompts=found.prompts,
-                references=references,
-                answers=found.answers,
-                turns=found.turns,
-                stops=found.stops,
-                faults=found.faults,
-                scores=found.scores,
-                lengths=found.lengths,
-                corrections=_further_metrics(episodes, twice, dialogues),
+            answers = dialogue_answers(world.conversations, episodes, shown, decode)
+        else:
+            texts = text_after_prompt(episodes, decode)
+            answers = ScoredAnswers(
+                prompts=[str(prompt.content) for prompt in self.prompts],
+                answers=[text for text, _ in texts],
+                turns=[turns for _, turns in texts],
+                scores=episodes.score,
+                lengths=episodes.lengths,
             )
-        texts = text_after_prompt(episodes, decode)
-        return ScoredAnswers(
-            ids=ids,
-            prompts=[_prompt_text(prompt) for prompt in self.prompts],
-            references=references,
-            answers=[text for text, _ in texts],
-            turns=[turns for _, turns in texts],
-            scores=episodes.score,
-            lengths=episodes.lengths,
-            corrections=_further_metrics(episodes, twice, dialogues),
-        )
+        return replace(answers, ids=ids, references=references, corrections=corrections)
 
     def evaluate_policy(self, policy: TokenPolicy, hearer: StreamListener | None = None) -> ScoredAnswers:
         """Evaluate a policy with a new engine; `hearer` receives the text during generation."""
@@ -274,7 +266,7 @@ class TextEvaluation:
         decode = policy.tokenizer.decode
         session: GenerationSession = engine
         if hearer is not None:
-            hearer.on_prompts([_prompt_text(prompt) for prompt in self.prompts])
+            hearer.on_prompts([str(prompt.content) for prompt in self.prompts])
             session = StreamingEngine(engine, decode, hearer)
         judged = self.evaluate(session, decode)
         return replace(
@@ -295,18 +287,33 @@ class TextEvaluation:
         return longest + (0 if self.twice is None else self.twice.further_tokens)
 
 
-def _further_metrics(
-    episodes: Episodes, twice: NudgedEvaluation | None, dialogues: DialogueEnvironment | None
-) -> Metrics:
-    """Metrics beyond the score, of prompts that are answered twice and of dialogues."""
-    if twice is not None:
-        return correction_shares(episodes, twice.right_from)
-    told = {} if dialogues is None else dialogues.pop_metrics()
-    return {f"eval/{name}": value for name, value in told.items()}
-
-
-def _prompt_text(prompt: Prompt) -> str:
-    return prompt.content if isinstance(prompt.content, str) else str(prompt.content)
+def dialogue_answers(
+    conversations: Sequence[Conversation],
+    episodes: Episodes,
+    prompts: Sequence[str],
+    decode: Callable[[NDArray[np.int32]], str],
+) -> ScoredAnswers:
+    """Dialogues and their scores. A dialogue that ended before its first answer has no episode, one whose history was
+    rewritten has several."""
+    pieces = np.array([len(one.rows) if one.turns else 0 for one in conversations], np.int64)
+    ends = np.cumsum(pieces)
+    texts = [text for text, _ in text_after_prompt(episodes, decode)]
+    scores = np.full(len(conversations), np.nan)
+    scores[pieces > 0] = episodes.score[ends[pieces > 0] - 1]
+    decisions = np.concatenate([[0], np.cumsum(episodes.lengths)])
+    outcomes = [one.outcome for one in conversations]
+    return ScoredAnswers(
+        prompts=[
+            prompt if one.opening is None else prompt_text(one.opening)
+            for prompt, one in zip(prompts, conversations, strict=True)
+        ],
+        answers=[texts[end - 1] if size else "" for end, size in zip(ends.tolist(), pieces.tolist(), strict=True)],
+        turns=[said_turns(one.messages) for one in conversations],
+        stops=[one.stop or "" for one in conversations],
+        faults=["" if one is None else one.reason for one in outcomes],
+        scores=scores,
+        lengths=decisions[ends] - decisions[ends - pieces],
+    )
 
 
 def prepare_evaluation(
@@ -332,9 +339,10 @@ def prepare_evaluation(
         limits = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)
         dialogues, told = DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
     room = context - config.max_tokens
+    further_tokens = 0
     if second_answer is not None:
-        room -= second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
-    prompts, notes = make_prompts(examples, config.task, told, room=room)
+        further_tokens = second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
+    prompts, notes = make_prompts(examples, config.task, told, room=room - further_tokens)
     if dialogues is not None:
         notes += dialogues.check()
         dialogues.dialogue.check_pay(config.rewards)
@@ -349,7 +357,7 @@ def prepare_evaluation(
         dialogues=dialogues,
         twice=None if second_answer is None else NudgedEvaluation(
             environment=second_answer.environment(tokenizer, prompts),
-            further_tokens=second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples)),
+            further_tokens=further_tokens,
             right_from=second_answer.right_from,
         ),
     )  # fmt: skip

@@ -405,14 +405,14 @@ def same_calls(ours: Sequence[ToolCall], theirs: Sequence[ToolCall]) -> bool:
     return [(one.name, _typed(one.arguments)) for one in ours] == [(one.name, _typed(one.arguments)) for one in theirs]
 
 
-class ChatRenderer(Protocol):
+class _ChatRenderer(Protocol):
     """A model's chat template."""
 
     def __call__(self, messages: Sequence[Message], /, *, add_generation_prompt: bool) -> str:
         """The text of a conversation, the descriptions of the tools included. Raises DataError."""
 
 
-def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: ChatRenderer) -> None:
+def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: _ChatRenderer) -> None:
     """Check, without a model, that a chat template writes calls as a format reads them.
 
     One call of each tool is rendered by the template and parsed; bounds and patterns of its arguments do not count. A
@@ -461,7 +461,7 @@ def _example(schema: Mapping[str, object]) -> object:
             return "x"
 
 
-def _text_of_call(call: ToolCall, render: ChatRenderer) -> str | None:
+def _text_of_call(call: ToolCall, render: _ChatRenderer) -> str | None:
     """Text that a template writes for an answer of one call; None if it writes none."""
     asked: list[Message] = [{"role": "user", "content": "a question"}]
     function = {"name": call.name, "arguments": dict(call.arguments)}

@@ -163,7 +163,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionTools:
+class _FunctionTools:
     """A function as a tool; dialogues share it."""
 
     tool: PythonTool
@@ -207,7 +207,7 @@ class ClassTools:
         return ToolBox(tools, environments, [bound["close"]] if "close" in bound else [])
 
 
-LoadedTool = FunctionTools | ClassTools | McpTools
+LoadedTool = _FunctionTools | ClassTools | McpTools
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ def _interpreted(one: ToolUse, found: object) -> tuple[list[LoadedTool], list[st
     schema, wrong = function_schema(found, name)
     if schema is None:
         return [], faults + wrong
-    return [FunctionTools(tool=PythonTool(schema=schema, adapter=call_adapter(found)))], faults + wrong
+    return [_FunctionTools(tool=PythonTool(schema=schema, adapter=call_adapter(found)))], faults + wrong
 
 
 def _class_tools(one: ToolUse, found: type) -> tuple[list[LoadedTool], list[str]]:

@@ -33,7 +33,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McpServer:
+class _McpServer:
     """A server, as a config names it."""
 
     use: str
@@ -62,10 +62,10 @@ class McpServer:
         return Client(started, read_timeout_seconds=self.timeout_s)
 
 
-class McpConnection:
+class _McpConnection:
     """A session with a server, in a thread with an event loop of its own."""
 
-    def __init__(self, server: McpServer) -> None:
+    def __init__(self, server: _McpServer) -> None:
         self._server, self._stack = server, ExitStack()
         self._portal: BlockingPortal | None = None
         self._client: Client | None = None
@@ -132,7 +132,7 @@ class _McpTool:
     """Implements `ToolFunction`: one tool of a server."""
 
     schema: ToolSchema
-    server: McpServer
+    server: _McpServer
 
     async def start(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Call the tool over this process's session with the server, which opens with the first call, and again after
@@ -140,7 +140,7 @@ class _McpTool:
         with _lock:
             connection = _connections.get(self.server)
             if connection is None:
-                connection = McpConnection(self.server)
+                connection = _McpConnection(self.server)
                 connection.open()
                 _connections[self.server] = connection
         try:
@@ -158,7 +158,7 @@ class McpTools:
     """The tools of a server."""
 
     schemas: tuple[ToolSchema, ...]
-    server: McpServer
+    server: _McpServer
 
     def open(self) -> ToolBox:
         """Make the tools of one dialogue; the server is asked when one is called."""
@@ -187,8 +187,8 @@ def load_server(use: str, options: Mapping[str, Any]) -> McpTools:
     if faults:
         raise UserCodeError(*faults)
     env = tuple((str(key), str(value)) for key, value in dict(options.get("env", {})).items())
-    server = McpServer(use=use, env=env, cwd=options.get("cwd"), timeout_s=float(options.get("timeout_s", _TIMEOUT_S)))
-    connection = McpConnection(server)
+    server = _McpServer(use=use, env=env, cwd=options.get("cwd"), timeout_s=float(options.get("timeout_s", _TIMEOUT_S)))
+    connection = _McpConnection(server)
     try:
         connection.open()
         schemas = connection.schemas()
@@ -202,8 +202,8 @@ def load_server(use: str, options: Mapping[str, Any]) -> McpTools:
     return McpTools(schemas=tuple(schemas), server=server)
 
 
-_connections: dict[McpServer, McpConnection] = {}
-_of_the_parent: list[dict[McpServer, McpConnection]] = []
+_connections: dict[_McpServer, _McpConnection] = {}
+_of_the_parent: list[dict[_McpServer, _McpConnection]] = []
 _lock = threading.Lock()
 
 

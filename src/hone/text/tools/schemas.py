@@ -37,7 +37,7 @@ def function_schema(function: Callable[..., object], name: str) -> tuple[ToolSch
     The description is the docstring up to its first section; descriptions of parameters are those of a Google-style
     section `Args:`, or of `Annotated[..., Field(description=...)]`.
     """
-    faults = name_faults(name)
+    faults = _name_faults(name)
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # written in C, without one
@@ -63,7 +63,7 @@ def call_adapter(function: Callable[..., object]) -> TypeAdapter[Any]:
     return TypeAdapter(cast("Any", function))
 
 
-def name_faults(name: str) -> list[str]:
+def _name_faults(name: str) -> list[str]:
     if name in _RESERVED:
         return [f"a tool is called {name!r}: {_RESERVED[name]}; give it another name"]
     if not _NAME.fullmatch(name):
@@ -109,7 +109,7 @@ def check_schema(tool: ToolSchema) -> list[str]:
         jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
     except jsonschema.SchemaError as error:
         return [f"tool {tool.name}: its schema is none: {error.message}"]
-    return name_faults(tool.name)
+    return _name_faults(tool.name)
 
 
 def _sentence(name: str, error: jsonschema.ValidationError) -> str:

@@ -34,7 +34,7 @@ class ToolResult:
         return {"role": "tool", "name": self.name, "content": self.text}
 
 
-class ToolFunction(Protocol):
+class _ToolFunction(Protocol):
     """A tool that can be called."""
 
     @property
@@ -74,7 +74,7 @@ class ToolBox:
 
     def __init__(
         self,
-        tools: Sequence[ToolFunction],
+        tools: Sequence[_ToolFunction],
         environments: Sequence[EnvironmentInstance] = (),
         on_close: Sequence[Callable[[], object]] = (),
     ) -> None:

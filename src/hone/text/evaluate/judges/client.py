@@ -114,7 +114,7 @@ class JudgeLedger:
             self.spending.receive(reply, self.clock.monotonic_s())
 
 
-class JudgeBackend(Protocol):
+class _JudgeBackend(Protocol):
     """A model that replies to questions."""
 
     @property
@@ -137,7 +137,7 @@ class JudgeBackend(Protocol):
 class JudgeClient:
     """Questions to one judge."""
 
-    def __init__(self, name: str, backend: JudgeBackend, ledger: JudgeLedger) -> None:
+    def __init__(self, name: str, backend: _JudgeBackend, ledger: JudgeLedger) -> None:
         self.name, self.backend, self.ledger = name, backend, ledger
         self._asked: dict[str, Future[JudgeReply]] = {}
         self._damaged_told = 0
@@ -195,7 +195,7 @@ _PATH: Final = "/v1/chat/completions"
 _CHECK_S: Final = 10.0
 
 
-class JudgeServerBackend:
+class _JudgeServerBackend:
     """Replies of a server, in threads. Opens nothing before the first request."""
 
     def __init__(self, name: str, config: JudgeServer, ledger: JudgeLedger) -> None:
@@ -453,9 +453,9 @@ def open_client(name: str, by: JudgeSource, budget: JudgeBudget, *, cache: str |
     """The client of a model; it asks and loads nothing yet. Raises ConfigError for an address that cannot be one, or a
     key that the environment lacks."""
     ledger = JudgeLedger(JudgeSpending(name, budget), None if cache is None else ReplyCache(Path(cache)), SystemClock())
-    backend: JudgeBackend = (
+    backend: _JudgeBackend = (
         _JudgeModelBackend(name, by, ledger, device=device)
         if isinstance(by, JudgeModel)
-        else JudgeServerBackend(name, by, ledger)
+        else _JudgeServerBackend(name, by, ledger)
     )
     return JudgeClient(name, backend, ledger)

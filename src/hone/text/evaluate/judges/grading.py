@@ -38,14 +38,14 @@ from hone.rewards.references import describe_missing
 from hone.rewards.score_watch import ScoreWatch
 from hone.rewards.scorer import MeasuredMember
 from hone.rewards.scores import RewardResult, failed_result, result_from_value
-from hone.text.evaluate.judges.client import JudgeClient, JudgeFault, open_client
+from hone.text.evaluate.judges.client import JudgeClient, JudgeFault
 
 Prompt: TypeAlias = "str | Sequence[Message]"
 PendingVerdict: TypeAlias = "tuple[JudgeRequest, Future[JudgeReply]]"
 
 
 @dataclass(frozen=True, slots=True)
-class PendingPair:
+class _PendingPair:
     """Two answers that are being compared in both orders."""
 
     first: int
@@ -57,13 +57,13 @@ class PendingPair:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingGrades:
+class _PendingGrades:
     """Answers to one prompt that are being graded."""
 
     count: int
     grades: Sequence[PendingVerdict] = ()
     """Grades of single answers."""
-    pairs: Sequence[PendingPair] = ()
+    pairs: Sequence[_PendingPair] = ()
     faults: Mapping[int, str] | None = None
     """Answers that cannot be asked about, and why."""
 
@@ -105,7 +105,7 @@ class GradedAnswers:
     """Tokens of the verdicts, read and written, cached ones included."""
 
 
-def ask_grades(judge: RewardJudge, client: JudgeClient, answers: Sequence[ScorerInput]) -> PendingGrades:
+def ask_grades(judge: RewardJudge, client: JudgeClient, answers: Sequence[ScorerInput]) -> _PendingGrades:
     """Begin to grade the answers to one prompt."""
     texts = [answer_text(answer) for answer in answers]
     references = [_reference(judge, answer.columns) for answer in answers]
@@ -121,7 +121,7 @@ def ask_grades(judge: RewardJudge, client: JudgeClient, answers: Sequence[Scorer
         for place, (answer, text, reference) in enumerate(zip(answers, texts, references, strict=True))
         if place not in faults
     ]
-    return PendingGrades(len(answers), grades=grades, faults=faults)
+    return _PendingGrades(len(answers), grades=grades, faults=faults)
 
 
 def _ask_pairs(
@@ -131,7 +131,7 @@ def _ask_pairs(
     texts: Sequence[str],
     references: Sequence[str | None],
     faults: Mapping[int, str],
-) -> PendingGrades:
+) -> _PendingGrades:
     assert isinstance(judge.ask, PairwiseQuestion)
     if judge.ask.reference is not None:
         pairs = [
@@ -139,13 +139,13 @@ def _ask_pairs(
             for place, text in enumerate(texts)
             if place not in faults
         ]
-        return PendingGrades(len(texts), pairs=pairs, faults=faults)
+        return _PendingGrades(len(texts), pairs=pairs, faults=faults)
     pairs = [
         _ask_pair(judge, client, prompt, (one, texts[one]), (other, texts[other]))
         for one, other in ring_pairs(len(texts), judge.ask.opponents)
     ]
     alone = {0: "a pairwise judge needs two answers to a prompt, or ask.reference"} if len(texts) == 1 else {}
-    return PendingGrades(len(texts), pairs=pairs, faults=alone)
+    return _PendingGrades(len(texts), pairs=pairs, faults=alone)
 
 
 def ring_pairs(count: int, opponents: int) -> list[tuple[int, int]]:
@@ -155,7 +155,7 @@ def ring_pairs(count: int, opponents: int) -> list[tuple[int, int]]:
     return list({frozenset(pair): pair for pair in reversed(ring)}.values())[::-1]
 
 
-def finished_grades(judge: RewardJudge, pending: PendingGrades) -> GradedAnswers:
+def finished_grades(judge: RewardJudge, pending: _PendingGrades) -> GradedAnswers:
     """The results of graded answers. Raises HoneError where the run must stop."""
     tokens = sum(map(_tokens, pending.verdicts))
     faults = {} if pending.faults is None else pending.faults
@@ -187,9 +187,9 @@ def finished_grades(judge: RewardJudge, pending: PendingGrades) -> GradedAnswers
     return GradedAnswers(results, outcomes, tokens)
 
 
-def ask_canary(
+def _ask_canary(
     judge: RewardJudge, client: JudgeClient, item: CanaryItem, repeat: str, temperature: float
-) -> PendingGrades:
+) -> _PendingGrades:
     """Begin to grade a canary: its good and bad answers, compared or graded one by one."""
     reference = _reference(judge, item.columns)
     if isinstance(judge.ask, PairwiseQuestion):
@@ -198,22 +198,22 @@ def ask_canary(
             compare_request(judge, item.prompt, item.bad, item.good),
         )
         first, second = (_ask(client, one.again(repeat, temperature=temperature)) for one in orders)
-        return PendingGrades(2, pairs=[PendingPair(0, 1, (first, second))])
+        return _PendingGrades(2, pairs=[_PendingPair(0, 1, (first, second))])
     requests = [grade_request(judge, item.prompt, text, reference) for text in (item.good, item.bad)]
-    return PendingGrades(2, grades=[_ask(client, one.again(repeat, temperature=temperature)) for one in requests])
+    return _PendingGrades(2, grades=[_ask(client, one.again(repeat, temperature=temperature)) for one in requests])
 
 
 def _ask_pair(
     judge: RewardJudge, client: JudgeClient, prompt: Prompt, one: tuple[int, str], other: tuple[int | None, str]
-) -> PendingPair:
+) -> _PendingPair:
     if one[1] == other[1]:
-        return PendingPair(one[0], other[0], None)
+        return _PendingPair(one[0], other[0], None)
     forward = _ask(client, compare_request(judge, prompt, one[1], other[1]))
     backward = _ask(client, compare_request(judge, prompt, other[1], one[1]))
-    return PendingPair(one[0], other[0], (forward, backward))
+    return _PendingPair(one[0], other[0], (forward, backward))
 
 
-def _pair_outcome(pair: PendingPair) -> PairOutcome | RewardResult:
+def _pair_outcome(pair: _PendingPair) -> PairOutcome | RewardResult:
     """The outcome of a comparison; the result of its answers where a verdict is missing."""
     if pair.orders is None:
         return PairOutcome(0.5, 0.5)
@@ -443,14 +443,14 @@ _NO_CANARIES_WINDOW = 100
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeTicket:
+class _JudgeTicket:
     """Answers to one prompt at the judge."""
 
     answers: Sequence[ScorerInput]
-    pending: PendingGrades
+    pending: _PendingGrades
 
 
-PendingCanary = tuple[int, CanaryItem, Sequence[PendingGrades]]
+PendingCanary = tuple[int, CanaryItem, Sequence[_PendingGrades]]
 """Number, item, and the gradings of each repeat."""
 
 
@@ -482,10 +482,10 @@ class JudgeMember(MeasuredMember):
     def notices(self) -> list[str]:
         return [*self.client.notices(), *self._watch.notices()]
 
-    def submit(self, answers: Sequence[ScorerInput]) -> JudgeTicket:
-        return JudgeTicket(answers, ask_grades(self.config, self.client, answers))
+    def submit(self, answers: Sequence[ScorerInput]) -> _JudgeTicket:
+        return _JudgeTicket(answers, ask_grades(self.config, self.client, answers))
 
-    def results(self, tickets: Sequence[JudgeTicket]) -> tuple[list[list[RewardResult]], list[str]]:
+    def results(self, tickets: Sequence[_JudgeTicket]) -> tuple[list[list[RewardResult]], list[str]]:
         """Wait for all verdicts. Raises UserCodeError where the judge's agreement with the canaries is below the floor,
         LostResourceError, before anything of the batch is counted, where the budget is spent."""
         count = sum(len(ticket.answers) for ticket in tickets)
@@ -561,7 +561,7 @@ class JudgeMember(MeasuredMember):
         for number in due_canaries(self._answers, answers, rate=config.rate):
             item = items[pick_canary(number, len(items))]
             repeats = [
-                ask_canary(
+                _ask_canary(
                     self.config,
                     self.client,
                     item,
@@ -589,7 +589,7 @@ class JudgeMember(MeasuredMember):
                 f"its question), and resume from the last checkpoint.{cache}"
             )
 
-    def _batch_metrics(self, tickets: Sequence[JudgeTicket], graded: Sequence[GradedAnswers]) -> Metrics:
+    def _batch_metrics(self, tickets: Sequence[_JudgeTicket], graded: Sequence[GradedAnswers]) -> Metrics:
         scores = [np.array([result.score for result in one.results]) for one in graded]
         lengths = [np.array([float(len(answer_text(one))) for one in ticket.answers]) for ticket in tickets]
         missing = [result.status is not ScoreStatus.SCORED for one in graded for result in one.results]
@@ -599,12 +599,6 @@ class JudgeMember(MeasuredMember):
         }
         correlation = length_correlation(scores, lengths)
         return found if correlation is None else {**found, f"judge/{self.name}/length_correlation": correlation}
-
-
-def judge_member(config: RewardJudge, name: str, *, device: str) -> JudgeMember:
-    """The member of a judge, wired; opens nothing. Raises ConfigError for an address that cannot be one, or a key that
-    the environment lacks."""
-    return JudgeMember(config, name, open_client(name, config.by, config.budget, cache=config.cache, device=device))
 
 
 def _empty_rows(name: str, column: str, rows: Sequence[DatasetRow]) -> list[str]:

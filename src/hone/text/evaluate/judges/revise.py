@@ -37,7 +37,7 @@ REVISION = TextField("revision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RevisionRound:
+class _RevisionRound:
     """One round: the principle, the criticism, and the answer after it."""
 
     principle: str
@@ -54,7 +54,7 @@ class AnswerRevision:
     prompt: str | Sequence[Message]
     answer: str
     """The draft."""
-    rounds: tuple[RevisionRound, ...] = ()
+    rounds: tuple[_RevisionRound, ...] = ()
     fault: str = ""
     """Why a round is missing; the answer then stays as the rounds before left it."""
 
@@ -165,5 +165,5 @@ def _with_round(
         revised = str(read_verdict(reply.text, (REVISION,), "json")[REVISION.name])
     except VerdictError as error:
         return replace(draft, fault=str(error))
-    one = RevisionRound(principle=principle, criticism=criticism.text, revised=revised)
+    one = _RevisionRound(principle=principle, criticism=criticism.text, revised=revised)
     return replace(draft, rounds=(*draft.rounds, one))

@@ -11,8 +11,8 @@ import math
 import socket
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
 import uvicorn
@@ -27,7 +27,7 @@ from hone.core.errors import ResourceError
 from hone.core.strict_json import strict_json
 from hone.text.serving.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
 from hone.text.serving.completions.app import IGNORED, error_response
-from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, chat_messages
+from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
 from hone.text.serving.completions.fields import ApiError, ChatFields, error_of, read_body, unsupported
 from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter
 from hone.text.serving.completions.served_model import ServedModel
@@ -51,7 +51,8 @@ class _AgentReply:
         body = self._writer().whole([self._results()], self._version())
         for choice, answer in zip(body["choices"], self.answers, strict=True):
             choice["message"] = {**choice["message"], **answer.message}
-            choice["finish_reason"] = _finish(choice, answer)
+            if answer.message.get("tool_calls"):
+                choice["finish_reason"] = "tool_calls"
         return body
 
     def events(self) -> Iterator[str]:
@@ -70,19 +71,8 @@ class _AgentReply:
         yield DONE
 
     def _writer(self) -> ReplyWriter:
-        fields = self.fields
-        asked = AskedAnswers(
-            id=self.id,
-            prompts=[self._results().asked],
-            samples=len(self.answers),
-            stop=fields.stops,
-            keep_stop=bool(fields.include_stop_str_in_output),
-            top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-            stream=bool(fields.stream),
-            usage=fields.stream_options is not None and fields.stream_options.include_usage,
-            token_ids=bool(fields.return_token_ids),
-            messages=({"role": "user"},),
-        )
+        asked = asked_answers(self.fields, self.id, [self._results().asked], self.fields.top)
+        asked = replace(asked, messages=({"role": "user"},))
         return ReplyWriter(served=self.served, asked=asked, created=self.created)
 
     def _results(self) -> PromptResults:
@@ -91,10 +81,6 @@ class _AgentReply:
 
     def _version(self) -> int:
         return max(int(one.completion.version[-1]) for one in self.answers)
-
-
-def _finish(choice: Mapping[str, Any], answer: AgentAnswer) -> str:
-    return "tool_calls" if answer.message.get("tool_calls") else choice["finish_reason"]
 
 
 # ---------------------------------------------------------------------------------------------------------- capture app
@@ -200,9 +186,9 @@ def _agent_request(fields: ChatFields, session: str, role: str) -> AgentRequest:
         messages=messages,
         tools=tuple(one.model_dump(exclude_none=True) for one in offered),
         role=role,
-        max_tokens=fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens,
+        max_tokens=fields.most_tokens,
         stop=fields.stops,
-        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
+        top_logprobs=fields.top or 0,
     )
 
 

@@ -40,7 +40,7 @@ Admission = Literal["now", "later", "unknown", "ended"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class CapturedSession:
+class _CapturedSession:
     """One dialogue of an agent."""
 
     id: str
@@ -91,18 +91,18 @@ class CapturedSession:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class CaptureStep:
+class _CaptureStep:
     """The sessions of a step: those that were planned, or the first `count` that come."""
 
     count: int
     deadline_s: float
     planned: Sequence[PlannedSession] = ()
-    sessions: dict[str, CapturedSession] = field(default_factory=dict[str, CapturedSession])
+    sessions: dict[str, _CapturedSession] = field(default_factory=dict[str, _CapturedSession])
     began_s: float
 
     def __post_init__(self) -> None:
         for one in self.planned:
-            self.sessions[one.id] = CapturedSession(id=one.id, planned=one, heard_s=self.began_s)
+            self.sessions[one.id] = _CapturedSession(id=one.id, planned=one, heard_s=self.began_s)
 
     @property
     def complete(self) -> bool:
@@ -131,10 +131,10 @@ class CaptureStep:
             return "unknown" if found is None else "ended"
         if found is not None or not self.missing:
             return "later"
-        self.sessions[session] = CapturedSession(id=session, heard_s=now_s)
+        self.sessions[session] = _CapturedSession(id=session, heard_s=now_s)
         return "now"
 
-    def expire(self, now_s: float) -> list[CapturedSession]:
+    def expire(self, now_s: float) -> list[_CapturedSession]:
         """End the sessions that neither asked nor reported for `deadline_s` seconds, and return them."""
         late = [
             one
@@ -145,7 +145,7 @@ class CaptureStep:
             one.timed_out = True
         return late
 
-    def ordered(self) -> list[CapturedSession]:
+    def ordered(self) -> list[_CapturedSession]:
         """The sessions in an order that does not depend on time: as planned, else by id."""
         found = list(self.sessions.values())
         return found if self.planned else sorted(found, key=lambda one: one.id)
@@ -180,7 +180,7 @@ class SessionPlan:
 
 # ----------------------------------------------------------------------------------------------------- capture episodes
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedEpisodes:
+class _CapturedEpisodes:
     """Episodes of a step, and what is told about its sessions."""
 
     episodes: Episodes
@@ -189,7 +189,7 @@ class CapturedEpisodes:
     notes: tuple[str, ...]
 
 
-def _captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> CapturedEpisodes:
+def _captured_episodes(step: _CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> _CapturedEpisodes:
     """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
 
     Groups are numbered from `first_group` on, sessions from `first_id` on. Raises LostResourceError if no session has
@@ -210,12 +210,12 @@ def _captured_episodes(step: CaptureStep, scorer: Scorer, *, first_group: int, f
         scores=scores,
         first_id=first_id,
     )
-    return CapturedEpisodes(
+    return _CapturedEpisodes(
         episodes=episodes, groups=len(names), metrics=_metrics(sessions, rows), notes=tuple(_notes(sessions))
     )
 
 
-def _scorer_input(session: CapturedSession, rows: Sequence[TranscriptBuilder]) -> ScorerInput:
+def _scorer_input(session: _CapturedSession, rows: Sequence[TranscriptBuilder]) -> ScorerInput:
     """The session as rewards see it: the way to its last answer, with what was reported as its world's reward."""
     answers = session.tree.answers
     last = answers[-1]
@@ -273,7 +273,7 @@ def _columns(
     )
 
 
-def _metrics(sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]]) -> Metrics:
+def _metrics(sessions: Sequence[_CapturedSession], rows: Mapping[str, Sequence[TranscriptBuilder]]) -> Metrics:
     count = len(sessions)
     facts: dict[str, list[float]] = {}
     for one in sessions:
@@ -289,7 +289,7 @@ def _metrics(sessions: Sequence[CapturedSession], rows: Mapping[str, Sequence[Tr
     }
 
 
-def _notes(sessions: Sequence[CapturedSession]) -> list[str]:
+def _notes(sessions: Sequence[_CapturedSession]) -> list[str]:
     """One note on sessions that failed, with the reasons; one on sessions that fell silent."""
     failed = [one for one in sessions if one.failure and not one.timed_out]
     silent = [one for one in sessions if one.timed_out]
@@ -316,7 +316,7 @@ class _RequestInFlight:
     """A request of an agent that the engine answers."""
 
     asked: AgentRequest
-    session: CapturedSession
+    session: _CapturedSession
     planned: PlannedAnswer
 
 
@@ -371,9 +371,9 @@ class CaptureWorld:
         session.reset_stats()
         planned = () if self.plan is None else self.plan.next_sessions()
         now = self.clock.monotonic_s()
-        step = CaptureStep(count=self.limits.sessions, planned=planned, deadline_s=self.limits.deadline_s, began_s=now)
+        step = _CaptureStep(count=self.limits.sessions, planned=planned, deadline_s=self.limits.deadline_s, began_s=now)
         if self.driver is not None:
-            self.driver.begin(planned, self.session_address, self._report)
+            self.driver.begin(planned, self.session_address, lambda report: self.desk.put(ReportedSession(report)))
         try:
             self._hold(session, step)
         finally:
@@ -414,12 +414,9 @@ class CaptureWorld:
             self.plan.asked = integer(state, "asked")
         self.scorer.restore(substate(state, "judge"))
 
-    def _report(self, report: SessionReport) -> None:
-        self.desk.put(ReportedSession(report))
-
     # ------------------------------------------------------------------------------------------- one step
 
-    def _hold(self, engine: GenerationSession, step: CaptureStep) -> None:
+    def _hold(self, engine: GenerationSession, step: _CaptureStep) -> None:
         """Answer requests until all sessions of the step ended."""
         waiting, self._waiting = self._waiting, []
         for event in waiting:
@@ -433,7 +430,7 @@ class CaptureWorld:
                     self._deliver(completion)
             self._expire(step)
 
-    def _take(self, engine: GenerationSession, step: CaptureStep, event: DeskEvent) -> None:
+    def _take(self, engine: GenerationSession, step: _CaptureStep, event: DeskEvent) -> None:
         now, asks = self.clock.monotonic_s(), isinstance(event, AgentRequest)
         if isinstance(event, AgentRequest) and event.answer.cancelled():
             return  # its agent has gone while it waited
@@ -442,14 +439,18 @@ class CaptureWorld:
         if admission == "later":
             self._waiting.append(event)
         elif admission != "now":
-            refuse(event, _not_under_way(name, admission))
+            ended = admission == "ended"
+            why, code = (
+                ("has ended", "session_ended") if ended else ("is not under way in this step", "unknown_session")
+            )
+            refuse(event, ApiError(410 if ended else 404, f"session {name!r} {why}", code=code))
         elif isinstance(event, AgentRequest):
             self._ask(engine, event, step.sessions[name])
         elif event.taken.set_running_or_notify_cancel():
             self._end(engine, step.sessions[name], event.report)
             event.taken.set_result(None)
 
-    def _ask(self, engine: GenerationSession, asked: AgentRequest, session: CapturedSession) -> None:
+    def _ask(self, engine: GenerationSession, asked: AgentRequest, session: _CapturedSession) -> None:
         """Hand a request to the engine, or refuse it."""
         try:
             planned = session.tree.plan(asked.messages, self.tokenizer, tools=asked.tools, role=asked.role)
@@ -462,7 +463,7 @@ class CaptureWorld:
         session.in_flight += 1
         self._in_flight[request.id] = _RequestInFlight(asked, session, planned)
 
-    def _end(self, engine: GenerationSession, session: CapturedSession, report: SessionReport) -> None:
+    def _end(self, engine: GenerationSession, session: _CapturedSession, report: SessionReport) -> None:
         """End a session: its requests are cancelled, and its turns need not be kept."""
         session.report = report
         left = [id_ for id_, one in self._in_flight.items() if one.session is session]
@@ -473,7 +474,7 @@ class CaptureWorld:
             refuse(self._in_flight.pop(id_).asked, ended)
         session.in_flight = 0
 
-    def _request(self, asked: AgentRequest, session: CapturedSession, planned: PlannedAnswer) -> Request:
+    def _request(self, asked: AgentRequest, session: _CapturedSession, planned: PlannedAnswer) -> Request:
         room = self.limits.context - len(planned.prompt)
         most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
         if most < 1:
@@ -506,7 +507,7 @@ class CaptureWorld:
         answer = AgentAnswer(completion=completion, message=message, prompt=one.planned.prompt)
         one.asked.answer.set_result(answer)
 
-    def _expire(self, step: CaptureStep) -> None:
+    def _expire(self, step: _CaptureStep) -> None:
         now = self.clock.monotonic_s()
         step.expire(now)
         if self.driver is not None:
@@ -516,9 +517,3 @@ class CaptureWorld:
                 f"{len(step.sessions)} of {step.count} sessions began in {self.limits.patience_s:g} s; start agents "
                 f"with base_url = {self.session_address('ID')}, a new ID for each dialogue"
             )
-
-
-def _not_under_way(session: str, admission: Admission) -> ApiError:
-    if admission == "ended":
-        return ApiError(410, f"session {session!r} has ended", code="session_ended")
-    return ApiError(404, f"session {session!r} is not under way in this step", code="unknown_session")

@@ -20,6 +20,7 @@ from hone.core.dialogue import ToolSchema
 from hone.core.errors import DataError
 from hone.core.generation import Completion
 from hone.models.language.tokenizers import Tokenizer
+from hone.text.serving.completions.asked import call_shapes
 from hone.text.tools.formats import ToolFormat
 
 # ------------------------------------------------------------------------------------------------------- agent messages
@@ -31,23 +32,14 @@ def answer_message(text: str, tools: Sequence[Mapping[str, Any]], tool_format: T
     Text whose calls cannot be read is sent as it is. Ids of calls are those of the answer, `key`, so that a run can be
     repeated.
     """
-    if not tools:
+    parsed = tool_format.parse(text, _tool_schemas(tools)) if tools else None
+    if parsed is None or not parsed.calls:
         return {"role": "assistant", "content": text}
-    parsed = tool_format.parse(text, tool_schemas(tools))
-    if not parsed.calls:
-        return {"role": "assistant", "content": text}
-    calls = [
-        {
-            "id": f"call_{key}_{place}",
-            "type": "function",
-            "function": {"name": one.name, "arguments": json.dumps(dict(one.arguments))},
-        }
-        for place, one in enumerate(parsed.calls)
-    ]
+    calls = call_shapes(parsed.calls, key, ascii_only=True)
     return {"role": "assistant", "content": parsed.content, "tool_calls": calls}
 
 
-def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
+def _tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[ToolSchema]:
     functions = [cast("Mapping[str, Any]", one["function"]) for one in tools]
     return [
         ToolSchema(
@@ -80,7 +72,7 @@ _COMPARED = ("role", "content", "tool_calls", "tool_call_id", "name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskingPart:
+class _AskingPart:
     """Which part of an agent asks, and what it offers: requests that differ in it never share a row."""
 
     role: str = ""
@@ -88,40 +80,37 @@ class AskingPart:
     """Digest of the tools that it offers."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DrawnAnswer:
-    """An answer in a dialogue, and the way to it."""
-
-    key: str
-    """Names its request within the dialogue: equal requests in the same place have equal keys, whatever came first."""
-    history: tuple[Message, ...]
-    """All messages, the answer included, as the agent sees them."""
-    before: "DrawnAnswer | None"
-    """The answer that its request continued; None: the request began a row."""
-    written: NDArray[np.int32]
-    """`[n]` tokens that stand between that answer and this one; the whole prompt where there is none before."""
-    completion: Completion
-    asking: AskingPart
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedAnswer:
-    """A request that was placed in the tree, before it is answered."""
+    """A request that was placed in the tree."""
 
     key: str
+    """Names the request within the dialogue: equal requests in the same place have equal keys, whatever came first."""
     messages: tuple[Message, ...]
-    before: DrawnAnswer | None
+    before: "_DrawnAnswer | None"
+    """The answer that it continues; None: it begins a row."""
     written: NDArray[np.int32]
+    """`[n]` tokens that stand between that answer and this one; the whole prompt where there is none before."""
     prompt: NDArray[np.int32]
     """`[n]` all tokens before the answer."""
-    asking: AskingPart
+    asking: _AskingPart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _DrawnAnswer:
+    """An answer in a dialogue, and the way to it."""
+
+    asked: PlannedAnswer
+    history: tuple[Message, ...]
+    """All messages, the answer included, as the agent sees them."""
+    completion: Completion
 
 
 @dataclass(slots=True, eq=False)
 class DialogueTree:
     """All answers of one session, in the order in which they were drawn."""
 
-    answers: list[DrawnAnswer] = field(default_factory=list[DrawnAnswer])
+    answers: list[_DrawnAnswer] = field(default_factory=list[_DrawnAnswer])
     rewritten: int = 0
     """Requests that began a row because the chat template rewrote their history."""
     _asked: dict[str, int] = field(default_factory=dict[str, int])
@@ -137,7 +126,7 @@ class DialogueTree:
     ) -> PlannedAnswer:
         """Place a request. Raises DataError for messages that the chat template does not take."""
         asked, told = tuple(messages), (replace(tokenizer, tools=tuple(tools)) if tools else tokenizer)
-        asking = AskingPart(role=role, tools=_digest(tools) if tools else "")
+        asking = _AskingPart(role=role, tools=_digest(tools) if tools else "")
         before = self._continued(asked, asking)
         key = self._key(asked, before, asking)
         if before is not None:
@@ -156,16 +145,7 @@ class DialogueTree:
 
     def add(self, planned: PlannedAnswer, completion: Completion, answer: Message) -> None:
         """Append the answer to a planned request; `answer` is the message that the agent is sent."""
-        self.answers.append(
-            DrawnAnswer(
-                planned.key,
-                (*planned.messages, answer),
-                planned.before,
-                planned.written,
-                completion,
-                planned.asking,
-            )
-        )
+        self.answers.append(_DrawnAnswer(planned, (*planned.messages, answer), completion))
 
     @property
     def opening(self) -> str:
@@ -178,10 +158,10 @@ class DialogueTree:
         Where two requests continue one answer, the first by key goes on in its row; in the row of the other the shared
         tokens are its prompt. Answers of the roles in `without` are left out.
         """
-        kept = [one for one in self.answers if one.asking.role not in without]
-        after: dict[int, list[DrawnAnswer]] = {}
-        for one in sorted(kept, key=lambda one: one.key):
-            after.setdefault(0 if one.before is None else id(one.before), []).append(one)
+        kept = [one for one in self.answers if one.asked.asking.role not in without]
+        after: dict[int, list[_DrawnAnswer]] = {}
+        for one in sorted(kept, key=lambda one: one.asked.key):
+            after.setdefault(0 if one.asked.before is None else id(one.asked.before), []).append(one)
         rows: list[TranscriptBuilder] = []
         begun = after.get(0, [])
         while begun:
@@ -191,53 +171,51 @@ class DialogueTree:
             begun = [*branches, *begun]
         return rows
 
-    def _continued(self, messages: tuple[Message, ...], asking: AskingPart) -> DrawnAnswer | None:
+    def _continued(self, messages: tuple[Message, ...], asking: _AskingPart) -> _DrawnAnswer | None:
         """The answer with the longest history that `messages` begin with and go beyond; the latest of equal ones."""
         compared = _compared(messages)
-        best: DrawnAnswer | None = None
+        best: _DrawnAnswer | None = None
         for one in self.answers:
             length = len(one.history)
-            fits = one.asking == asking and length < len(messages) and _compared(one.history) == compared[:length]
+            fits = one.asked.asking == asking and length < len(messages) and _compared(one.history) == compared[:length]
             if fits and (best is None or length >= len(best.history)):
                 best = one
         return best
 
-    def _key(self, messages: tuple[Message, ...], before: DrawnAnswer | None, asking: AskingPart) -> str:
-        content = _digest([_compared(messages), asking.tools, "" if before is None else before.key])
+    def _key(self, messages: tuple[Message, ...], before: _DrawnAnswer | None, asking: _AskingPart) -> str:
+        content = _digest([_compared(messages), asking.tools, "" if before is None else before.asked.key])
         place = self._asked.get(content, 0)
         self._asked[content] = place + 1
         return f"{content}.{place}"
 
 
 def _follow(
-    first: DrawnAnswer, after: Mapping[int, Sequence[DrawnAnswer]]
-) -> tuple[list[DrawnAnswer], list[DrawnAnswer]]:
+    first: _DrawnAnswer, after: Mapping[int, Sequence[_DrawnAnswer]]
+) -> tuple[list[_DrawnAnswer], list[_DrawnAnswer]]:
     """Answers of the row that begins with `first`, and those that begin rows of their own beside it."""
-    way, branches = [first], list[DrawnAnswer]()
+    way, branches = [first], list[_DrawnAnswer]()
     while following := after.get(id(way[-1]), []):
         way.append(following[0])
         branches += following[1:]
     return way, branches
 
 
-def _row(way: Sequence[DrawnAnswer]) -> TranscriptBuilder:
-    first = way[0]
-    prompt = first.written if first.before is None else np.concatenate([_tokens_to(first.before), first.written])
-    row = TranscriptBuilder(prompt.astype(np.int32))
+def _row(way: Sequence[_DrawnAnswer]) -> TranscriptBuilder:
+    row = TranscriptBuilder(way[0].asked.prompt)
     for place, one in enumerate(way):
         if place:
-            row.append_environment(one.written)
+            row.append_environment(one.asked.written)
         row.append_sampled(one.completion)
     return row
 
 
-def _tokens_to(answer: DrawnAnswer) -> NDArray[np.int32]:
+def _tokens_to(answer: _DrawnAnswer) -> NDArray[np.int32]:
     """`[n]` all tokens up to the end of an answer."""
     pieces: list[NDArray[np.int32]] = []
-    place: DrawnAnswer | None = answer
+    place: _DrawnAnswer | None = answer
     while place is not None:
-        pieces += [place.completion.tokens, place.written]
-        place = place.before
+        pieces += [place.completion.tokens, place.asked.written]
+        place = place.asked.before
     return np.concatenate(pieces[::-1]).astype(np.int32)
 
 

@@ -8,7 +8,7 @@ import hmac
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -51,13 +51,6 @@ _CLOSED: Final = 499
 """Status that is counted for a client that went away."""
 
 
-class AnswerListener(Protocol):
-    """Listener of answered requests, in the server's event loop."""
-
-    def answered(self, call: Request, asked: AskedAnswers, results: Sequence[PromptResults]) -> None:
-        """A reply is about to be sent; `results` hold the tokens that were drawn, with log-probabilities."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRules:
     """Rules for clients."""
@@ -77,7 +70,6 @@ class CompletionRoutes:
     desk: AnswerDesk
     clock: Clock
     rules: ServingRules = field(default_factory=ServingRules)
-    listener: AnswerListener | None = None
     draining: bool = False
     """True once the server stops: `/health` says so, and balancers send nobody any more."""
 
@@ -159,28 +151,19 @@ class CompletionRoutes:
         if asked.stream:
             return await self._streamed(call, asked, writer, headers)
         results = await _unless_gone(call, self.desk.whole(asked))
-        if self.listener is not None:
-            self.listener.answered(call, asked, results)
         return JSONResponse(writer.whole(results, self._version(results)), headers=headers)
 
     async def _streamed(
         self, call: Request, asked: AskedAnswers, writer: ReplyWriter, headers: dict[str, str]
     ) -> Response:
         """A stream, whose first event is awaited, so that a fault is a status of its own."""
-        events = self.desk.stream(asked, writer, self._heard(call, asked))
+        events = self.desk.stream(asked, writer)
         try:
             first = await _unless_gone(call, anext(events))
         except BaseException:
             await events.aclose()
             raise
         return _EventStream(first, events, headers)
-
-    def _heard(self, call: Request, asked: AskedAnswers) -> Callable[[Sequence[PromptResults]], None]:
-        def answered(results: Sequence[PromptResults]) -> None:
-            if self.listener is not None:
-                self.listener.answered(call, asked, results)
-
-        return answered
 
     def _version(self, results: Sequence[PromptResults]) -> int:
         drawn = [int(one.version[-1]) for result in results for one in result.completions.values()]

@@ -69,7 +69,7 @@ def told_of_tools(tokenizer: Tokenizer, tools: Sequence[ToolSchema], tool_format
     return replace(tokenizer, tools=tuple(one.as_function() for one in tools))
 
 
-def tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
+def _tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
     """Tools of a request. Raises ApiError for two of one name."""
     names = [one.function.name for one in given]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -85,7 +85,7 @@ def tool_schemas(given: Sequence[ToolFields]) -> tuple[ToolSchema, ...]:
     )
 
 
-def begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> str:
+def _begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> str:
     """Text with which an answer begins that has to call a tool: up to the name of the tool, and that name where one is
     chosen. Empty where the model decides. Raises ApiError for a tool that is not among `tools`."""
     if not isinstance(choice, ToolChoice) and choice != "required":
@@ -101,7 +101,7 @@ def begun_call(choice: str | ToolChoice | None, tools: Sequence[ToolSchema], too
     return text[: text.index(tool.name) + len(name)]
 
 
-def with_objects(message: Message, place: int) -> Message:
+def _with_objects(message: Message, place: int) -> Message:
     """A message whose calls have their arguments as objects, as chat templates read them; OpenAI sends them as text.
     Raises ApiError for arguments that are no JSON object."""
     calls = cast("Sequence[Mapping[str, Any]] | None", message.get("tool_calls"))
@@ -125,15 +125,12 @@ def parsed_answer(text: str, tools: Sequence[ToolSchema], tool_format: ToolForma
     return tool_format.parse(text, tools)
 
 
-def call_shapes(calls: Sequence[ToolCall], answer: str) -> list[dict[str, Any]]:
+def call_shapes(calls: Sequence[ToolCall], answer: str, *, ascii_only: bool = False) -> list[dict[str, Any]]:
     """Calls in OpenAI's shape; `answer` names the answer, and is a part of their ids."""
+    texts = [json.dumps(dict(one.arguments), ensure_ascii=ascii_only) for one in calls]
     return [
-        {
-            "id": f"call_{answer}_{place}",
-            "type": "function",
-            "function": {"name": one.name, "arguments": json.dumps(dict(one.arguments), ensure_ascii=False)},
-        }
-        for place, one in enumerate(calls)
+        {"id": f"call_{answer}_{place}", "type": "function", "function": {"name": one.name, "arguments": text}}
+        for place, (one, text) in enumerate(zip(calls, texts, strict=True))
     ]
 
 
@@ -224,36 +221,30 @@ def asked_texts(fields: TextFields, served: ServedModel, call: CallIdentity) -> 
         request = None if not most else _request(fields, call, place, tokens, sampling)
         scored = _scored(tokens, sampling) if echoed_scores else None
         found.append(AskedPrompt(tokens=tokens, text=text, request=request, scored=scored))
-    return AskedAnswers(
-        id=call.id,
-        prompts=found,
-        samples=fields.n or 1,
-        stop=fields.stops,
-        keep_stop=bool(fields.include_stop_str_in_output),
-        top_logprobs=fields.logprobs,
-        stream=bool(fields.stream),
-        usage=fields.stream_options is not None and fields.stream_options.include_usage,
-        token_ids=bool(fields.return_token_ids),
-        echo=bool(fields.echo),
-    )
+    return replace(asked_answers(fields, call.id, found, fields.logprobs), echo=bool(fields.echo))
 
 
 def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> AskedAnswers:
     """Read a body of `/v1/chat/completions`. Raises ApiError; DataError for messages that the chat template refuses."""
     _refuse_faults(fields, served)
     messages = chat_messages(fields.messages)
-    tools = () if fields.tool_choice == "none" else tool_schemas(fields.tools or ())
+    tools = () if fields.tool_choice == "none" else _tool_schemas(fields.tools or ())
     tokens = told_of_tools(served.tokenizer, tools, served.tool_format).apply_chat(messages)
-    begun = begun_call(fields.tool_choice, tools, served.tool_format)
+    begun = _begun_call(fields.tool_choice, tools, served.tool_format)
     if begun:
         tokens = np.concatenate([tokens, served.tokenizer.encode(begun)])
-    given = fields.max_completion_tokens if fields.max_tokens is None else fields.max_tokens
-    most = _most_tokens(given, len(tokens), served, default=served.context)
-    top = (fields.top_logprobs or 0) if fields.logprobs else None
-    request = _request(fields, call, 0, tokens, _sampling(fields, most, top))
+    most = _most_tokens(fields.most_tokens, len(tokens), served, default=served.context)
+    request = _request(fields, call, 0, tokens, _sampling(fields, most, fields.top))
+    prompts = [AskedPrompt(tokens=tokens, text="", request=request)]
+    asked = asked_answers(fields, call.id, prompts, fields.top)
+    return replace(asked, messages=messages, tools=tools, begun=begun)
+
+
+def asked_answers(fields: SamplingFields, id_: str, prompts: Sequence[AskedPrompt], top: int | None) -> AskedAnswers:
+    """What a body asks for, but for what only texts or only chats have; `top` as in `AskedAnswers`."""
     return AskedAnswers(
-        id=call.id,
-        prompts=[AskedPrompt(tokens=tokens, text="", request=request)],
+        id=id_,
+        prompts=prompts,
         samples=fields.n or 1,
         stop=fields.stops,
         keep_stop=bool(fields.include_stop_str_in_output),
@@ -261,9 +252,6 @@ def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> A
         stream=bool(fields.stream),
         usage=fields.stream_options is not None and fields.stream_options.include_usage,
         token_ids=bool(fields.return_token_ids),
-        messages=messages,
-        tools=tools,
-        begun=begun,
     )
 
 
@@ -283,7 +271,7 @@ def chat_messages(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
         message.setdefault("content", "")
         if one.role == "developer":
             message["role"] = "system"
-        found.append(with_objects(message, place))
+        found.append(_with_objects(message, place))
     return tuple(found)
 
 

@@ -61,7 +61,7 @@ def error_of(error: Exception) -> ApiError:
     return ApiError(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
 
 
-def faults_of(error: ValidationError) -> ApiError:
+def _faults_of(error: ValidationError) -> ApiError:
     """Every fault of a body in one message; `param` is the first field at fault."""
     faults = [(_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)]
     message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
@@ -100,7 +100,7 @@ class _Body(BaseModel):
         return sorted(self.model_extra or {})
 
 
-class StreamOptions(_Body):
+class _StreamOptions(_Body):
     """Options of a streamed response."""
 
     include_usage: bool = False
@@ -125,7 +125,7 @@ class SamplingFields(_Body):
     seed: int | None = None
     """With it, equal requests get equal answers."""
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = None
     """vLLM's: answer with the token ids of prompt and answers, too."""
     include_stop_str_in_output: bool | None = None
@@ -187,7 +187,7 @@ class TextFields(SamplingFields):
         return faults
 
 
-class TextPart(_Body):
+class _TextPart(_Body):
     """A part of a message's content."""
 
     type: str
@@ -198,13 +198,13 @@ class ChatMessage(_Body):
     """A message of a chat; further fields reach the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[_TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
-class FunctionFields(_Body):
+class _FunctionFields(_Body):
     """A tool's function."""
 
     name: str
@@ -217,10 +217,10 @@ class ToolFields(_Body):
     """A tool that the model may call."""
 
     type: Literal["function"]
-    function: FunctionFields
+    function: _FunctionFields
 
 
-class ChosenFunction(_Body):
+class _ChosenFunction(_Body):
     """The function of a tool choice."""
 
     name: str
@@ -230,7 +230,7 @@ class ToolChoice(_Body):
     """The tool that is to be called."""
 
     type: Literal["function"]
-    function: ChosenFunction
+    function: _ChosenFunction
 
 
 class ChatFields(SamplingFields):
@@ -246,6 +246,15 @@ class ChatFields(SamplingFields):
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     """`required`, or a tool: the answer begins as a call does."""
     parallel_tool_calls: bool | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens beside the log-probabilities; None: no log-probabilities are asked for."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def neutral_faults(self) -> list[tuple[str, str]]:
         faults = super().neutral_faults()
@@ -284,4 +293,4 @@ def read_body(raw: bytes, kind: type[FieldsT]) -> FieldsT:
     try:
         return kind.model_validate(cast("Mapping[str, object]", tree))
     except ValidationError as error:
-        raise faults_of(error) from None
+        raise _faults_of(error) from None

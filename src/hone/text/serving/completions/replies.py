@@ -17,7 +17,7 @@ TokenPair = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredToken:
+class _ScoredToken:
     """One token with its log-probability, and the likeliest ones in its place."""
 
     token: int
@@ -26,19 +26,19 @@ class ScoredToken:
     likeliest: Sequence[TokenPair] = ()
 
 
-def _tokens_of_completion(completion: Completion) -> list[ScoredToken]:
+def _tokens_of_completion(completion: Completion) -> list[_ScoredToken]:
     return _scored(completion.tokens.tolist(), completion.logp.tolist(), completion.likeliest)
 
 
-def _tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[ScoredToken]:
+def _tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[_ScoredToken]:
     """The tokens of a prompt; the first one has no log-probability."""
-    first = ScoredToken(token=tokens[0], logp=None)
+    first = _ScoredToken(token=tokens[0], logp=None)
     if scored is None:
         return [first]
     return [first, *_scored(tokens[1:], scored.logp.tolist(), scored.likeliest)]
 
 
-def _text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: int = 0) -> dict[str, Any]:
+def _text_logprobs(names: TokenText, tokens: Sequence[_ScoredToken], *, start: int = 0) -> dict[str, Any]:
     """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins.
 
     A position's likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is
@@ -52,7 +52,7 @@ def _text_logprobs(names: TokenText, tokens: Sequence[ScoredToken], *, start: in
     }
 
 
-def _chat_logprobs(names: TokenText, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+def _chat_logprobs(names: TokenText, tokens: Sequence[_ScoredToken]) -> dict[str, Any]:
     """`logprobs` of `/v1/chat/completions`; `bytes` have the halves of characters that `token` cannot show."""
     content = [
         {**_entry(names, one.token, one.logp), "top_logprobs": [_entry(names, *pair) for pair in one.likeliest]}
@@ -61,17 +61,17 @@ def _chat_logprobs(names: TokenText, tokens: Sequence[ScoredToken]) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def _scored(tokens: Sequence[int], logp: Sequence[float], likeliest: LikeliestTokens | None) -> list[ScoredToken]:
+def _scored(tokens: Sequence[int], logp: Sequence[float], likeliest: LikeliestTokens | None) -> list[_ScoredToken]:
     if likeliest is None:
-        return [ScoredToken(token=token, logp=value) for token, value in zip(tokens, logp, strict=True)]
+        return [_ScoredToken(token=token, logp=value) for token, value in zip(tokens, logp, strict=True)]
     columns = zip(tokens, logp, likeliest.tokens.tolist(), likeliest.logp.tolist(), strict=True)
     return [
-        ScoredToken(token=token, logp=value, likeliest=list(zip(ids, values, strict=True)))
+        _ScoredToken(token=token, logp=value, likeliest=list(zip(ids, values, strict=True)))
         for token, value, ids, values in columns
     ]
 
 
-def _top(names: TokenText, one: ScoredToken) -> Mapping[str, float] | None:
+def _top(names: TokenText, one: _ScoredToken) -> Mapping[str, float] | None:
     """Likeliest tokens by name, the likeliest first, and the token itself; of two with one name the likelier stays."""
     if one.logp is None:
         return None
@@ -92,11 +92,6 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {"eos": "stop", "stop": "sto
 CALLED: Final = "tool_calls"
 """Reason to end of an answer that calls tools."""
 DONE: Final = "data: [DONE]\n\n"
-
-
-def error_event(body: Mapping[str, Any]) -> str:
-    """The event that ends a stream which failed after it had begun."""
-    return f"data: {json.dumps(body)}\n\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +216,7 @@ class StreamedChoice:
     number: int
     """Index of the choice."""
     text: GrowingText = field(init=False)
-    _drawn: list[ScoredToken] = field(default_factory=list[ScoredToken])
+    _drawn: list[_ScoredToken] = field(default_factory=list[_ScoredToken])
     _waiting: str = ""
     """Text that is certain and was not sent."""
     _told: int = 0
@@ -239,7 +234,7 @@ class StreamedChoice:
 
     def add(self, one: DrawnToken) -> None:
         pairs = [] if one.likeliest is None else list(zip(*(column.tolist() for column in one.likeliest), strict=True))
-        self._drawn[one.position :] = [ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
+        self._drawn[one.position :] = [_ScoredToken(token=one.token, logp=one.logp, likeliest=pairs)]
         self._waiting += self.text.add(one.position, one.token)
 
     def piece(self) -> dict[str, Any] | None:

@@ -5,72 +5,40 @@ results, whoever ran the pass.
 """
 
 import asyncio
+import json
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hone.core.clock import Clock
 from hone.core.errors import DivergedError, HoneError
 from hone.core.generation import Completion, Request, ScoreRequest, ScoreResult
-from hone.engine.observe import DrawnToken, TokenObserver
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.observe import DrawnToken
 from hone.run.http.histogram import SecondsHistogram
 from hone.text.serving.completions.asked import AskedAnswers
 from hone.text.serving.completions.fields import ApiError, error_of
-from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice, error_event
+from hone.text.serving.completions.replies import DONE, PromptResults, ReplyWriter, StreamedChoice
 
 _CLOSING: Final = "the server is shutting down"
 _PAUSED_S: Final = 0.005
 """Interval at which a paused engine is looked at again."""
 
 
-class ServedEngine(Protocol):
-    """What the service needs of an engine (`hone.engine.engine.EmbeddedEngine` has it)."""
-
-    observer: TokenObserver | None
-
-    @property
-    def version(self) -> int: ...
-    @property
-    def paused(self) -> bool: ...
-    @property
-    def held_pages(self) -> int: ...
-    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None: ...
-    def submit_scores(self, texts: Sequence[ScoreRequest]) -> list[int]: ...
-    def step(self) -> None: ...
-    def poll(self, request_ids: Collection[str] | None = None) -> Completion | None: ...
-    def poll_scores(self, orders: Collection[int]) -> dict[int, ScoreResult]: ...
-    def has_requests(self, request_ids: Collection[str] | None = None) -> bool: ...
-    def cancel(self, request_ids: Collection[str] | None = None) -> None: ...
-    def cancel_scores(self, orders: Collection[int]) -> None: ...
+AnswerEvent: TypeAlias = list[DrawnToken] | Completion | ScoreResult | Exception
+"""Tokens that a pass sampled for a request, in the order of its samples; a result; or why there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTokens:
-    """Tokens of one request that a pass sampled, in the order of its samples."""
-
-    tokens: list[DrawnToken]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFailure:
-    """The request cannot be answered: it was refused, or the engine failed."""
-
-    error: Exception
-
-
-AnswerEvent: TypeAlias = DrawnTokens | Completion | ScoreResult | EngineFailure
-
-
-AnswerQueue: TypeAlias = "asyncio.Queue[tuple[Ticket, AnswerEvent]]"
+AnswerQueue: TypeAlias = "asyncio.Queue[tuple[_Ticket, AnswerEvent]]"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Ticket:
+class _Ticket:
     """A request (or a text to be scored) in progress. Tickets of one client's request share a queue of results."""
 
     work: Request | ScoreRequest
@@ -95,16 +63,16 @@ class Ticket:
 class EngineService:
     """Owner of an engine's passes for any number of handlers. `start` it once, and `close` it."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine) -> None:
         self.engine = engine
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._thread: threading.Thread | None = None
         # From here on: touched by the service's own thread only.
-        self._open: dict[str, Ticket] = {}
-        self._scoring: dict[int, Ticket] = {}
-        self._held: list[Ticket] = []
+        self._open: dict[str, _Ticket] = {}
+        self._scoring: dict[int, _Ticket] = {}
+        self._held: list[_Ticket] = []
         """Tickets that wait for new weights."""
         self._replacing: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._drawn: deque[DrawnToken] = deque()
@@ -115,19 +83,19 @@ class EngineService:
         self._thread.start()
 
     def close(self) -> None:
-        """Cancel what is in progress and end the thread; whoever waits gets an EngineFailure."""
+        """Cancel what is in progress and end the thread; whoever waits gets an exception."""
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: _Ticket) -> None:
         """Begin a request. Results, faults of the request included, go to the ticket's queue. Ids are unique among the
         requests in progress. Raises HoneError once the service closes."""
         self._send(partial(self._begin, ticket))
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: _Ticket) -> None:
         """End a request, and free its pages; without effect if it has ended."""
         with suppress(HoneError):  # a service that closes cancels everything
             self._send(partial(self._drop, ticket))
@@ -171,7 +139,7 @@ class EngineService:
     def _busy(self) -> bool:
         return bool(self._open or self._scoring or self._replacing)
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, ticket: _Ticket) -> None:
         if self._replacing:
             self._held.append(ticket)
             return
@@ -184,12 +152,12 @@ class EngineService:
                 (ticket.order,) = self.engine.submit_scores([ticket.work])
                 self._scoring[ticket.order] = ticket
         except HoneError as error:
-            _deliver([(ticket, EngineFailure(error))])
+            _deliver([(ticket, error)])
             return
         if ticket.streamed:
             self.engine.observer = self._drawn.extend
 
-    def _drop(self, ticket: Ticket) -> None:
+    def _drop(self, ticket: _Ticket) -> None:
         self._held = [one for one in self._held if one is not ticket]
         if isinstance(ticket.work, Request):
             if self._open.get(ticket.work.id) is ticket:
@@ -198,7 +166,7 @@ class EngineService:
         elif self._scoring.pop(ticket.order, None) is not None:
             self.engine.cancel_scores([ticket.order])
 
-    def _forget(self, ticket: Ticket) -> None:
+    def _forget(self, ticket: _Ticket) -> None:
         assert isinstance(ticket.work, Request)
         del self._open[ticket.work.id]
         if ticket.streamed and not any(one.streamed for one in self._open.values()):
@@ -215,7 +183,7 @@ class EngineService:
 
     def _hand_out(self) -> None:
         """Deliver what finished, behind the tokens sampled until then."""
-        finished: list[tuple[Ticket, AnswerEvent]] = []
+        finished: list[tuple[_Ticket, AnswerEvent]] = []
         while self._open and (completion := self.engine.poll(self._open.keys())) is not None:
             finished.append((self._open[completion.request_id], completion))
         if self._scoring:
@@ -231,13 +199,13 @@ class EngineService:
         if self._open and not self.engine.has_requests(self._open.keys()):
             self._fail(HoneError("the engine dropped the request: whoever shares it cancelled everything"))
 
-    def _take_drawn(self) -> list[tuple[Ticket, AnswerEvent]]:
+    def _take_drawn(self) -> list[tuple[_Ticket, AnswerEvent]]:
         found: dict[str, list[DrawnToken]] = {}
         while self._drawn:
             one = self._drawn.popleft()
             found.setdefault(one.request_id, []).append(one)
         tickets = ((self._open.get(name), tokens) for name, tokens in found.items())
-        return [(ticket, DrawnTokens(tokens)) for ticket, tokens in tickets if ticket is not None and ticket.streamed]
+        return [(ticket, tokens) for ticket, tokens in tickets if ticket is not None and ticket.streamed]
 
     def _replace(self) -> None:
         load, done = self._replacing.popleft()
@@ -260,15 +228,15 @@ class EngineService:
         self._drawn.clear()
         tickets = [*self._open.values(), *self._scoring.values(), *self._held]
         self._open, self._scoring, self._held = {}, {}, []
-        _deliver([(ticket, EngineFailure(error)) for ticket in tickets])
+        _deliver([(ticket, error) for ticket in tickets])
         for _, done in self._replacing:
             done.set_exception(error)
         self._replacing.clear()
 
 
-def _deliver(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
+def _deliver(events: Sequence[tuple[_Ticket, AnswerEvent]]) -> None:
     """Put events into their queues: one wake-up of each event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, AnswerEvent]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Ticket, AnswerEvent]]] = {}
     for ticket, event in events:
         by_loop.setdefault(ticket.loop, []).append((ticket, event))
     for loop, mine in by_loop.items():
@@ -276,7 +244,7 @@ def _deliver(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
             loop.call_soon_threadsafe(_put, mine)
 
 
-def _put(events: Sequence[tuple[Ticket, AnswerEvent]]) -> None:
+def _put(events: Sequence[tuple[_Ticket, AnswerEvent]]) -> None:
     for ticket, event in events:
         ticket.queue.put_nowait((ticket, event))
 
@@ -346,16 +314,16 @@ class _AnswersInProgress:
     """One client's request, as far as it is answered."""
 
     results: list[PromptResults]
-    queue: AnswerQueue = field(default_factory=lambda: asyncio.Queue[tuple[Ticket, AnswerEvent]]())
-    tickets: list[Ticket] = field(default_factory=list[Ticket])
+    queue: AnswerQueue = field(default_factory=lambda: asyncio.Queue[tuple[_Ticket, AnswerEvent]]())
+    tickets: list[_Ticket] = field(default_factory=list[_Ticket])
     left: int = 0
     """Completions and scores that are still to come."""
 
-    def take(self, ticket: Ticket, event: AnswerEvent) -> None:
+    def take(self, ticket: _Ticket, event: AnswerEvent) -> None:
         """Take up a result. Raises ApiError for a failure."""
         result = self.results[ticket.place]
-        if isinstance(event, EngineFailure):
-            raise error_of(event.error)
+        if isinstance(event, Exception):
+            raise error_of(event)
         if isinstance(event, Completion):
             result.completions[event.sample_index] = event
             self.left -= 1
@@ -385,10 +353,8 @@ class AnswerDesk:
                 pass
         return progress.results
 
-    async def stream(
-        self, asked: AskedAnswers, writer: ReplyWriter, answered: Callable[[Sequence[PromptResults]], None]
-    ) -> AsyncGenerator[str]:
-        """The events of a stream; `answered` is called with all results before the last one.
+    async def stream(self, asked: AskedAnswers, writer: ReplyWriter) -> AsyncGenerator[str]:
+        """The events of a stream.
 
         A fault before the first event is an ApiError, a later one an event. Closing it frees what the engine holds.
         """
@@ -409,18 +375,17 @@ class AnswerDesk:
         except ApiError as error:
             if first:
                 raise
-            yield error_event(error.body())
+            yield f"data: {json.dumps(error.body())}\n\n"
             return
         finally:
             await batches.aclose()
-        answered(progress.results)
         if asked.usage:
             yield writer.chunk(head, [], usage=writer.usage(progress.results))
         yield DONE
 
     async def _batches(
         self, asked: AskedAnswers, progress: _AnswersInProgress
-    ) -> AsyncGenerator[list[tuple[Ticket, AnswerEvent]]]:
+    ) -> AsyncGenerator[list[tuple[_Ticket, AnswerEvent]]]:
         """Results of a request, taken up by `progress`, in batches of all that have come. Raises ApiError."""
         until = asyncio.get_running_loop().time() + self.deadline_s
         with self._answering(asked, progress):
@@ -433,7 +398,7 @@ class AnswerDesk:
                 yield batch
         self._count(progress.results)
 
-    async def _next(self, progress: _AnswersInProgress, until: float) -> tuple[Ticket, AnswerEvent]:
+    async def _next(self, progress: _AnswersInProgress, until: float) -> tuple[_Ticket, AnswerEvent]:
         try:
             async with asyncio.timeout_at(until):
                 return await progress.queue.get()
@@ -448,7 +413,7 @@ class AnswerDesk:
         for place, one in enumerate(asked.prompts):
             for work in filter(None, (one.request, one.scored)):
                 streamed = asked.stream and work is one.request
-                progress.tickets.append(Ticket(work=work, queue=queue, loop=loop, place=place, streamed=streamed))
+                progress.tickets.append(_Ticket(work=work, queue=queue, loop=loop, place=place, streamed=streamed))
         progress.left = wanted = sum(ticket.samples for ticket in progress.tickets)
         self._admit(wanted)
         self.samples += wanted
@@ -478,14 +443,14 @@ class AnswerDesk:
 
 
 def _pieces(
-    batch: Sequence[tuple[Ticket, AnswerEvent]], choices: Sequence[StreamedChoice], samples: int
+    batch: Sequence[tuple[_Ticket, AnswerEvent]], choices: Sequence[StreamedChoice], samples: int
 ) -> list[dict[str, Any]]:
     """Choices of the chunk that a batch makes; `samples` choices belong to each prompt."""
     drawn: dict[int, StreamedChoice] = {}
     ended: list[dict[str, Any]] = []
     for ticket, event in batch:
         first = ticket.place * samples
-        for one in event.tokens if isinstance(event, DrawnTokens) else ():
+        for one in event if isinstance(event, list) else ():
             drawn[first + one.sample_index] = choice = choices[first + one.sample_index]
             choice.add(one)
         if isinstance(event, Completion):
