@@ -1,4 +1,4 @@
-"""Tests in the columns of a row, in the shapes of public datasets.
+"""Rewards of programs: the share of the tests in a row's columns that an answer's program passes, run in the sandbox.
 
 tests                                  assert-style texts, or tables of `input` and `output`
 test_list, test_setup_code             MBPP
@@ -50,20 +50,20 @@ def _limits_of_tests(seconds: float, memory_bytes: int, if_no_rung: str) -> Sand
 
 
 def check_code_reward(use: str, options: Mapping[str, object]) -> None:
-    """See that the options of a reward function are limits, and that this machine can confine its programs.
-
-    Raises ConfigError with all that are none, ResourceError where nothing confines them.
-    """
+    """See that the options of a reward function are limits, and that this machine can confine its programs. Raises
+    ConfigError with all that are none, ResourceError where nothing confines them."""
     if use not in CODE_REWARDS:
         return
-    given = {**DEFAULT_LIMITS, **{name: options[name] for name in DEFAULT_LIMITS if name in options}}
+    limits = {**DEFAULT_LIMITS, **{name: options[name] for name in DEFAULT_LIMITS if name in options}}
     names = {"cpu_s": "seconds", "wall_s": "seconds"}
     try:
-        policy = _limits_of_tests(**given)  # pyright: ignore[reportArgumentType] - the policy says what is wrong
+        policy = _limits_of_tests(**limits)  # pyright: ignore[reportArgumentType] - the policy says what is wrong
     except (ValidationError, TypeError) as error:
         faults = error.errors() if isinstance(error, ValidationError) else [{"loc": ("seconds",), "msg": str(error)}]
-        told = {names.get(str(one["loc"][0]), str(one["loc"][0])): one["msg"] for one in faults}
-        raise ConfigError(*(f"reward function {use!r}: options.{name}: {msg}" for name, msg in told.items())) from None
+        messages = {names.get(str(one["loc"][0]), str(one["loc"][0])): one["msg"] for one in faults}
+        raise ConfigError(
+            *(f"reward function {use!r}: options.{name}: {msg}" for name, msg in messages.items())
+        ) from None
     if policy.if_no_rung != UNSAFE_WORDS:
         require_rung(policy)
 

@@ -116,11 +116,9 @@ def check_reference(use: str) -> None:
 
 
 def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
-    """Import a function and find its form.
-
-    Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
-    options that it does not take, or with a value that is none of a Literal's.
-    """
+    """Import a function and find its form. Raises UserCodeError: the import raises (with the user's part of the
+    traceback), no such name, an unknown form, options that it does not take, or with a value that is none of a
+    Literal's."""
     reference = BUILTIN_FUNCTIONS.get(use, use)
     function, name = user_files.load_reference(reference, kind=_KIND), reference.rpartition(":")[2]
     if not callable(function):
@@ -244,11 +242,9 @@ AFTER_EQUALS = r"=([^=\n]*)$"
 
 
 def extract_answer(completion: str, pattern: str = "") -> str:
-    """The answer in a completion, without surrounding whitespace.
-
-    Without a pattern: the last line that is not blank. With one: its last match (the first group where it has one).
-    No match is an empty answer: a completion without the required form is wrong, and so has a score.
-    """
+    """The answer in a completion, without surrounding whitespace. Without a pattern: the last line that is not blank.
+    With one: its last match (the first group where it has one). No match is an empty answer: a completion without the
+    required form is wrong, and so has a score."""
     if not pattern:
         return completion.strip().rpartition("\n")[2].strip()
     matches = list(re.finditer(pattern, completion))

@@ -153,10 +153,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def _stated_answer(text: str) -> list[str]:
-    """Readings of the stated answer, the literal one first; empty for a completion that states nothing.
-
-    An unclosed last box states nothing: the completion was cut off.
-    """
+    """Readings of the stated answer, the literal one first; empty for a completion that states nothing. An unclosed
+    last box states nothing: the completion was cut off."""
     boxed = last_boxed(text)
     if boxed is not None:
         return [boxed.strip()] if boxed.strip() else []
@@ -186,20 +184,20 @@ def _compare(gold: str, reading: str, rules: EqualityRules) -> dict[str, object]
     """Score of a reading of the answer; the reference is in one spelling."""
     if len(reading) > MAX_CHARS:
         return _wrong(f"the answer is refused: {why_too_large(reading)}")
-    given = reading if _PLAIN_NUMBER.fullmatch(reading) else one_spelling(reading)
-    if not given:
+    answer = reading if _PLAIN_NUMBER.fullmatch(reading) else one_spelling(reading)
+    if not answer:
         return _wrong("no answer found")
-    same = _same_text_or_number(gold, given)
+    same = _same_text_or_number(gold, answer)
     if same is not None and not (rules.relative_tolerance and not same):
         return _RIGHT if same else _wrong("another number")
     if _CHOICE.fullmatch(gold):
         letter = gold.strip("() ").upper()
-        return _RIGHT if _chooses(given, letter) else _wrong(f"not the choice {letter}")
-    if reason := why_too_large(given):
+        return _RIGHT if _chooses(answer, letter) else _wrong(f"not the choice {letter}")
+    if reason := why_too_large(answer):
         return _wrong(f"the answer is refused: {reason}")
-    label = _LABEL.match(given)
+    label = _LABEL.match(answer)
     try:
-        return _compare_values(gold, given[label.end() :] if label else given, rules)
+        return _compare_values(gold, answer[label.end() :] if label else answer, rules)
     except RecursionError:
         return _wrong("the answer is refused: too deeply nested")
 
@@ -277,17 +275,15 @@ def _same_tokens(gold: str, given: str) -> bool:
 
 
 def _by_math_verify(gold: str, given: str) -> dict[str, object]:
-    """math-verify's judgement, for a reference that the grammar does not read.
-
-    The answer must be a value in final form, or use no command that the reference does not.
-    """
+    """math-verify's judgement, for a reference that the grammar does not read. The answer must be a value in final
+    form, or use no command that the reference does not."""
     wanted = parse(f"${gold}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
     if not wanted:
         return _missing(f"the reference answer cannot be read: {gold[:80]}")
     answer = _tree(given)
     if isinstance(answer, str) and not set(_COMMANDS.findall(given)) <= set(_COMMANDS.findall(gold)):
         return _wrong(f"not a value in final form: {answer}")
-    found = parse(f"${given}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
-    if not found:
+    parsed = parse(f"${given}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
+    if not parsed:
         return _wrong("the answer cannot be read as mathematics")
-    return {"score": float(verify(wanted, found, timeout_seconds=_ALARM_S)), "reason": ""}
+    return {"score": float(verify(wanted, parsed, timeout_seconds=_ALARM_S)), "reason": ""}

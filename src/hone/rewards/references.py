@@ -90,11 +90,11 @@ def missing_rows(rows: Sequence[DatasetRow], rules: Sequence[ReferenceRule]) -> 
     ]
     faults = faults[:_ROWS_SHOWN] + ([f"and {more} more such rows"] if (more := len(faults) - _ROWS_SHOWN) > 0 else [])
     for rule in rules:
-        found: dict[tuple[str, str], list[str]] = {}
+        missing: dict[tuple[str, str], list[str]] = {}
         for row in rows:
             for column, instead in rule.missing(row.columns).items():
-                found.setdefault((row.source, column), []).append(f"{row.row} ({instead})")
-        for (source, column), places in found.items():
+                missing.setdefault((row.source, column), []).append(f"{row.row} ({instead})")
+        for (source, column), places in missing.items():
             total = sum(row.source == source for row in rows)
             shown = ", ".join(places[:_ROWS_SHOWN]) + (", ..." if len(places) > _ROWS_SHOWN else "")
             faults.append(

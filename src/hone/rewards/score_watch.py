@@ -1,7 +1,5 @@
-"""Watch over scores that somebody else computes, such as a server's: told once when they mean nothing.
-
-Belongs here: all scores alike, and scores far from those before. A reward model knows its own training scores; a server
-and a judge are compared with the run's earlier ones.
+"""Watches over scores: too many missing ones stop the run; scores that mean nothing, all alike or far from those
+before, are told once.
 """
 
 import math
@@ -111,12 +109,9 @@ class UnscoredBudget:
         self._unscored_batches = 0
 
     def observe(self, scores: RewardScores) -> None:
-        """Take a batch into account.
-
-        Raises UserCodeError with three examples when more than `allowed` of the last `window` answers are missing
-        (checked once the window is full), or when `barren_batches` batches in a row hold no score at all; ResourceError
-        where these examples tell of memory that ran out.
-        """
+        """Take a batch into account. Raises UserCodeError with three examples when more than `allowed` of the last
+        `window` answers are missing (checked once the window is full), or when `barren_batches` batches in a row hold
+        no score at all; ResourceError where these examples tell of memory that ran out."""
         missing = scores.status != ScoreStatus.SCORED
         for index in np.flatnonzero(missing):
             name = ScoreStatus(int(scores.status[index])).name.lower()

@@ -14,14 +14,13 @@ import numpy as np
 
 from hone.core.conversation import TranscriptBuilder
 from hone.core.credit import Metrics
-from hone.core.dialogue import DialogueOutcome
 from hone.core.episodes import ScoreStatus
 from hone.core.judging import DatasetRow, ScoreBatch, Scorer, ScorerInput
 from hone.core.state import State, substate
 from hone.rewards.config import RewardsConfig
 from hone.rewards.score_watch import UnscoredBudget
-from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result, result_from_value
-from hone.rewards.workers import RewardBatch, RewardTicket, RewardWorkerPool
+from hone.rewards.scores import RewardResult, RewardScores, combine_results
+from hone.rewards.workers import RewardBatch
 
 
 class RewardMember(ABC):
@@ -75,33 +74,6 @@ class _ScorerTicket:
     """Name of each answer's prompt."""
     members: Sequence[Any]
     """Each member's own ticket."""
-
-
-@dataclass
-class FunctionMember(RewardMember):
-    """The functions of a config, in worker processes."""
-
-    pool: RewardWorkerPool
-
-    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
-        self.pool.check({*columns, "messages", "tokens"}, rows)
-        return self.pool.warnings
-
-    def write_protect(self, folder: Path) -> None:
-        self.pool.write_protect(folder)
-
-    def notices(self) -> list[str]:
-        notices, self.pool.notices = self.pool.notices, []
-        return notices
-
-    def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
-        return self.pool.submit(reward_batch(answers))
-
-    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
-        return self.pool.results(tickets)
-
-    def close(self) -> None:
-        self.pool.close()
 
 
 @dataclass
@@ -208,10 +180,8 @@ class _EachAnswerTicket:
 
 @dataclass
 class EachAnswerScorer:
-    """Implements `Scorer`: asks `scorer` about every answer as if the conversation had ended with it.
-
-    A conversation in which one answer has no score has none.
-    """
+    """Implements `Scorer`: asks `scorer` about every answer as if the conversation had ended with it. A conversation in
+    which one answer has no score has none."""
 
     scorer: Scorer
 
@@ -220,9 +190,9 @@ class EachAnswerScorer:
         return _EachAnswerTicket([answer.transcript.turns for answer in answers], self.scorer.submit(parts))
 
     def gather(self, tickets: Sequence[_EachAnswerTicket]) -> RewardScores:
-        found = self.scorer.gather([ticket.inner for ticket in tickets])
+        scores = self.scorer.gather([ticket.inner for ticket in tickets])
         counts = np.array([count for ticket in tickets for count in ticket.counts], np.int64)
-        return _last_scores(found, counts)
+        return _last_scores(scores, counts)
 
     def state(self) -> State:
         return self.scorer.state()
@@ -266,28 +236,3 @@ def _last_scores(found: ScoreBatch, counts: np.ndarray[tuple[int], np.dtype[np.i
         functions={name: values[last] for name, values in found.functions.items()},
         turn_scores=turns,
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------- world
-class WorldRewardMember(RewardMember):
-    """The sum of a world's rewards, each of which belongs to its turn.
-
-    A dialogue whose world failed or gave no reward at its end has no score, whatever other rewards say. It does not
-    apply to a dialogue without a world that pays.
-    """
-
-    def submit(self, answers: Sequence[ScorerInput]) -> list[RewardResult]:
-        return [_world_result(answer.dialogue) for answer in answers]
-
-    def results(self, tickets: Sequence[list[RewardResult]]) -> tuple[list[list[RewardResult]], list[str]]:
-        return [[result for ticket in tickets for result in ticket]], []
-
-
-def _world_result(dialogue: DialogueOutcome | None) -> RewardResult:
-    if dialogue is None:
-        return result_from_value(None, reason="the answer is not of a dialogue")
-    if dialogue.status is not ScoreStatus.SCORED:
-        return failed_result(dialogue.status, dialogue.reason)
-    if not dialogue.rewards:
-        return result_from_value(None, reason="the dialogue has no world that pays")
-    return result_from_value(dialogue.rewards)

@@ -40,11 +40,9 @@ def run_on_rows(
     deadline_key: str,
     may_be_none: bool = False,
 ) -> list[str | None]:
-    """One text of the user's function for each row. `kind` is what messages call the function.
-
-    Raises UserCodeError: the function raises, returns something else than text (or None, where that `may_be_none`), or
-    takes longer than `deadline_s` for all rows; DataError: a column holds a value that cannot be sent.
-    """
+    """One text of the user's function for each row. `kind` is what messages call the function. Raises UserCodeError:
+    the function raises, returns something else than text (or None, where that `may_be_none`), or takes longer than
+    `deadline_s` for all rows; DataError: a column holds a value that cannot be sent."""
     try:
         request = encode({"rows": list(rows)})
     except TypeError as error:

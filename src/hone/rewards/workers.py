@@ -74,9 +74,9 @@ class RewardBatch:
         if result.turns is None or len(result.turns) == turns:
             return ""
         place = f" to prompt {self.ids[index]!r}" if self.ids else ""
-        given = f"gave {len(result.turns)} {self.unit} scores {list(result.turns)} to an answer{place}"
+        scores = f"gave {len(result.turns)} {self.unit} scores {list(result.turns)} to an answer{place}"
         hint = "" if self.unit == "turn" else " (rewards.step_end divides it; the last one may be empty)"
-        return f"{given} of {turns} {self.unit}s{hint}"
+        return f"{scores} of {turns} {self.unit}s{hint}"
 
 
 @dataclass(slots=True)
@@ -228,11 +228,9 @@ _MAX_START_FAILURES = 8
 
 
 class RewardWorkerPool:
-    """Scores batches with the functions of a config, in `config.workers` processes.
-
-    Processes start with the first `check` or `submit`. Use it as a context manager, or call `close`: nothing that a
-    function started survives it. `warnings` are limits that the system lacks, `notices` those that failed later.
-    """
+    """Scores batches with the functions of a config, in `config.workers` processes. Processes start with the first
+    `check` or `submit`. Use it as a context manager, or call `close`: nothing that a function started survives it.
+    `warnings` are limits that the system lacks, `notices` those that failed later."""
 
     def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
         self._config, self._functions = config, config.worker_functions
@@ -257,10 +255,9 @@ class RewardWorkerPool:
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> None:
         """Import all functions in a worker, and see that the dataset has the columns that they name, in every row.
-
         Raises ConfigError (a reference that is none), UserCodeError (import fails, no such name, unknown form, a column
-        is missing), DataError (rows without a value in a column that a function cannot do without), all faults at once.
-        """
+        is missing), DataError (rows without a value in a column that a function cannot do without), all faults at
+        once."""
         self._start()
         rules = [self._reference_rule(place) for place in range(len(self._names))]
         faults, wrong_rows = missing_columns(columns, rules), missing_rows(rows, rules)
@@ -310,11 +307,9 @@ class RewardWorkerPool:
         )
 
     def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
-        """Wait for batches; each function's results in the order of the tickets, and tracebacks of new errors.
-
-        Raises UserCodeError: a function broke its contract (wrong length, not numbers), or failed on every answer
-        although it never worked before.
-        """
+        """Wait for batches; each function's results in the order of the tickets, and tracebacks of new errors. Raises
+        UserCodeError: a function broke its contract (wrong length, not numbers), or failed on every answer although it
+        never worked before."""
         parts = [self._finished(ticket) for ticket in tickets]
         columns = [[result for part in parts for result in part[place]] for place in range(len(self._names))]
         return columns, [text for ticket in tickets for text in ticket.tracebacks]
@@ -422,10 +417,8 @@ class RewardWorkerPool:
             return taken
 
     def _start_worker(self) -> Worker:
-        """A worker that has imported all functions, and keeps out of `write_protect`ed folders.
-
-        Raises UserCodeError, ResourceError.
-        """
+        """A worker that has imported all functions, and keeps out of `write_protect`ed folders. Raises UserCodeError,
+        ResourceError."""
         config = self._config
         process = ChildProcess("hone.rewards.worker", LineParser(), clock=self._clock, abandoned=lambda: self._closing)
         process.start()
@@ -501,20 +494,16 @@ class RewardWorkerPool:
         """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:
-                self._record_reply(job, piece, _parse_message(process.receive(self._config.deadline_s)))
+                reply = process.receive(self._config.deadline_s)
             except ChildLostError as lost:
-                self._record_lost_worker(job, number, self._lost_result(lost))
-            else:
-                continue
-            return False
+                limit_s = self._config.deadline_s
+                reason = f"no answer within rewards.deadline_s = {limit_s:g} s; the worker was killed"
+                slow = failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
+                result = slow if lost.timeout else failed_result(ScoreStatus.ERROR, str(lost))
+                self._record_lost_worker(job, number, result)
+                return False
+            self._record_reply(job, piece, _parse_message(reply))
         return True
-
-    def _lost_result(self, lost: ChildLostError) -> RewardResult:
-        if not lost.timeout:
-            return failed_result(ScoreStatus.ERROR, str(lost))
-        limit_s = self._config.deadline_s
-        reason = f"no answer within rewards.deadline_s = {limit_s:g} s; the worker was killed"
-        return failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
 
     def _request(self, job: _RewardJob) -> bytes:
         batch = job.ticket.batch

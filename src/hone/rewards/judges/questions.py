@@ -1,6 +1,7 @@
-"""Questions to a judge: deterministic prompts for rubrics, comparisons with a reference, and pairwise comparisons.
+"""Questions to a judge and its verdicts: deterministic prompts, requests and replies, and how a reply is read.
 
 Everything that a policy or a dataset wrote stands between fences (`fence`); only the config's own text stands outside.
+A reply that is no verdict raises `VerdictError`: the score is then missing, never 0.
 """
 
 import json
@@ -123,11 +124,9 @@ def describe_format(fields: Sequence[VerdictField], form: VerdictFormat) -> str:
 
 
 def read_verdict(text: str, fields: Sequence[VerdictField], form: VerdictFormat) -> dict[str, VerdictValue]:
-    """The fields of a reply; a thought in `<think>` tags before it is skipped. Raises VerdictError.
-
-    JSON must be the whole reply, or the only code block of it: an object quoted from the answer is no verdict. With
-    `lines` the last lines must be the fields, in order.
-    """
+    """The fields of a reply; a thought in `<think>` tags before it is skipped. Raises VerdictError. JSON must be the
+    whole reply, or the only code block of it: an object quoted from the answer is no verdict. With `lines` the last
+    lines must be the fields, in order."""
     rest = _THOUGHT.sub("", text).strip()
     if not rest:
         raise VerdictError("the reply is empty")
@@ -271,10 +270,8 @@ _UNESCAPED = re.compile(r"<\\(?=\\*<\\*<)|<\\(?=\\*\|)|>\\(?=\\*>\\*>)|\|\\(?=\\
 
 
 def escape(text: str) -> str:
-    r"""Text without `<<<`, `>>>`, `<|` and `|>`: a backslash is put between their characters.
-
-    Text that holds such a backslash already gets one more, so that `unescape` restores every text.
-    """
+    """Text without `<<<`, `>>>`, `<|` and `|>`: a backslash is put between their characters. Text that holds such a
+    backslash already gets one more, so that `unescape` restores every text."""
     return _ESCAPED.sub(lambda found: f"{found.group()}\\", text)
 
 

@@ -1,4 +1,4 @@
-"""Spending of a judge: limits of rate and of totals, as state machines that are told the time, and a file of totals."""
+"""Spending of a judge: the cache of replies, limits of rate and of totals, waits between attempts, a file of totals."""
 
 import contextlib
 import json
@@ -129,11 +129,9 @@ class SpendingTotals:
 
 
 class JudgeSpending:
-    """Requests, tokens and money of a judge so far, and its rate.
-
-    One thread at a time may call it. Requests count when they are sent, tokens and money with the reply, so that
-    requests under way can exceed a budget of tokens or money by their own cost.
-    """
+    """Requests, tokens and money of a judge so far, and its rate. One thread at a time may call it. Requests count when
+    they are sent, tokens and money with the reply, so that requests under way can exceed a budget of tokens or money by
+    their own cost."""
 
     def __init__(self, name: str, budget: JudgeBudget) -> None:
         self.name, self.budget = name, budget
@@ -190,10 +188,8 @@ class JudgeSpending:
 
 
 class SpendingFile:
-    """The totals of a run's judge in a file of the run, so that a run that was killed keeps counting where it was.
-
-    The judges of training and of the evaluation share the file of their name, and so the budget.
-    """
+    """The totals of a run's judge in a file of the run, so that a run that was killed keeps counting where it was. The
+    judges of training and of the evaluation share the file of their name, and so the budget."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -201,12 +197,12 @@ class SpendingFile:
     def load(self) -> SpendingTotals:
         """The totals; zeros before the first. Raises DataError for a damaged file."""
         try:
-            found = strict_json(self.path.read_bytes())
+            table = strict_json(self.path.read_bytes())
         except FileNotFoundError:
             return SpendingTotals(0, 0, 0.0)
         except (OSError, ValueError) as error:
             raise self._damaged(str(error)) from None
-        match found:
+        match table:
             case {"requests": int(requests), "tokens": int(tokens), "money": float(money)}:
                 return SpendingTotals(requests, tokens, money)
             case _:
@@ -228,9 +224,7 @@ FIRST_WAIT_S = 0.5
 
 def backoff_s(attempt: int, *, key: str, most_s: float, first_s: float = FIRST_WAIT_S) -> float:
     """Seconds to wait after attempt number `attempt` (from 1): uniform in [half, whole] of `first_s * 2^(attempt - 1)`.
-
-    The draw is a function of the request's key and the attempt, so that requests that fail together come back apart.
-    """
+    The draw is a function of the request's key and the attempt, so that requests that fail together come back apart."""
     whole = min(most_s, first_s * 2.0 ** min(attempt - 1, 30))
     return whole * (0.5 + 0.5 * float(uniforms(0, "judge backoff", key, attempt, count=1)[0]))
 

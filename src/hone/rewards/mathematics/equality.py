@@ -40,11 +40,8 @@ class _UndefinedValueError(Exception):
 
 
 def evaluate(node: MathNode, point: Mapping[str, Value], *, log_base: int = 0) -> Value:
-    """The value at a point: a Fraction, or an mpmath number at the present `mpmath.mp.dps`.
-
-    `log_base` is the base of `log` where none is written; 0 is the natural logarithm.
-    Raises _UndefinedValueError.
-    """
+    """The value at a point: a Fraction, or an mpmath number at the present `mpmath.mp.dps`. `log_base` is the base of
+    `log` where none is written; 0 is the natural logarithm. Raises _UndefinedValueError."""
     try:
         return _value(node, point, log_base)
     except (ZeroDivisionError, ValueError, OverflowError, TypeError, NoConvergence) as error:
@@ -199,11 +196,9 @@ _POINTS = (  # magnitude and sign of the variables at each point
 
 
 def _same_value(left: MathNode, right: MathNode, names: frozenset[str]) -> bool | None:
-    """Whether two expressions in the variables `names` are equal wherever the left one is real (where it is never
-    real: wherever it has a value). None when the left one has no value anywhere.
-
-    `log` is natural in both, or decimal in both.
-    """
+    """Whether two expressions in the variables `names` are equal wherever the left one is real (where it is never real:
+    wherever it has a value). None when the left one has no value anywhere. `log` is natural in both, or decimal in
+    both."""
     with mpmath.workdps(_working_digits(left, right) + _GUARD_DIGITS):
         results = [_same_at_points(left, right, names, base) for base in (0, 10)]
     return True if True in results else results[0]
@@ -236,16 +231,16 @@ def _same_at_points(left: MathNode, right: MathNode, names: frozenset[str], log_
 
 def _agrees(expected: Value, right: MathNode, point: Mapping[str, Value], log_base: int) -> bool:
     try:
-        found = evaluate(right, point, log_base=log_base)
+        actual = evaluate(right, point, log_base=log_base)
     except _UndefinedValueError:
         return False
-    if isinstance(expected, Fraction) and isinstance(found, Fraction):
-        return expected == found
-    expected, found = _inexact(expected), _inexact(found)
-    if mpmath.isinf(expected) or mpmath.isinf(found):
-        return expected == found
-    scale = max(abs(expected), abs(found))
-    return bool(abs(expected - found) <= scale * mpmath.mpf(10) ** -_PRECISE_DIGITS)
+    if isinstance(expected, Fraction) and isinstance(actual, Fraction):
+        return expected == actual
+    expected, actual = _inexact(expected), _inexact(actual)
+    if mpmath.isinf(expected) or mpmath.isinf(actual):
+        return expected == actual
+    scale = max(abs(expected), abs(actual))
+    return bool(abs(expected - actual) <= scale * mpmath.mpf(10) ** -_PRECISE_DIGITS)
 
 
 def _real_value(node: MathNode) -> Fraction | None:
@@ -507,22 +502,22 @@ def _same_collection(reference: ValueCollection, answer: ValueCollection, rules:
 
 def _same_items(reference: ValueCollection, answer: ValueCollection, rules: EqualityRules) -> bool:
     """Equality in any order; a set holds each value once."""
-    wanted, given = list(reference.items), list(answer.items)
+    wanted, answers = list(reference.items), list(answer.items)
     if "set" in (reference.kind, answer.kind):
-        wanted, given = list(dict.fromkeys(wanted)), list(dict.fromkeys(given))
+        wanted, answers = list(dict.fromkeys(wanted)), list(dict.fromkeys(answers))
     for item in list(wanted):
-        if item in given:
+        if item in answers:
             wanted.remove(item)
-            given.remove(item)
+            answers.remove(item)
     names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
     names_are_lost = len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
-    if len(wanted) != len(given) or len(wanted) > MAX_PAIRED or names_are_lost:
+    if len(wanted) != len(answers) or len(wanted) > MAX_PAIRED or names_are_lost:
         return False
     for item in wanted:
-        match = next((place for place, one in enumerate(given) if same_answer(item, one, rules)), None)
+        match = next((place for place, one in enumerate(answers) if same_answer(item, one, rules)), None)
         if match is None:
             return False
-        del given[match]
+        del answers[match]
     return True
 
 
@@ -571,10 +566,10 @@ def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) ->
 
 
 def _within(reference: MathNode, answer: MathNode, tolerance: float) -> bool:
-    expected, found = _real_value(reference), _real_value(answer)
-    if expected is None or found is None:
+    expected, actual = _real_value(reference), _real_value(answer)
+    if expected is None or actual is None:
         return _same_value(reference, answer, frozenset()) is True
-    return abs(found - expected) <= Fraction(tolerance) * abs(expected)
+    return abs(actual - expected) <= Fraction(tolerance) * abs(expected)
 
 
 def _rounds_to(reference: NumberLiteral, answer: MathNode, tolerance: float) -> bool:

@@ -80,17 +80,17 @@ def _coefficient(term: MathNode) -> Fraction:
 def _monomials(term: MathNode) -> list[Monomial]:
     """The monomials of a term once its brackets are expanded."""
     above, below = _factors_of(term)
-    found: list[Monomial] = [frozenset()]
+    products: list[Monomial] = [frozenset()]
     for factor in above:
         inner = _bracket(factor)
-        if rational(factor) is None and len(inner) * len(found) <= MAX_MONOMIALS:
-            found = [_times(one, other) for one in found for other in inner]
+        if rational(factor) is None and len(inner) * len(products) <= MAX_MONOMIALS:
+            products = [_times(one, other) for one in products for other in inner]
         elif rational(factor) is None:
-            found = [_times(one, _single(factor, 1)) for one in found]
+            products = [_times(one, _single(factor, 1)) for one in products]
     for factor in below:
         if rational(factor) is None:
-            found = [_times(one, _single(factor, -1)) for one in found]
-    return found
+            products = [_times(one, _single(factor, -1)) for one in products]
+    return products
 
 
 def _bracket(factor: MathNode) -> list[Monomial]:

@@ -196,11 +196,11 @@ class _ExpressionParser:
         )
 
     def _mixed_number(self) -> MathNode | None:
-        found = mixed_number(self.tokens[self.place : self.place + 8])
-        if found is None:
+        mixed = mixed_number(self.tokens[self.place : self.place + 8])
+        if mixed is None:
             return None
-        self.place += found[1]
-        return found[0]
+        self.place += mixed[1]
+        return mixed[0]
 
     def _factor(self) -> MathNode:
         node = self._primary()
@@ -455,7 +455,7 @@ def parse_answer(text: str) -> MathNode:
 def _split(tokens: Sequence[MathToken], at: frozenset[str]) -> tuple[list[list[MathToken]], list[str]]:
     """Pieces between separators outside brackets, and the separators."""
     pieces: list[list[MathToken]] = [[]]
-    found: list[str] = []
+    separators: list[str] = []
     depth = 0
     for token in tokens:
         depth += (token.text in _OPENING or token.text.startswith("\\begin")) - (
@@ -463,10 +463,10 @@ def _split(tokens: Sequence[MathToken], at: frozenset[str]) -> tuple[list[list[M
         )
         if depth == 0 and token.text.lower() in at and token.kind != "letter":
             pieces.append([])
-            found.append(token.text)
+            separators.append(token.text)
         else:
             pieces[-1].append(token)
-    return pieces, found
+    return pieces, separators
 
 
 def _statement(tokens: Sequence[MathToken]) -> list[MathNode]:
@@ -484,11 +484,11 @@ def _signed(token: MathToken, *, upper: bool) -> MathToken:
 
 
 def _comparison(tokens: Sequence[MathToken]) -> MathNode:
-    sides, found = _split(tokens, frozenset(_RELATIONS))
+    sides, relations = _split(tokens, frozenset(_RELATIONS))
     nodes = tuple(_side(side) for side in sides)
     if len(nodes) == 1:
         return nodes[0]
-    return ComparisonChain(tuple(_RELATIONS[relation] for relation in found), nodes)
+    return ComparisonChain(tuple(_RELATIONS[relation] for relation in relations), nodes)
 
 
 def _side(tokens: Sequence[MathToken]) -> MathNode:

@@ -60,7 +60,7 @@ def read_number(text: str) -> NumberLiteral:
 
 def tokens_of(text: str) -> list[MathToken]:
     """Tokens of a text. Raises MathSyntaxError for a sign that no answer contains."""
-    found: list[MathToken] = []
+    result: list[MathToken] = []
     place, depth = 0, 0
     while place < len(text):
         if text[place] == " ":
@@ -69,9 +69,9 @@ def tokens_of(text: str) -> list[MathToken]:
         tokens, length = _next_tokens(text, place, depth)
         depth += sum(token.text in ("(", "[", "\\{") for token in tokens)
         depth -= sum(token.text in (")", "]", "\\}") for token in tokens)
-        found += tokens
+        result += tokens
         place += length
-    return found
+    return result
 
 
 def _next_tokens(text: str, place: int, depth: int) -> tuple[list[MathToken], int]:
@@ -253,10 +253,8 @@ def _without_fraction(tokens: Sequence[MathToken]) -> Sequence[MathToken]:
 
 
 def split_unit(tokens: Sequence[MathToken]) -> tuple[Sequence[MathToken], Fraction, tuple[tuple[str, int], ...]]:
-    """Tokens of the number, factor and dimensions of a quantity; no dimensions where no unit is written.
-
-    A single letter is a unit only behind a plain number (`5 m`): elsewhere it is a variable.
-    """
+    """Tokens of the number, factor and dimensions of a quantity; no dimensions where no unit is written. A single
+    letter is a unit only behind a plain number (`5 m`): elsewhere it is a variable."""
     signs = 1 if tokens and tokens[0].text in "+-" else 0
     if len(tokens) > signs + 1 and tokens[signs].text in ("$", "€", "£"):
         known = _unit_factor(tokens[signs : signs + 1])

@@ -114,10 +114,10 @@ def why_too_large(expression: str) -> str:
     powers = expression.replace("**", "^")
     if _TOWER.search(powers):
         return "a power of a power"
-    if any(len(found) > MAX_DIGITS for found in _DIGITS.findall(expression)):
+    if any(len(text) > MAX_DIGITS for text in _DIGITS.findall(expression)):
         return f"a number of more than {MAX_DIGITS} digits"
-    if any(int(found) > MAX_EXPONENT for found in _EXPONENT.findall(powers)):
+    if any(int(text) > MAX_EXPONENT for text in _EXPONENT.findall(powers)):
         return f"an exponent above {MAX_EXPONENT}"
-    if any(not found.isdecimal() or int(found) > MAX_FACTORIAL for found in _FACTORIAL.findall(expression)):
+    if any(not text.isdecimal() or int(text) > MAX_FACTORIAL for text in _FACTORIAL.findall(expression)):
         return f"a factorial of an expression, or of more than {MAX_FACTORIAL}"
     return ""

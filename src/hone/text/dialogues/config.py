@@ -133,8 +133,8 @@ class DialogueTaskConfig(TaskConfig):
     def _dialogue_keys_fit(self) -> "DialogueTaskConfig":
         world_keys = {"rows": self.rows is not None, "world.options": bool(self.world.options)}
         keys = {"world": self.world != DialogueWorldConfig(), "turns": self.turns != DEFAULT_TURNS}
-        wrong = [name for name, given in world_keys.items() if given and not self.has_world]
-        wrong += [name for name, given in keys.items() if given and not self.is_dialogue]
+        wrong = [name for name, is_set in world_keys.items() if is_set and not self.has_world]
+        wrong += [name for name, is_set in keys.items() if is_set and not self.is_dialogue]
         if wrong:
             named = ", ".join(f"task.{name}" for name in wrong)
             raise ValueError(f"{named}: for dialogues; name a world in task.source, as {PREFIX}file.py:Class")
@@ -177,10 +177,8 @@ class DialogueTaskConfig(TaskConfig):
 def dialogue_examples(
     task: DialogueTaskConfig, rows_of: Callable[[int, int], list[dict[str, object]] | None]
 ) -> ExampleDataset:
-    """Rows of a task's dialogues; a prompt is empty where the world begins with messages of its own.
-
-    A task with tools and no world has its prompts' rows. Raises DataError, UserCodeError.
-    """
+    """Rows of a task's dialogues; a prompt is empty where the world begins with messages of its own. A task with tools
+    and no world has its prompts' rows. Raises DataError, UserCodeError."""
     if not task.has_world:
         return task.examples()
     if task.rows is not None:

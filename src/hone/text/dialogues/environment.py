@@ -1,7 +1,7 @@
 """Dialogues with worlds and tools: the environment side of `ConversationLoop`, with all limits and reasons of an end.
 
 Belongs here: from an answer's tokens to the world and back to tokens, and what each dialogue counts. Does not: the
-order of dialogues (`envs.text.conversation`), where worlds run (`process_host`, `thread_host`).
+order of dialogues (`text.tasks.conversation`), where worlds run (`hosts`).
 """
 
 import json
@@ -302,8 +302,8 @@ class DialogueEnvironment:
     def _said(self, conversation: Conversation, record: _DialogueRecord) -> PolicyTurn:
         """The latest answer as the world sees it; its calls are counted."""
         answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
-        found = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
-        calls, fault = ((), None) if found is None else (found.calls, found.fault)
+        parsed = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
+        calls, fault = ((), None) if parsed is None else (parsed.calls, parsed.fault)
         record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
         record.invalid += fault is not None
         record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
@@ -340,9 +340,9 @@ class DialogueEnvironment:
 
     def _failed(self, record: _DialogueRecord, fault: WorldFaultError) -> EnvironmentReply:
         record.status, record.reason = fault.status, fault.reason
-        told = fault.traceback or fault.reason
-        if told not in self._tracebacks and len(self._tracebacks) < _MAX_TRACEBACKS:
-            self._tracebacks[told] = fault.reason
+        error = fault.traceback or fault.reason
+        if error not in self._tracebacks and len(self._tracebacks) < _MAX_TRACEBACKS:
+            self._tracebacks[error] = fault.reason
             self._notes.append(
                 f"a world failed; equal errors are not shown again: {fault.reason}\n{fault.traceback}".strip()
             )

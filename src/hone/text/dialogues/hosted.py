@@ -1,5 +1,8 @@
-"""One dialogue's side of the world: the user's object, called and checked. Runs in the process of the dialogue, or in a
-thread for worlds that come with hone."""
+"""A dialogue's world: the user's object, called and checked; what it says, as JSON between its process and the trainer.
+
+A world is user code. Its turns are checked where they arise, next to the traceback, and made again from plain values in
+the trainer: nothing that a world returns reaches the trainer as an object.
+"""
 
 import inspect
 import math
@@ -234,10 +237,10 @@ class LoadedWorld:
         """The rows that the class brings; None where it has none. Raises UserCodeError for anything else."""
         if not isinstance(self.make, _ClassWithRows):
             return None
-        found = cast("Callable[..., object]", self.make.rows)(size=size, seed=seed)
-        if isinstance(found, str) or not isinstance(found, Sequence):
-            raise UserCodeError(f"rows(size, seed) returned a {type(found).__name__}, expected a list of rows")
-        rows = cast("Sequence[object]", found)
+        result = cast("Callable[..., object]", self.make.rows)(size=size, seed=seed)
+        if isinstance(result, str) or not isinstance(result, Sequence):
+            raise UserCodeError(f"rows(size, seed) returned a {type(result).__name__}, expected a list of rows")
+        rows = cast("Sequence[object]", result)
         wrong = next((place for place, row in enumerate(rows) if not isinstance(row, Mapping)), None)
         if wrong is not None or not rows:
             what = "no row" if wrong is None else f"a {type(rows[wrong]).__name__} as row {wrong}"

@@ -1,4 +1,4 @@
-"""Worlds in processes: one zygote, from which a process is forked for each dialogue, and deadlines on every answer.
+"""Hosts of worlds: one zygote, from which a process is forked for each dialogue; or threads, for worlds of hone's own.
 
 A thread talks to the zygote. A world that hangs, dies or floods its channel costs its own dialogue; if the zygote
 itself is lost, the dialogues that are open are, and the next one starts another.
@@ -321,10 +321,8 @@ _THREADS: Final = 256
 
 
 class ThreadHost:
-    """Implements `WorldHost`: plain methods run in a pool of threads, coroutines in one event loop.
-
-    A thread cannot be killed: an answer after its deadline is ignored, and counted.
-    """
+    """Implements `WorldHost`: plain methods run in a pool of threads, coroutines in one event loop. A thread cannot be
+    killed: an answer after its deadline is ignored, and counted."""
 
     def __init__(self, spec: WorldSpec, config: DialogueWorldConfig) -> None:
         self._spec, self._config = spec, config
@@ -398,14 +396,14 @@ class ThreadHost:
         given_up = threading.Event()
 
         def call() -> Json | Awaitable[object]:
-            found = method()
+            result = method()
             self._late += given_up.is_set()
-            return found
+            return result
 
         try:
             async with asyncio.timeout(self._config.deadline_s):
-                found = await asyncio.get_running_loop().run_in_executor(self._pool, call)
-                turn = found if isinstance(found, dict) else checked(await found, name)
+                result = await asyncio.get_running_loop().run_in_executor(self._pool, call)
+                turn = result if isinstance(result, dict) else checked(await result, name)
                 return turn_from_json(cast("Json", turn))
         except TimeoutError:
             given_up.set()

@@ -64,8 +64,8 @@ def _serve_dialogue(world: LoadedWorld, request_fd: int, answer_fd: int) -> None
                 )
             elif verb in (b"answer", b"first"):
                 calls = tuple(ToolCall(**call) for call in request["calls"])
-                said = PolicyTurn(**{**request, "calls": calls})
-                reply = _attempt(lambda said=said: _awaited(dialogue.answer(said), "answer", runner))
+                turn = PolicyTurn(**{**request, "calls": calls})
+                reply = _attempt(lambda turn=turn: _awaited(dialogue.answer(turn), "answer", runner))
             else:
                 dialogue.close()
                 break

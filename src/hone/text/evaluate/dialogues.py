@@ -1,6 +1,6 @@
 """Dialogue tasks, wired: the world in its processes, its rows, the tokenizer's view of tools, and the environment.
 
-Belongs here: what training and evaluation share. Dialogues themselves are in `envs.dialogue`.
+Belongs here: what training and evaluation share, nudges for a second answer included.
 """
 
 from collections.abc import Sequence
@@ -79,14 +79,11 @@ class OpenedDialogue:
         return replace(tokenizer, tools=tuple(one.as_function() for one in self.description.schemas))
 
     def check(self, tokenizer: Tokenizer, limits: DialogueLimits) -> list[str]:
-        """Check that dialogues can be written with a tokenizer, and return warnings.
-
-        Raises DataError for a chat template that rewrites earlier turns, ConfigError for tools without a format of
-        calls, for a format that the template does not write and for a context without room for a turn, UserCodeError
-        for a world that fails.
-        """
-        told = self.tokenizer(tokenizer)
-        self._check_room(told, limits)
+        """Check that dialogues can be written with a tokenizer, and return warnings. Raises DataError for a chat
+        template that rewrites earlier turns, ConfigError for tools without a format of calls, for a format that the
+        template does not write and for a context without room for a turn, UserCodeError for a world that fails."""
+        with_tools = self.tokenizer(tokenizer)
+        self._check_room(with_tools, limits)
         schemas = self.description.schemas
         if schemas and self.task.tools is None:
             raise ConfigError(
@@ -94,10 +91,10 @@ class OpenedDialogue:
                 'says how the policy writes calls: add [task.tools] format = "hermes", or another'
             )
         if self.task.tools is not None and tokenizer.chat_template is not None:
-            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, told.render_chat)
+            check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, with_tools.render_chat)
         if self.is_chat():
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
-            _check_template(told, roles, limits.history)
+            _check_template(with_tools, roles, limits.history)
         return self.host.warnings
 
     def check_pay(self, rewards: RewardsConfig) -> None:
@@ -370,17 +367,16 @@ class NudgedEvaluation:
     """Most tokens after the first answer."""
     right_from: float
 
-
-def correction_shares(episodes: Episodes, right_from: float) -> Metrics:
-    """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
-    turns = answer_turns(episodes)
-    found = correction_metrics(turns.first_score, turns.second_score, right_from)
-    return (
-        {
-            "eval/first_score": found["correction/first_score"],
-            "eval/wrong_to_right": found["correction/wrong_to_right"],
-            "eval/right_to_wrong": found["correction/right_to_wrong"],
-        }
-        if found
-        else {}
-    )
+    def shares(self, episodes: Episodes) -> Metrics:
+        """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
+        turns = answer_turns(episodes)
+        metrics = correction_metrics(turns.first_score, turns.second_score, self.right_from)
+        return (
+            {
+                "eval/first_score": metrics["correction/first_score"],
+                "eval/wrong_to_right": metrics["correction/wrong_to_right"],
+                "eval/right_to_wrong": metrics["correction/right_to_wrong"],
+            }
+            if metrics
+            else {}
+        )

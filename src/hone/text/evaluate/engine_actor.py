@@ -1,4 +1,4 @@
-"""Generation with a token policy: prompts, and the engine as an actor."""
+"""Generation with a token policy: prompts, the engine as an actor, and text that is streamed while it is drawn."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,10 +119,8 @@ def make_engine(
     runner: RunnerKind = "auto",
     guarantees: EngineGuarantees = NO_GUARANTEES,
 ) -> EmbeddedEngine:
-    """Make an engine over the policy's own module, with slots for the longest prompt and answer.
-
-    Raises ConfigError or ResourceError if the requested `runner` is unavailable.
-    """
+    """Make an engine over the policy's own module, with slots for the longest prompt and answer. Raises ConfigError or
+    ResourceError if the requested `runner` is unavailable."""
     return open_engine(
         policy.decoder,
         tokenizer_rules(policy),
@@ -159,11 +157,8 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
 def make_prompts(
     examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, room: int
 ) -> tuple[list[Prompt], list[str]]:
-    """Tokenise prompts; returns them with warnings.
-
-    Raises DataError naming the prompts with more than `room` tokens, unless `task.on_long_prompt` drops or truncates
-    them, and ConfigError if there is no room at all.
-    """
+    """Tokenise prompts; returns them with warnings. Raises DataError naming the prompts with more than `room` tokens,
+    unless `task.on_long_prompt` drops or truncates them, and ConfigError if there is no room at all."""
     if room < 1:
         raise ConfigError(
             f"max_tokens fills the model's context and leaves {room} tokens for a prompt; lower max_tokens, or "

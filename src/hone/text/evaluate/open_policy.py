@@ -1,4 +1,4 @@
-"""Opening of a token policy: from a folder, a run, or a new network with a new tokenizer."""
+"""Opening of a token policy or scorer: from a folder, a run, or a new network; and export of a policy out of a run."""
 
 import shutil
 from pathlib import Path
@@ -155,14 +155,29 @@ class ModelSource(Config):
             )
         return self
 
+    def require_own_memory(self, device: str) -> None:
+        """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
+        if self.activation_offload and not device.startswith("cuda"):
+            raise ConfigError(
+                f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the "
+                "host's memory anyway: remove it, or set model.activation_checkpointing = true"
+            )
+
+    def resolved_compute(self, device: str) -> str:
+        """Data type of the trainer's products: `auto` follows the processor's instructions, not a measurement, so that
+        runs are reproducible."""
+        if self.compute != "auto":
+            return self.compute
+        if self.weights == "bfloat16" or self.exactness == "bitwise":
+            return self.weights
+        return "bfloat16" if has_fast_bfloat16(device) else "float32"
+
 
 def open_policy(
     source: ModelSource, *, seed: int, device: str, temperature: float, tokenizer: Tokenizer | None = None
 ) -> TokenPolicy:
-    """Load or make the policy, with `tokenizer` where it was loaded before.
-
-    Raises DataError naming the folder and the problem.
-    """
+    """Load or make the policy, with `tokenizer` where it was loaded before. Raises DataError naming the folder and the
+    problem."""
     adapter = None
     if source.new is not None:
         tokenizer = tokenizer or _new_tokenizer(source.new, chat=False)
@@ -195,29 +210,10 @@ def open_policy(
 
 def _set_arithmetic(decoder: Decoder, source: ModelSource, device: str) -> None:
     """Give a decoder the products' type and the memory settings of its config. Raises as `require_own_memory`."""
-    require_own_memory(source, device)
-    decoder.set_compute_dtype(resolved_compute(source, device))
+    source.require_own_memory(device)
+    decoder.set_compute_dtype(source.resolved_compute(device))
     decoder.rounds_weights_again = source.round_weights_again
     decoder.offloads_activations = source.activation_offload
-
-
-def require_own_memory(source: ModelSource, device: str) -> None:
-    """Raise ConfigError for activations that are to leave a device which has no memory of its own."""
-    if source.activation_offload and not device.startswith("cuda"):
-        raise ConfigError(
-            f"model.activation_offload = true needs a GPU; with run.device = {device!r} activations are in the host's "
-            "memory anyway: remove it, or set model.activation_checkpointing = true"
-        )
-
-
-def resolved_compute(source: ModelSource, device: str) -> str:
-    """Data type of the trainer's products: `auto` is resolved by the processor's instructions, not by a measurement, so
-    that runs are reproducible."""
-    if source.compute != "auto":
-        return source.compute
-    if source.weights == "bfloat16" or source.exactness == "bitwise":
-        return source.weights
-    return "bfloat16" if has_fast_bfloat16(device) else "float32"
 
 
 def has_fast_bfloat16(device: str) -> bool:
@@ -229,10 +225,8 @@ def has_fast_bfloat16(device: str) -> bool:
 
 
 def open_tokenizer(source: ModelSource, *, chat: bool = False) -> tuple[Tokenizer, int]:
-    """Open the tokenizer and the context length of the policy without its weights, to check data first.
-
-    `chat`: the data hold conversations, so that a new tokenizer needs a chat template and tokens for the roles.
-    """
+    """Open the tokenizer and the context length of the policy without its weights, to check data first. `chat`: the
+    data hold conversations, so that a new tokenizer needs a chat template and tokens for the roles."""
     if source.new is not None:
         return _new_tokenizer(source.new, chat=chat), source.new.max_positions
     assert source.path is not None
@@ -288,11 +282,9 @@ def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 # --------------------------------------------------------------------------------------------------------------- export
 def export_policy(policy: Path, target: Path, *, adapter: bool) -> str:
     """Write the model in `policy` into a new folder, and return a sentence about it: whole, an adapter merged into its
-    base, or with `adapter` the PEFT folder as it is. The folder is complete, or it is not there.
-
-    Raises ConfigError for a target that is in the way, a control policy, and `adapter` of a whole model; DataError for
-    a damaged folder; ResourceError where the target cannot be written.
-    """
+    base, or with `adapter` the PEFT folder as it is. The folder is complete, or it is not there. Raises ConfigError for
+    a target that is in the way, a control policy, and `adapter` of a whole model; DataError for a damaged folder;
+    ResourceError where the target cannot be written."""
     if is_control(policy):
         raise ConfigError(
             f"{policy} is a control policy, which is complete as it is: copy the folder; hone export is for language "
@@ -332,12 +324,10 @@ def _sentence(policy: Path, target: Path, *, adapter: bool) -> str:
 def open_scorer(
     source: ModelSource, *, reads: ScoredTokens, seed: int, device: str, tokenizer: Tokenizer | None = None
 ) -> TokenScorer:
-    """Load a scorer's folder, or put a new head on a policy or on a new network.
-
-    With `source.lora` the head is trained in full and the decoder by an adapter, which is saved merged.
-    A head for other tokens than `reads` is kept: a reward model of answers is a good start for one of steps.
-    Raises DataError naming the folder and the problem; ConfigError for `exactness = "bitwise"`, which is a policy's.
-    """
+    """Load a scorer's folder, or put a new head on a policy or on a new network. With `source.lora` the head is trained
+    in full and the decoder by an adapter, which is saved merged. A head for other tokens than `reads` is kept: a reward
+    model of answers is a good start for one of steps. Raises DataError naming the folder and the problem; ConfigError
+    for `exactness = "bitwise"`, which is a policy's."""
     if source.exactness == "bitwise":
         raise ConfigError('model.exactness = "bitwise" is for policies whose answers are sampled; remove it')
     folder = None if source.path is None else policy_folder(Path(source.path))
@@ -367,10 +357,8 @@ def load_scorer(folder: Path | str, *, device: str = "cpu", dtype: str = "float3
 
 
 def _with_head_for(model: ScalarHeadModel, reads: ScoredTokens) -> ScalarHeadModel:
-    """The same network with a head for the tokens `reads`: of steps with a bias, 0 at first, of answers without.
-
-    Raises DataError where a bias would be lost.
-    """
+    """The same network with a head for the tokens `reads`: of steps with a bias, 0 at first, of answers without. Raises
+    DataError where a bias would be lost."""
     if model.reads == reads:
         return model
     if model.score.bias is not None and float(model.score.bias.abs().max()) > 0:

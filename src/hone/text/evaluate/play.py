@@ -144,11 +144,8 @@ class _PersonHost:
 
 
 def play_dialogue(wanted: PlayRequest, player: _DialoguePlayer) -> AnswerRow:
-    """Lead one dialogue of a person with a policy; returns it with its end.
-
-    Raises ConfigError for a control policy, or a task without dialogues on the world's side; HoneError as training does
-    for a world that fails at its start.
-    """
+    """Lead one dialogue of a person with a policy; returns it with its end. Raises ConfigError for a control policy, or
+    a task without dialogues on the world's side; HoneError as training does for a world that fails at its start."""
     if is_control(wanted.policy):
         raise ConfigError(f"{wanted.policy} is a control policy, which writes no text")
     settings = _play_settings(wanted)
@@ -196,12 +193,12 @@ def _play(
 ) -> AnswerRow:
     context = dialogue_context(settings.context, policy.decoder.config.max_positions)
     limits = DialogueLimits(max_tokens=settings.max_tokens, context=context, history=settings.history)
-    told = dialogue.tokenizer(policy.tokenizer)
+    tokenizer = dialogue.tokenizer(policy.tokenizer)
     rows = dialogue.examples().rows
-    prompt = _prompt(wanted, rows[wanted.seed % len(rows)], told, player)
+    prompt = _prompt(wanted, rows[wanted.seed % len(rows)], tokenizer, player)
     host = _PersonHost(dialogue.host, wanted.side, player, dialogue.description.begins)
     rules = replace(dialogue.rules(limits), begins=True, pays=wanted.side == "world")
-    tokens = TokenizerDialogue(told, limits.history)
+    tokens = TokenizerDialogue(tokenizer, limits.history)
     environment = DialogueEnvironment(host, rules, tokens, [prompt], seed=wanted.seed)
     sampling = SamplingParams(
         max_tokens=settings.max_tokens,

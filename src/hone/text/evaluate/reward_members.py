@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hone.core.config import STAGE_PREFIX
 from hone.core.credit import Metrics
+from hone.core.dialogue import DialogueOutcome
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, ErrorCollector, UserCodeError
 from hone.core.judging import DatasetRow, ScorerInput
@@ -27,16 +28,9 @@ from hone.process.wire import pack
 from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer, RewardWorld
 from hone.rewards.judges.config import RewardJudge
 from hone.rewards.score_watch import ScoreWatch, UnscoredBudget
-from hone.rewards.scorer import (
-    FunctionMember,
-    MeasuredMember,
-    RewardMember,
-    RewardScorer,
-    WorldRewardMember,
-    reward_batch,
-)
+from hone.rewards.scorer import MeasuredMember, RewardMember, RewardScorer, reward_batch
 from hone.rewards.scores import RewardResult, failed_result, result_from_value
-from hone.rewards.workers import RewardBatch, RewardWorkerPool, parse_results
+from hone.rewards.workers import RewardBatch, RewardTicket, RewardWorkerPool, parse_results
 from hone.run.policy_folder import policy_folder
 from hone.text.evaluate.judges.client import open_client
 from hone.text.evaluate.judges.grading import JudgeMember
@@ -128,8 +122,8 @@ class _RewardModelMember(MeasuredMember):
         return []
 
     def notices(self) -> list[str]:
-        found, self._notices = self._notices, []
-        return found
+        notices, self._notices = self._notices, []
+        return notices
 
     def submit(self, answers: Sequence[ScorerInput]) -> Sequence[_TokensToScore]:
         return [_TokensToScore(answer.tokens, self._positions(answer)) for answer in answers]
@@ -161,9 +155,9 @@ class _RewardModelMember(MeasuredMember):
         """Positions of the scored tokens: the last one, or the last one of each step."""
         if self._config.at == "last" or answer.steps is None:
             return np.array([len(answer.tokens) - 1], np.int64)
-        (said,) = answer.transcript.answers
+        (sampled,) = answer.transcript.answers
         decode = self._loaded()[0].tokenizer.decode
-        ends = step_ends(said.tokens, decode, self._step_end, answer.steps)
+        ends = step_ends(sampled.tokens, decode, self._step_end, answer.steps)
         return len(answer.transcript.prompt) + ends
 
     def _scores(self, models: Sequence[TokenScorer], answers: Sequence[_TokensToScore]) -> list[Floats]:
@@ -227,11 +221,57 @@ class _RewardModelMember(MeasuredMember):
 
 
 # ------------------------------------------------------------------------------------------------------- reward members
-def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
-    """The scorer of a config, with local judges on `device`; it loads nothing before the first check or answer.
+@dataclass
+class _FunctionMember(RewardMember):
+    """The functions of a config, in worker processes."""
 
-    Raises ConfigError for an address that cannot be one, or a key that the environment lacks.
-    """
+    pool: RewardWorkerPool
+
+    def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
+        self.pool.check({*columns, "messages", "tokens"}, rows)
+        return self.pool.warnings
+
+    def write_protect(self, folder: Path) -> None:
+        self.pool.write_protect(folder)
+
+    def notices(self) -> list[str]:
+        notices, self.pool.notices = self.pool.notices, []
+        return notices
+
+    def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
+        return self.pool.submit(reward_batch(answers))
+
+    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
+        return self.pool.results(tickets)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class _WorldRewardMember(RewardMember):
+    """The sum of a world's rewards, each of which belongs to its turn. A dialogue whose world failed or gave no reward
+    at its end has no score, whatever other rewards say. It does not apply to a dialogue without a world that pays."""
+
+    def submit(self, answers: Sequence[ScorerInput]) -> list[RewardResult]:
+        return [_world_result(answer.dialogue) for answer in answers]
+
+    def results(self, tickets: Sequence[list[RewardResult]]) -> tuple[list[list[RewardResult]], list[str]]:
+        return [[result for ticket in tickets for result in ticket]], []
+
+
+def _world_result(dialogue: DialogueOutcome | None) -> RewardResult:
+    if dialogue is None:
+        return result_from_value(None, reason="the answer is not of a dialogue")
+    if dialogue.status is not ScoreStatus.SCORED:
+        return failed_result(dialogue.status, dialogue.reason)
+    if not dialogue.rewards:
+        return result_from_value(None, reason="the dialogue has no world that pays")
+    return result_from_value(dialogue.rewards)
+
+
+def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cpu") -> RewardScorer:
+    """The scorer of a config, with local judges on `device`; it loads nothing before the first check or answer. Raises
+    ConfigError for an address that cannot be one, or a key that the environment lacks."""
     functions = [place for place, reward in enumerate(config.functions) if isinstance(reward, RewardFunction)]
     members: list[tuple[Sequence[int], RewardMember]] = []
     measured: dict[str, MeasuredMember] = {}
@@ -251,9 +291,9 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader, device: str = "cp
             measured[name] = judge
             members.append(([place], judge))
         elif isinstance(reward, RewardWorld):
-            members.append(([place], WorldRewardMember()))
+            members.append(([place], _WorldRewardMember()))
         elif place == functions[0]:
-            members.append((functions, FunctionMember(RewardWorkerPool(config))))
+            members.append((functions, _FunctionMember(RewardWorkerPool(config))))
     budget = UnscoredBudget(
         allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
     )
@@ -265,7 +305,6 @@ ServerTicket: TypeAlias = "Future[list[RewardResult]]"
 
 class _RewardServerMember(RewardMember):
     """A server that is POSTed the answers to a prompt, and replies `{"scores": [...]}`, with `reasons` if it likes.
-
     Nothing is asked before the first answer: the server may start later."""
 
     def __init__(self, config: RewardServer) -> None:

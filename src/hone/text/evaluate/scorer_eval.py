@@ -1,7 +1,5 @@
 """Evaluation of a scorer on held-out answers: whether it tells good from bad, is calibrated, prefers long answers, and
-whether selecting by it beats the vote.
-
-Belongs here: figures of numbers and labels. `text/scorers/scorer_job.py` reads the data and asks the scorer.
+whether selecting by it beats the vote. `text/scorers/scorer_job.py` reads the data.
 """
 
 import math
@@ -98,21 +96,21 @@ def _selection_curve(held_out: HeldOutScores) -> tuple[list[SelectionRow], list[
 
 
 def _selection_warnings(points: Sequence[SelectionRow], best: list[Floats], votes: list[Floats]) -> list[str]:
-    last, found = points[-1], list[str]()
+    last, warnings = points[-1], list[str]()
     if paired_difference(votes[-1], best[-1]).high < 0:
-        found.append(
+        warnings.append(
             f"selecting by this scorer is worse than a vote: of {last.n} answers the best-scored one is worth "
             f"{last.best:.3f}, the most frequent {last.vote:.3f}, a vote weighted by the scorer "
             f"{last.weighted_vote:.3f}"
         )
     top = int(np.argmax([point.best for point in points]))
     if top < len(points) - 1 and paired_difference(best[top], best[-1]).high < 0:
-        found.append(
+        warnings.append(
             f"selecting by this scorer gets worse with more answers: best of {points[top].n} is worth "
             f"{points[top].best:.3f}, best of {last.n} {last.best:.3f}: the maximum finds its errors; a vote "
             f"weighted by the scorer is worth {last.weighted_vote:.3f}"
         )
-    return found
+    return warnings
 
 
 def _group_members(group: Ints) -> list[Ints]:
@@ -156,7 +154,7 @@ class ScorerReport:
     def metrics(self) -> Metrics:
         """Metrics of the evaluation, `eval/...`; figures that do not exist are left out."""
         accuracy, last = self.accuracy, self.selection[-1:]
-        found = {
+        metrics = {
             "eval/score": accuracy.mean,
             "eval/low": accuracy.low,
             "eval/high": accuracy.high,
@@ -170,16 +168,16 @@ class ScorerReport:
             "eval/length_bias": self.length_bias,
         }
         for point in last:
-            found |= {"eval/best_of_n": point.best, "eval/vote": point.vote}
-            found |= {"eval/weighted_vote": point.weighted_vote, "eval/pass_at_n": point.oracle}
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+            metrics |= {"eval/best_of_n": point.best, "eval/vote": point.vote}
+            metrics |= {"eval/weighted_vote": point.weighted_vote, "eval/pass_at_n": point.oracle}
+        return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def evaluate_scores(held_out: HeldOutScores) -> ScorerReport:
     """All figures of a scorer, with warnings about those that make it unfit for use. Raises ValueError without data."""
-    found = _pair_figures(held_out) if held_out.kind == "pairs" else _label_figures(held_out)
+    report = _pair_figures(held_out) if held_out.kind == "pairs" else _label_figures(held_out)
     selection, notes = _selection_curve(held_out)
-    return replace(found, selection=selection, warnings=[*_quality_warnings(found), *notes])
+    return replace(report, selection=selection, warnings=[*_quality_warnings(report), *notes])
 
 
 def _pair_figures(held_out: HeldOutScores) -> ScorerReport:
@@ -246,8 +244,8 @@ def preferred_pairs(scores: Floats, group: Ints) -> tuple[Ints, Ints]:
         for second in members
         if scores[first] > scores[second]
     ]
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    places = np.array(pairs, np.int64).reshape(-1, 2)
+    return places[:, 0], places[:, 1]
 
 
 def _quality_warnings(found: ScorerReport) -> list[str]:

@@ -114,13 +114,13 @@ class PlanValues:
 
     def row(self) -> PlanScore:
         """The row of the table, with its interval."""
-        found = mean_interval(self.values)
+        estimate = mean_interval(self.values)
         return PlanScore(
             plan=self.plan,
             family=self.family,
-            mean=found.mean,
-            low=found.low,
-            high=found.high,
+            mean=estimate.mean,
+            low=estimate.low,
+            high=estimate.high,
             drawn_tokens=self.drawn_tokens,
             scored_tokens=self.scored_tokens,
             seconds=self.seconds,
@@ -136,29 +136,26 @@ def sizes_up_to(pool: int, wanted: Sequence[int]) -> list[int]:
 def evaluate_search(
     session: GenerationSession, prompts: Sequence[Prompt], truth: Scorer, settings: SearchSettings
 ) -> SearchRecord:
-    """Search the answers of `prompts` by every plan; `truth` says which are right.
-
-    Raises DataError if no answer could be judged, or if `settings.tools.step` never occurs in the answers while a plan
-    selects after each step.
-    """
+    """Search the answers of `prompts` by every plan; `truth` says which are right. Raises DataError if no answer could
+    be judged, or if `settings.tools.step` never occurs in the answers while a plan selects after each step."""
     prompts, pool = _draw_pool(session, prompts, truth, settings)
     if settings.step_plans:
         _require_steps(pool, settings.tools.step)
     plans = _pool_plans(pool, settings)
     for plan in settings.step_plans:
         plans.append(_searched(session, plan, prompts, truth, settings))
-    told = [plan for plan in plans if not np.isnan(plan.values).any()]
+    judged = [plan for plan in plans if not np.isnan(plan.values).any()]
     lost = [
         f"{plan.plan}: {int(np.isnan(plan.values).sum())} selected answers could not be judged; it is left out"
         for plan in plans
         if np.isnan(plan.values).any()
     ]
-    notes = [] if settings.scorer_is_truth else [*_constant_note(pool), *hurting_notes(told)]
+    notes = [] if settings.scorer_is_truth else [*_constant_note(pool), *hurting_notes(judged)]
     return SearchRecord(
         problems=len(prompts),
         scorer=settings.scorer_name,
         auc=math.nan if pool.scores is None else auc(pool.scores, pool.truth),
-        plans=tuple(plan.row() for plan in told),
+        plans=tuple(plan.row() for plan in judged),
         notes=(*lost, *notes),
     )
 
@@ -216,11 +213,11 @@ def _constant_note(pool: _Pool) -> list[str]:
 
 def _worse(before: PlanValues, after: PlanValues) -> str:
     """The difference in words if `after` is worse on the same problems; empty otherwise."""
-    found = paired_difference(before.values, after.values)
-    if found.high >= 0:
+    paired = paired_difference(before.values, after.values)
+    if paired.high >= 0:
         return ""
     means = f"{after.values.mean():.3f} against {before.values.mean():.3f}"
-    return f"{means} (difference {found.difference:.3f}, 95% interval {found.low:.3f} to {found.high:.3f})"
+    return f"{means} (difference {paired.difference:.3f}, 95% interval {paired.low:.3f} to {paired.high:.3f})"
 
 
 # ---------------------------------------------------------------------------------------------------- whole answers
@@ -246,9 +243,9 @@ def _draw_pool(
     scores, reads, scored_s = None, False, 0.0
     if settings.tools.scorer is not None:
         began = time.perf_counter()
-        found = settings.tools.scorer.score(list(zip(asked, whole, strict=True)))
+        scored = settings.tools.scorer.score(list(zip(asked, whole, strict=True)))
         scored_s = time.perf_counter() - began
-        scores, reads = np.stack([one.values for one in found]), any(one.tokens_read.any() for one in found)
+        scores, reads = np.stack([one.values for one in scored]), any(one.tokens_read.any() for one in scored)
     return [prompts[place] for place in kept], _Pool(
         candidates=[whole[place] for place in kept],
         texts=[[one.text for one in inputs[place]] for place in kept],
@@ -288,10 +285,10 @@ def _pool_plans(pool: _Pool, settings: SearchSettings) -> list[PlanValues]:
             True,
         )
     sizes = [size for size in settings.sizes if size > 1]
-    found = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
+    plans = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
     for family, (values, scored) in families.items():
-        found += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
-    return found
+        plans += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
+    return plans
 
 
 def _pool_plan(pool: _Pool, family: str, size: int, values: Floats, *, scored: bool) -> PlanValues:
@@ -329,9 +326,9 @@ def _searched(
 ) -> PlanValues:
     search = Searching(session, plan, settings.tools)
     began = time.perf_counter()
-    found = {one.request_id: one for one in generate(search, _requests(prompts, settings, samples=1))}
+    completions = {one.request_id: one for one in generate(search, _requests(prompts, settings, samples=1))}
     seconds = time.perf_counter() - began
-    inputs = [[scorer_input(prompt, _candidate(found[prompt.id]), settings.tools.decode)] for prompt in prompts]
+    inputs = [[scorer_input(prompt, _candidate(completions[prompt.id]), settings.tools.decode)] for prompt in prompts]
     family, _, size = str(plan).partition(":")
     costs = list(search.costs.values())
     return PlanValues(
@@ -356,10 +353,8 @@ class OpenedSearch:
     opened: list[RewardScorer] = field(default_factory=list[RewardScorer])
 
     def run(self, policy: TokenPolicy) -> SearchRecord:
-        """Search the answers of the evaluation's problems by every plan.
-
-        Raises DataError as `evaluate_search`, and for a scorer that cannot score these problems.
-        """
+        """Search the answers of the evaluation's problems by every plan. Raises DataError as `evaluate_search`, and for
+        a scorer that cannot score these problems."""
         config, evaluation = self.config, self.exam.config
         decode = policy.tokenizer.decode
         scorer = self.scorer(decode)

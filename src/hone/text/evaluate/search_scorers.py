@@ -46,10 +46,8 @@ class _ScalarScorer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCandidateScorer:
-    """A reward model as scorer: sigmoid of its number at the last token, or over the ends of steps, aggregated.
-
-    A model of steps is asked at the end of every step and at the last token, where an answer says that it is finished.
-    """
+    """A reward model as scorer: sigmoid of its number at the last token, or over the ends of steps, aggregated. A model
+    of steps is asked at the end of every step and at the last token, where an answer says that it is finished."""
 
     model: _ScalarScorer
     decode: Decode
@@ -123,8 +121,8 @@ class VerifierCandidateScorer:
                 [scorer_input(self.prompts[request.id], some[n], self.decode) for n in chosen]
                 for (request, some), chosen in zip(asked, places, strict=True)
             ]
-            for value, chosen, found in zip(values, places, score_texts(scorer, inputs), strict=True):
-                value[chosen] = found
+            for value, chosen, scores in zip(values, places, score_texts(scorer, inputs), strict=True):
+                value[chosen] = scores
         return [CandidateScores(values=value, tokens_read=np.zeros(len(value), np.int64)) for value in values]
 
 
@@ -197,13 +195,13 @@ class WorldModelCandidateScorer:
                     starts.append(len(request.prompt) + len(one.tokens))
             owners.append([first[one.tokens.tobytes()] for one in candidates])
         values = self._probabilities(rows, starts)
-        found: list[CandidateScores] = []
+        scores: list[CandidateScores] = []
         for own in owners:
             read = np.zeros(len(own), np.int64)
             for place, row in enumerate(own):
                 read[place] = len(rows[row]) if row not in own[:place] else 0
-            found.append(CandidateScores(values=values[own], tokens_read=read))
-        return found
+            scores.append(CandidateScores(values=values[own], tokens_read=read))
+        return scores
 
     def require_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Raise DataError for a policy whose tokens are not the model's."""

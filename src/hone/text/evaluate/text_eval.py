@@ -34,7 +34,6 @@ from hone.text.evaluate.dialogues import (
     NudgedEvaluation,
     OpenedDialogue,
     SecondAnswer,
-    correction_shares,
     dialogue_context,
     dialogue_faults,
     has_chats,
@@ -236,7 +235,7 @@ class TextEvaluation:
         ids = [prompt.id for prompt in self.prompts]
         references = [str(one.get("answer", one.get("ground_truth", ""))) for one in columns]
         if twice is not None:
-            corrections = correction_shares(episodes, twice.right_from)
+            corrections = twice.shares(episodes)
         else:
             metrics = {} if dialogues is None else dialogues.pop_metrics()
             corrections = {f"eval/{name}": value for name, value in metrics.items()}
@@ -326,23 +325,21 @@ def prepare_evaluation(
     second_answer: SecondAnswer | None = None,
     dialogue: OpenedDialogue | None = None,
 ) -> TextEvaluation:
-    """Lay out the prompts, of `examples` where they were read before; starts no engine or worker.
-
-    Raises ConfigError, DataError.
-    """
+    """Lay out the prompts, of `examples` where they were read before; starts no engine or worker. Raises ConfigError,
+    DataError."""
     dialogue = open_dialogue(config.task) if dialogue is None else dialogue
     if examples is None:
         examples = config.task.examples() if dialogue is None else dialogue.examples()
-    dialogues, told = None, tokenizer
+    dialogues, with_tools = None, tokenizer
     if dialogue is not None:
         context = dialogue_context(config.context, context)
         limits = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)
-        dialogues, told = DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
+        dialogues, with_tools = DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
     room = context - config.max_tokens
     further_tokens = 0
     if second_answer is not None:
         further_tokens = second_answer.further_tokens(tokenizer, config.max_tokens, is_chat=has_chats(examples))
-    prompts, notes = make_prompts(examples, config.task, told, room=room - further_tokens)
+    prompts, notes = make_prompts(examples, config.task, with_tools, room=room - further_tokens)
     if dialogues is not None:
         notes += dialogues.check()
         dialogues.dialogue.check_pay(config.rewards)
@@ -382,8 +379,8 @@ def evaluation_config(
     Raises ConfigError if no task or no reward is known, DataError for a config that this version cannot read.
     """
     tree = {} if run is None else config_tree(run)
-    given = tree.get("evaluation")
-    own = cast("dict[str, Json]", given) if isinstance(given, dict) else {}
+    table = tree.get("evaluation")
+    own = cast("dict[str, Json]", table) if isinstance(table, dict) else {}
     if not own and not asked.task:
         where = "the policy is not in a run" if run is None else f"{run} was trained without [evaluation]"
         raise ConfigError(f"{where}: name problems with --task FILE, or --task chain_sum (a reasoning-gym task)")
@@ -462,10 +459,8 @@ _END: Final = 256
 
 
 def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAnswers:
-    """Send every prompt once, as text or as a conversation, and score the answers.
-
-    `lengths` are tokens as the server counts them. Raises ServerError as the client does.
-    """
+    """Send every prompt once, as text or as a conversation, and score the answers. `lengths` are tokens as the server
+    counts them. Raises ServerError as the client does."""
     server = _ServerGenerator(client, exam.prompts)
     judged = exam.evaluate(server, decode_bytes)
     counted = [server.token_counts[f"{prompt.id}#{place}"] for place, prompt in enumerate(exam.prompts)]

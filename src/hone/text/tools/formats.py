@@ -38,11 +38,8 @@ class _CallFaultError(ValueError):
 
 
 def _read_json(text: str, start: int) -> tuple[object, int]:
-    """The JSON value that begins at `start`, and the place after it.
-
-    Raises _CallFaultError for text that is no JSON, NaN and Infinity, a key that occurs twice, and half a surrogate
-    pair.
-    """
+    """The JSON value that begins at `start`, and the place after it. Raises _CallFaultError for text that is no JSON,
+    NaN and Infinity, a key that occurs twice, and half a surrogate pair."""
     try:
         _, end = _DECODER.raw_decode(text, start)
         value = strict_json(text[start:end])
@@ -56,9 +53,7 @@ def _read_json(text: str, start: int) -> tuple[object, int]:
 
 def _write_json(value: object) -> str:
     """A JSON value as chat templates write it: `", "` and `": "` between the parts, letters of all scripts as they are.
-
-    Raises ValueError for NaN and Infinity, TypeError for values that JSON does not have.
-    """
+    Raises ValueError for NaN and Infinity, TypeError for values that JSON does not have."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -224,21 +219,21 @@ def _parse_llama3_json(text: str, tools: Sequence[ToolSchema], /) -> list[_CallA
     begin = _LLAMA_START.match(text)
     if begin is None:
         return []
-    found: list[_CallAttempt] = []
+    attempts: list[_CallAttempt] = []
     place = begin.end()
     try:
         while place < len(text):
             value, end = _read_json(text, place)
-            found.append(_CallAttempt(start=place, end=end, call=_from_object(value, "parameters")))
+            attempts.append(_CallAttempt(start=place, end=end, call=_from_object(value, "parameters")))
             between = _LLAMA_BETWEEN.match(text, end)
             if between is None:
                 break
             place = between.end()
-        if text[found[-1].end :].strip():
+        if text[attempts[-1].end :].strip():
             raise _CallFaultError("text after a call; an answer is either text or calls")
     except _CallFaultError as fault:
         return [_CallAttempt(start=0, end=len(text), fault=str(fault))]
-    return found
+    return attempts
 
 
 def _render_llama3_json(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
@@ -362,10 +357,8 @@ class ToolFormat:
     """Text that ends a call; a turn may stop after it. Empty where the end of the answer ends the call."""
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedAnswer:
-        """Take an answer apart.
-
-        Unknown tools, unreadable calls, and missing, unknown or mistyped arguments are faults; nothing is raised.
-        """
+        """Take an answer apart. Unknown tools, unreadable calls, and missing, unknown or mistyped arguments are faults;
+        nothing is raised."""
         attempts = self.parser(text, tools)
         faults = [fault for one in attempts for fault in _faults(one, tools)]
         if faults:
@@ -381,8 +374,8 @@ class ToolFormat:
         text = self.renderer(calls, tools)
         parsed = self.parse(text, tools)
         if not same_calls(parsed.calls, calls):
-            found = parsed.fault or f"it is read as {_described(parsed.calls)}"
-            raise ValueError(f"the format {self.name} cannot write {_described(calls)}: {found}")
+            reading = parsed.fault or f"it is read as {_described(parsed.calls)}"
+            raise ValueError(f"the format {self.name} cannot write {_described(calls)}: {reading}")
         return text
 
 
@@ -429,11 +422,11 @@ def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], rende
             continue
         attempts = tool_format.parser(text, tools)
         if not _reads(attempts, call):
-            found = "; ".join(one.fault for one in attempts if one.fault) or "no such call was found"
+            reading = "; ".join(one.fault for one in attempts if one.fault) or "no such call was found"
             faults.append(
                 f"task.tools.format = {tool_format.name!r} does not read the calls that the chat template writes. The "
                 f"template writes {text!r}, the format writes {tool_format.renderer([call], tools)!r}; "
-                f"{found}{_suggestion(text, call, tools)}"
+                f"{reading}{_suggestion(text, call, tools)}"
             )
     if faults:
         raise ConfigError(*faults)
@@ -469,10 +462,10 @@ def _text_of_call(call: ToolCall, render: _ChatRenderer) -> str | None:
     try:
         prompt = render(asked, add_generation_prompt=True)
         whole = render([*asked, called], add_generation_prompt=False)
-        said = render([*asked, {"role": "assistant", "content": _MARK}], add_generation_prompt=False)
+        marked = render([*asked, {"role": "assistant", "content": _MARK}], add_generation_prompt=False)
     except DataError:
         return None
-    before, _, after = said.partition(_MARK)
+    before, _, after = marked.partition(_MARK)
     text = whole.removeprefix(prompt) if whole.startswith(prompt) else whole.removeprefix(before)
     return text.removesuffix(after) if call.name in text else None
 

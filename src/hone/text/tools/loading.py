@@ -256,12 +256,10 @@ def check_references(uses: Sequence[ToolUse]) -> None:
 
 
 def load_tools(uses: Sequence[ToolUse]) -> LoadedTools:
-    """Import tools and check them.
-
-    Raises UserCodeError with all faults together: an import that fails, no such name, a parameter without a type hint,
-    two tools of one name, a tool called `reset`, options that a class does not take, an instance that cannot be made
-    (one is, and closed). Raises ResourceError for `hone:python` on a machine without a safe sandbox.
-    """
+    """Import tools and check them. Raises UserCodeError with all faults together: an import that fails, no such name, a
+    parameter without a type hint, two tools of one name, a tool called `reset`, options that a class does not take, an
+    instance that cannot be made (one is, and closed). Raises ResourceError for `hone:python` on a machine without a
+    safe sandbox."""
     faults: list[str] = []
     parts: list[LoadedTool] = []
     homes: list[tuple[str, str]] = []

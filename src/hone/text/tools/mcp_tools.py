@@ -99,17 +99,17 @@ class _McpConnection:
 
     async def _list(self) -> list[ToolSchema]:
         assert self._client is not None
-        found: list[ToolSchema] = []
+        schemas: list[ToolSchema] = []
         cursor: str | None = None
         while True:
             page = await self._client.list_tools(cursor=cursor)
-            found += [
+            schemas += [
                 ToolSchema(name=one.name, description=one.description or "", parameters=one.input_schema)
                 for one in page.tools
             ]
             cursor = page.next_cursor
             if cursor is None:
-                return found
+                return schemas
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - an extra

@@ -50,12 +50,12 @@ def function_schema(function: Callable[..., object], name: str) -> tuple[ToolSch
     if faults:
         return None, faults
     try:
-        found = call_adapter(function).json_schema(mode="validation")
+        schema = call_adapter(function).json_schema(mode="validation")
     except (PydanticUserError, NameError) as error:
         first = str(error).partition("\n")[0]
         return None, [f"tool {name}: a type hint cannot be written as JSON ({first})"]
     description, arguments = docstring_parts(inspect.getdoc(function) or "")
-    return ToolSchema(name=name, description=description, parameters=_plain_schema(found, arguments)), []
+    return ToolSchema(name=name, description=description, parameters=_plain_schema(schema, arguments)), []
 
 
 def call_adapter(function: Callable[..., object]) -> TypeAdapter[Any]:

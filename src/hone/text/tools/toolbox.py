@@ -98,11 +98,8 @@ class ToolBox:
         return tuple(one.schema for one in self.tools)
 
     def call(self, call: ToolCall) -> ToolResult:
-        """Call a tool and wait for it.
-
-        Exceptions of a tool are text for the policy; only errors of hone itself (a server that was lost) and signals
-        pass through.
-        """
+        """Call a tool and wait for it. Exceptions of a tool are text for the policy; only errors of hone itself (a
+        server that was lost) and signals pass through."""
         tool = self._by_name.get(call.name)
         faults = [unknown_tool(call.name, self.schemas)] if tool is None else argument_faults(call, tool.schema)
         if tool is None or faults:
@@ -113,8 +110,8 @@ class ToolBox:
         except HoneError:
             raise
         except ValidationError as error:
-            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-            return _failure(call.name, told)
+            message = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            return _failure(call.name, message)
         except Exception as error:  # noqa: BLE001 - a tool may raise anything: the policy is told
             return _failure(call.name, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
@@ -201,13 +198,13 @@ class ToolWorld:
         """Sum of the environments' own rewards and of the reward function; 0 without any, None if one gives none."""
         paid = [self._box.wait(one.get_reward()) for one in self._box.environments if one.get_reward is not None]
         if self._reward_function is not None:
-            given = {
+            columns = {
                 "environments": [one.instance for one in self._box.environments],
                 "prompts": [self._columns.get("prompt", "")],
                 "completions": [self._said],
                 **{name: [value] for name, value in self._columns.items() if name != "prompt"},
             }
-            scores = self._box.wait(_with_columns(self._reward_function, given))
+            scores = self._box.wait(_with_columns(self._reward_function, columns))
             paid += [scores] if not isinstance(scores, Sequence) or len(scores) != 1 else scores
         wrong = next((one for one in paid if one is not None and not isinstance(one, int | float)), None)
         if wrong is not None:

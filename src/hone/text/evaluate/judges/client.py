@@ -1,4 +1,6 @@
-"""Questions to a judge: answered from the cache, asked once where several answers need the same, and paid for."""
+"""Questions to a judge: answered from the cache, asked once where several answers need the same, and paid for; a server
+that speaks OpenAI's protocol or a local model replies.
+"""
 
 import threading
 from collections.abc import Sequence

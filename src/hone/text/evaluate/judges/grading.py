@@ -285,11 +285,11 @@ class CanaryOutcome:
 
 def canary_outcome(number: int, item: CanaryItem, graded: Sequence[GradedAnswers]) -> CanaryOutcome | None:
     """The outcome of a canary from its repeats; None where the first has no verdict."""
-    found = [_outcome(one) for one in graded]
-    if not found or found[0] is None:
+    outcomes = [_outcome(one) for one in graded]
+    if not outcomes or outcomes[0] is None:
         return None
     longer = (1.0 + np.sign(len(item.good) - len(item.bad))) / 2
-    return CanaryOutcome(number, item.place, tuple(one for one in found if one is not None), float(longer))
+    return CanaryOutcome(number, item.place, tuple(one for one in outcomes if one is not None), float(longer))
 
 
 def _outcome(graded: GradedAnswers) -> float | None:
@@ -332,35 +332,35 @@ class JudgeHealth:
         n = len(self.canaries)
         if n < MIN_CANARIES:
             return ""
-        found = wilson_interval(self.agreed(), n)
-        if found.high >= floor:
+        share = wilson_interval(self.agreed(), n)
+        if share.high >= floor:
             return ""
         wrong = [one.place for one in self.canaries if one.outcomes[0] < 1.0][-3:]
         return (
-            f"agrees with {self.agreed()} of the last {n} canaries ({found.mean:.2f}, 95% interval {found.low:.2f} to "
-            f"{found.high:.2f}), below canaries.floor = {floor:g}; for example {', '.join(dict.fromkeys(wrong))}"
+            f"agrees with {self.agreed()} of the last {n} canaries ({share.mean:.2f}, 95% interval {share.low:.2f} to "
+            f"{share.high:.2f}), below canaries.floor = {floor:g}; for example {', '.join(dict.fromkeys(wrong))}"
         )
 
     def metrics(self) -> Metrics:
         """Agreement with its interval, self-consistency, and biases, where they are known."""
-        found, name = Metrics(), self.name
+        metrics, name = Metrics(), self.name
         if self.canaries:
             agreement = wilson_interval(self.agreed(), len(self.canaries))
-            found |= {
+            metrics |= {
                 f"judge/{name}/agreement": agreement.mean,
                 f"judge/{name}/agreement_low": agreement.low,
                 f"judge/{name}/agreement_high": agreement.high,
             }
-            found |= self._length_bias() | self._self_consistency()
+            metrics |= self._length_bias() | self._self_consistency()
         if self.asked:
-            found |= {
+            metrics |= {
                 f"judge/{name}/canaries": float(self.asked),
                 f"judge/{name}/canaries_missing": float(self.missing),
             }
         if self._slots:
-            found[f"judge/{name}/first_preferred"] = float(np.mean([wins for wins, _ in self._slots]))
-            found[f"judge/{name}/order_consistency"] = float(np.mean([same for _, same in self._slots]))
-        return found
+            metrics[f"judge/{name}/first_preferred"] = float(np.mean([wins for wins, _ in self._slots]))
+            metrics[f"judge/{name}/order_consistency"] = float(np.mean([same for _, same in self._slots]))
+        return metrics
 
     def _length_bias(self) -> Metrics:
         """Share of canaries in which the longer answer won, less the share in which it is the good one."""
@@ -420,9 +420,7 @@ def _floats(values: object) -> NDArray[np.float64]:
 
 def length_correlation(scores: Sequence[NDArray[np.float64]], lengths: Sequence[NDArray[np.float64]]) -> float | None:
     """Correlation of score and length within groups: both centred by their group's mean; None where one is constant.
-
-    `scores`, `lengths`: arrays `[n]` of each group. A NaN score is left out.
-    """
+    `scores`, `lengths`: arrays `[n]` of each group. A NaN score is left out."""
     pairs: list[NDArray[np.float64]] = []
     for score, length in zip(scores, lengths, strict=True):
         known = np.isfinite(score)
@@ -471,8 +469,8 @@ class JudgeMember(MeasuredMember):
 
     def check(self, columns: Collection[str], rows: Sequence[DatasetRow] = ()) -> Sequence[str]:
         """Ask the server for its models, and read the canaries. Raises HoneError with all faults at once."""
-        found = run_all_checks({"data": lambda: self._check_data(columns, rows), "model": self.client.backend.check})
-        return found["model"]
+        warnings = run_all_checks({"data": lambda: self._check_data(columns, rows), "model": self.client.backend.check})
+        return warnings["model"]
 
     def write_protect(self, folder: Path) -> None:
         """Take the run's folder, which keeps the judge's spending; a judge runs no code of the user's."""
@@ -557,7 +555,7 @@ class JudgeMember(MeasuredMember):
         if config is None:
             return []
         items = self._canary_items()
-        found: list[PendingCanary] = []
+        pending: list[PendingCanary] = []
         for number in due_canaries(self._answers, answers, rate=config.rate):
             item = items[pick_canary(number, len(items))]
             repeats = [
@@ -570,8 +568,8 @@ class JudgeMember(MeasuredMember):
                 )
                 for repeat in range(config.repeats)
             ]
-            found.append((number, item, repeats))
-        return found
+            pending.append((number, item, repeats))
+        return pending
 
     def _canary_items(self) -> list[CanaryItem]:
         assert self.config.canaries is not None
@@ -593,12 +591,12 @@ class JudgeMember(MeasuredMember):
         scores = [np.array([result.score for result in one.results]) for one in graded]
         lengths = [np.array([float(len(answer_text(one))) for one in ticket.answers]) for ticket in tickets]
         missing = [result.status is not ScoreStatus.SCORED for one in graded for result in one.results]
-        found: Metrics = {
+        metrics: Metrics = {
             f"judge/{self.name}/missing": float(np.mean(missing)) if missing else 0.0,
             f"judge/{self.name}/tokens": float(sum(one.tokens for one in graded)),
         }
         correlation = length_correlation(scores, lengths)
-        return found if correlation is None else {**found, f"judge/{self.name}/length_correlation": correlation}
+        return metrics if correlation is None else {**metrics, f"judge/{self.name}/length_correlation": correlation}
 
 
 def _empty_rows(name: str, column: str, rows: Sequence[DatasetRow]) -> list[str]:

@@ -62,9 +62,9 @@ class _AgentReply:
             number, message = choice["index"], choice["message"]
             calls = [{"index": place, **call} for place, call in enumerate(message.get("tool_calls", ()))]
             delta = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
-            said = {"index": number, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
+            begin = {"index": number, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}
             end = {"index": number, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
-            yield writer.chunk(head, [said])
+            yield writer.chunk(head, [begin])
             yield writer.chunk(head, [end])
         if writer.asked.usage:
             yield writer.chunk(head, [], usage=body["usage"])
@@ -201,13 +201,13 @@ def _report(raw: bytes, session: str) -> SessionReport:
     reward, group = table.get("reward"), table.get("group", "")
     number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
     if "reward" not in table or (reward is not None and not number):
-        told = f"reward must be a finite number, or null for no score; got {table.get('reward')!r}"
-        raise ApiError(400, told, param="reward", code="invalid_value")
+        message = f"reward must be a finite number, or null for no score; got {table.get('reward')!r}"
+        raise ApiError(400, message, param="reward", code="invalid_value")
     if not isinstance(group, str):
         raise ApiError(400, f"group must be a text, got {group!r}", param="group", code="invalid_value")
     if unknown := sorted(set(table) - {"reward", "group"}):
-        told = f"unknown: {', '.join(unknown)}; known: reward, group"
-        raise ApiError(400, told, param=unknown[0], code="unknown_field")
+        message = f"unknown: {', '.join(unknown)}; known: reward, group"
+        raise ApiError(400, message, param=unknown[0], code="unknown_field")
     return SessionReport(session=session, score=None if reward is None else float(reward), group=group)
 
 

@@ -74,13 +74,13 @@ class CaptureDesk:
 
     def take(self, wait_s: float) -> list[DeskEvent]:
         """All events that wait; waits at most `wait_s` seconds for the first one."""
-        found: list[DeskEvent] = []
+        events: list[DeskEvent] = []
         try:
-            found.append(self._events.get(timeout=wait_s) if wait_s > 0 else self._events.get_nowait())
+            events.append(self._events.get(timeout=wait_s) if wait_s > 0 else self._events.get_nowait())
             while True:
-                found.append(self._events.get_nowait())
+                events.append(self._events.get_nowait())
         except queue.Empty:
-            return found
+            return events
 
     def close(self, reason: str) -> None:
         """Refuse everything that waits, and all that comes."""

@@ -121,15 +121,15 @@ class _CaptureStep:
 
     def admit(self, session: str, now_s: float, *, asks: bool) -> Admission:
         """Let a session take part, at its first request; `asks`: it is one, and not a report."""
-        found = self.sessions.get(session)
-        if found is not None and not found.ended:
-            found.heard_s = now_s
+        known = self.sessions.get(session)
+        if known is not None and not known.ended:
+            known.heard_s = now_s
             return "now"
         if self.planned:
-            return "unknown" if found is None else "ended"
+            return "unknown" if known is None else "ended"
         if not asks:
-            return "unknown" if found is None else "ended"
-        if found is not None or not self.missing:
+            return "unknown" if known is None else "ended"
+        if known is not None or not self.missing:
             return "later"
         self.sessions[session] = _CapturedSession(id=session, heard_s=now_s)
         return "now"
@@ -147,8 +147,8 @@ class _CaptureStep:
 
     def ordered(self) -> list[_CapturedSession]:
         """The sessions in an order that does not depend on time: as planned, else by id."""
-        found = list(self.sessions.values())
-        return found if self.planned else sorted(found, key=lambda one: one.id)
+        sessions = list(self.sessions.values())
+        return sessions if self.planned else sorted(sessions, key=lambda one: one.id)
 
 
 # --------------------------------------------------------------------------------------------------------- session plan
@@ -165,17 +165,17 @@ class SessionPlan:
     asked: int = 0
 
     def next_sessions(self) -> list[PlannedSession]:
-        found: list[PlannedSession] = []
+        sessions: list[PlannedSession] = []
         for number in range(self.asked, self.asked + self.per_step):
             epoch, place = divmod(number, len(self.rows))
             row = int(permutation(self.seed, "prompts", epoch, count=len(self.rows))[place])
             seeds = generator(self.seed, "sessions", self.ids[row], number).integers(2**31, size=self.samples)
-            found += [
+            sessions += [
                 PlannedSession(id=f"{number}-{sample}", group=str(number), columns=self.rows[row], seed=int(seed))
                 for sample, seed in enumerate(seeds)
             ]
         self.asked += self.per_step
-        return found
+        return sessions
 
 
 # ----------------------------------------------------------------------------------------------------- capture episodes
@@ -191,10 +191,8 @@ class _CapturedEpisodes:
 
 def _captured_episodes(step: _CaptureStep, scorer: Scorer, *, first_group: int, first_id: int) -> _CapturedEpisodes:
     """Rows of all sessions with an answer; rows of one session share group, score and status, and differ in `part`.
-
     Groups are numbered from `first_group` on, sessions from `first_id` on. Raises LostResourceError if no session has
-    an answer.
-    """
+    an answer."""
     sessions = step.ordered()
     rows = {one.id: one.tree.rows(without=one.without_roles) for one in sessions}
     heard = [one for one in sessions if rows[one.id]]
@@ -220,14 +218,14 @@ def _scorer_input(session: _CapturedSession, rows: Sequence[TranscriptBuilder]) 
     answers = session.tree.answers
     last = answers[-1]
     opening = next(place for place, one in enumerate(last.history) if one["role"] == "assistant")
-    said = last.history[opening:]
-    turns = sum(one["role"] == "assistant" for one in said)
+    messages = last.history[opening:]
+    turns = sum(one["role"] == "assistant" for one in messages)
     score = None if session.report is None else session.report.score
     return ScorerInput(
         prompt=list(last.history[:opening]),
         text=str(last.history[-1]["content"]),
         columns={} if session.planned is None else session.planned.columns,
-        messages=said,
+        messages=messages,
         transcript=rows[-1],
         id=session.id,
         dialogue=DialogueOutcome(
@@ -336,11 +334,9 @@ class CaptureLimits:
 
 @dataclass(eq=False, kw_only=True)
 class CaptureWorld:
-    """Answers the requests of agents with what the policy draws, until every session of a step was reported.
-
-    Implements `RolloutEnvironment`. Without a plan, the first sessions that come take part, and others wait for the
-    next step: all answers of a step are drawn by one policy.
-    """
+    """Answers the requests of agents with what the policy draws, until every session of a step was reported. Implements
+    `RolloutEnvironment`. Without a plan, the first sessions that come take part, and others wait for the next step: all
+    answers of a step are drawn by one policy."""
 
     desk: CaptureDesk
     tokenizer: Tokenizer
@@ -383,11 +379,11 @@ class CaptureWorld:
             self._in_flight.clear()
         first = self.steps * self.limits.sessions
         self.steps += 1
-        found = _captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
-        self._groups += found.groups
-        self._metrics = found.metrics
-        self._notes += found.notes
-        return found.episodes
+        captured = _captured_episodes(step, self.scorer, first_group=self._groups, first_id=first)
+        self._groups += captured.groups
+        self._metrics = captured.metrics
+        self._notes += captured.notes
+        return captured.episodes
 
     def session_address(self, session: str) -> str:
         return f"{self.address}/sessions/{session}/v1"
@@ -469,8 +465,8 @@ class CaptureWorld:
         left = [id_ for id_, one in self._in_flight.items() if one.session is session]
         engine.cancel([*left, *(one.completion.request_id for one in session.tree.answers)])
         for id_ in left:
-            told = f"session {session.id!r} was reported before this answer"
-            ended = ApiError(410, told, code="session_ended")
+            message = f"session {session.id!r} was reported before this answer"
+            ended = ApiError(410, message, code="session_ended")
             refuse(self._in_flight.pop(id_).asked, ended)
         session.in_flight = 0
 
@@ -478,8 +474,8 @@ class CaptureWorld:
         room = self.limits.context - len(planned.prompt)
         most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
         if most < 1:
-            told = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
-            raise ApiError(400, told, code="context_length_exceeded")
+            message = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
+            raise ApiError(400, message, code="context_length_exceeded")
         stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
         sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
         return Request(

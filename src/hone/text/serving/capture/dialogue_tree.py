@@ -27,11 +27,9 @@ from hone.text.tools.formats import ToolFormat
 
 
 def answer_message(text: str, tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat, key: str) -> Message:
-    """The message of an answer: its text, with the calls in it taken out where the agent offers `tools`.
-
-    Text whose calls cannot be read is sent as it is. Ids of calls are those of the answer, `key`, so that a run can be
-    repeated.
-    """
+    """The message of an answer: its text, with the calls in it taken out where the agent offers `tools`. Text whose
+    calls cannot be read is sent as it is. Ids of calls are those of the answer, `key`, so that a run can be
+    repeated."""
     parsed = tool_format.parse(text, _tool_schemas(tools)) if tools else None
     if parsed is None or not parsed.calls:
         return {"role": "assistant", "content": text}
@@ -125,14 +123,14 @@ class DialogueTree:
         role: str = "",
     ) -> PlannedAnswer:
         """Place a request. Raises DataError for messages that the chat template does not take."""
-        asked, told = tuple(messages), (replace(tokenizer, tools=tuple(tools)) if tools else tokenizer)
+        asked, with_tools = tuple(messages), (replace(tokenizer, tools=tuple(tools)) if tools else tokenizer)
         asking = _AskingPart(role=role, tools=_digest(tools) if tools else "")
         before = self._continued(asked, asking)
         key = self._key(asked, before, asking)
         if before is not None:
             history, new = for_template(before.history[:-1]), for_template(asked[len(before.history) :])
             try:
-                written = told.continue_chat(history, new, answer=before.completion.tokens)
+                written = with_tools.continue_chat(history, new, answer=before.completion.tokens)
             except DataError:
                 self.rewritten += 1
             else:
@@ -140,7 +138,7 @@ class DialogueTree:
                 return PlannedAnswer(
                     key=key, messages=asked, before=before, written=written, prompt=prompt, asking=asking
                 )
-        prompt = told.apply_chat(for_template(asked))
+        prompt = with_tools.apply_chat(for_template(asked))
         return PlannedAnswer(key=key, messages=asked, before=None, written=prompt, prompt=prompt, asking=asking)
 
     def add(self, planned: PlannedAnswer, completion: Completion, answer: Message) -> None:
@@ -153,11 +151,9 @@ class DialogueTree:
         return "" if not self.answers else _digest(_compared(self.answers[0].history[:-1]))
 
     def rows(self, *, without: frozenset[str] = frozenset()) -> list[TranscriptBuilder]:
-        """Every drawn answer as a decision of exactly one row, in an order that does not depend on time.
-
-        Where two requests continue one answer, the first by key goes on in its row; in the row of the other the shared
-        tokens are its prompt. Answers of the roles in `without` are left out.
-        """
+        """Every drawn answer as a decision of exactly one row, in an order that does not depend on time. Where two
+        requests continue one answer, the first by key goes on in its row; in the row of the other the shared tokens are
+        its prompt. Answers of the roles in `without` are left out."""
         kept = [one for one in self.answers if one.asked.asking.role not in without]
         after: dict[int, list[_DrawnAnswer]] = {}
         for one in sorted(kept, key=lambda one: one.asked.key):

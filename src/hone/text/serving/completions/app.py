@@ -187,18 +187,18 @@ class CompletionRoutes:
         return guarded
 
     def _check_key(self, call: Request) -> None:
-        kind, _, given = call.headers.get("authorization", "").partition(" ")
+        kind, _, key = call.headers.get("authorization", "").partition(" ")
         wanted = self.rules.api_key
-        if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(given.encode(), wanted.encode())):
+        if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(key.encode(), wanted.encode())):
             raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
 
     async def _body(self, call: Request) -> bytes:
-        most, found = self.rules.most_body_bytes, bytearray()
+        most, body = self.rules.most_body_bytes, bytearray()
         async for piece in call.stream():
-            found += piece
-            if len(found) > most:
+            body += piece
+            if len(body) > most:
                 raise ApiError(413, f"the body has more than {most} bytes", code="too_large")
-        return bytes(found)
+        return bytes(body)
 
     def _headers(self, call: Request, fields: SamplingFields) -> tuple[dict[str, str], CallIdentity]:
         """Headers of the response, and what identifies the call. Raises ApiError for unknown fields under `strict`."""
@@ -206,8 +206,8 @@ class CompletionRoutes:
         headers = {REQUEST_ID: identity.given or identity.id}
         if unknown := fields.unknown:
             if self.rules.strict:
-                told = f"unknown fields: {', '.join(unknown)}; this server was started with --strict"
-                raise ApiError(400, told, param=unknown[0], code="unknown_field")
+                message = f"unknown fields: {', '.join(unknown)}; this server was started with --strict"
+                raise ApiError(400, message, param=unknown[0], code="unknown_field")
             headers[IGNORED] = ", ".join(unknown)
         return headers, identity
 
@@ -267,5 +267,5 @@ async def _chained(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]
 async def _not_found(call: Request, error: Exception) -> Response:
     del error
     known = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /metrics"
-    told = f"{call.method} {call.url.path} is not served; served: {known}"
-    return error_response(ApiError(404, told, code="not_found"))
+    message = f"{call.method} {call.url.path} is not served; served: {known}"
+    return error_response(ApiError(404, message, code="not_found"))

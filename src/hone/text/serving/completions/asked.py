@@ -1,4 +1,4 @@
-"""From the fields of a request to prompts and engine requests: what is drawn, and the key of the draws."""
+"""From the fields of a request to prompts and engine requests: what is drawn, by which key, and calls of tools."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from hone.text.serving.completions.fields import (
     unsupported,
 )
 from hone.text.serving.completions.served_model import ServedModel
-from hone.text.tools.formats import TOOL_FORMATS, ParsedAnswer, ToolFormat, check_round_trip, example_arguments
+from hone.text.tools.formats import TOOL_FORMATS, ToolFormat, check_round_trip, example_arguments
 
 # ----------------------------------------------------------------------------------------------------------- tool calls
 
@@ -46,13 +46,15 @@ def find_format(tokenizer: Tokenizer, name: str = "") -> ToolFormat | None:
         if name not in TOOL_FORMATS:
             raise ConfigError(f"--tool-format: no format {name!r}{did_you_mean(name, list(TOOL_FORMATS))}")
         return TOOL_FORMATS[name]
-    told = replace(tokenizer, tools=(_PROBE.as_function(),))
+    with_probe = replace(tokenizer, tools=(_PROBE.as_function(),))
     try:
-        if tokenizer.chat_template is None or _PROBE.name not in told.render_chat([{"role": "user", "content": "a"}]):
+        if tokenizer.chat_template is None or _PROBE.name not in with_probe.render_chat(
+            [{"role": "user", "content": "a"}]
+        ):
             return None
     except DataError:
         return None
-    fitting = [one for one in TOOL_FORMATS.values() if _reads(one, told)]
+    fitting = [one for one in TOOL_FORMATS.values() if _reads(one, with_probe)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -107,22 +109,15 @@ def _with_objects(message: Message, place: int) -> Message:
     calls = cast("Sequence[Mapping[str, Any]] | None", message.get("tool_calls"))
     if not calls:
         return message
-    found: list[Mapping[str, Any]] = []
+    objects: list[Mapping[str, Any]] = []
     for number, call in enumerate(calls):
         function = cast("Mapping[str, Any]", call.get("function") or {})
         arguments = _object(function.get("arguments"))
         if arguments is None:
             where = f"messages[{place}].tool_calls[{number}].function.arguments"
             raise ApiError(400, f"{where} must be a JSON object", param=where, code="invalid_value")
-        found.append({**call, "function": {**function, "arguments": arguments}})
-    return {**message, "tool_calls": found}
-
-
-def parsed_answer(text: str, tools: Sequence[ToolSchema], tool_format: ToolFormat | None) -> ParsedAnswer:
-    """Text and calls of an answer; calls that cannot be read stay text."""
-    if not tools or tool_format is None:
-        return ParsedAnswer(content=text)
-    return tool_format.parse(text, tools)
+        objects.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": objects}
 
 
 def call_shapes(calls: Sequence[ToolCall], answer: str, *, ascii_only: bool = False) -> list[dict[str, Any]]:
@@ -142,13 +137,13 @@ def _reads(tool_format: ToolFormat, told: Tokenizer) -> bool:
     return True
 
 
-def _object(given: object) -> Mapping[str, Any] | None:
-    if isinstance(given, str):
+def _object(value: object) -> Mapping[str, Any] | None:
+    if isinstance(value, str):
         try:
-            given = json.loads(given or "{}")
+            value = json.loads(value or "{}")
         except ValueError:
             return None
-    return cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- asked
@@ -214,14 +209,14 @@ def asked_texts(fields: TextFields, served: ServedModel, call: CallIdentity) -> 
         raise unsupported("echo", "echo together with stream is not served")
     if fields.max_tokens == 0 and not fields.echo:
         raise ApiError(400, "max_tokens = 0 without echo asks for nothing", param="max_tokens", code="invalid_value")
-    found: list[AskedPrompt] = []
+    asked: list[AskedPrompt] = []
     for place, (tokens, text) in enumerate(prompts):
         most = _most_tokens(fields.max_tokens, len(tokens), served, default=_DEFAULT_TOKENS)
         sampling = _sampling(fields, most, fields.logprobs)
         request = None if not most else _request(fields, call, place, tokens, sampling)
         scored = _scored(tokens, sampling) if echoed_scores else None
-        found.append(AskedPrompt(tokens=tokens, text=text, request=request, scored=scored))
-    return replace(asked_answers(fields, call.id, found, fields.logprobs), echo=bool(fields.echo))
+        asked.append(AskedPrompt(tokens=tokens, text=text, request=request, scored=scored))
+    return replace(asked_answers(fields, call.id, asked, fields.logprobs), echo=bool(fields.echo))
 
 
 def asked_chat(fields: ChatFields, served: ServedModel, call: CallIdentity) -> AskedAnswers:
@@ -255,10 +250,10 @@ def asked_answers(fields: SamplingFields, id_: str, prompts: Sequence[AskedPromp
     )
 
 
-def chat_messages(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
+def chat_messages(bodies: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Messages as chat templates take them: contents as text. Raises ApiError for images and sounds."""
-    found: list[Message] = []
-    for place, one in enumerate(given):
+    messages: list[Message] = []
+    for place, one in enumerate(bodies):
         message = one.model_dump(exclude_none=True)
         if isinstance(one.content, list):
             texts = [part.text for part in one.content if part.type == "text" and part.text is not None]
@@ -271,8 +266,8 @@ def chat_messages(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
         message.setdefault("content", "")
         if one.role == "developer":
             message["role"] = "system"
-        found.append(_with_objects(message, place))
-    return tuple(found)
+        messages.append(_with_objects(message, place))
+    return tuple(messages)
 
 
 def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
@@ -290,11 +285,11 @@ def _refuse_faults(fields: SamplingFields, served: ServedModel) -> None:
 
 
 def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.int32], str]]:
-    given = fields.prompt
-    listed = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else list(given)
+    prompt = fields.prompt
+    listed = [prompt] if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int) else list(prompt)
     if len(listed) > MAX_PROMPTS:
         raise ApiError(400, f"{len(listed)} prompts in one request; at most {MAX_PROMPTS}", param="prompt")
-    found: list[tuple[NDArray[np.int32], str]] = []
+    encoded: list[tuple[NDArray[np.int32], str]] = []
     for place, one in enumerate(cast("list[str | list[int]]", listed)):
         if isinstance(one, str):
             tokens, text = served.tokenizer.encode(one), one
@@ -304,8 +299,8 @@ def _prompts(fields: TextFields, served: ServedModel) -> list[tuple[NDArray[np.i
         if not len(tokens):
             where = f"prompt[{place}]" if len(listed) > 1 else "prompt"
             raise ApiError(400, f"{where} is empty; it needs at least one token", param="prompt", code="invalid_value")
-        found.append((tokens, text))
-    return found
+        encoded.append((tokens, text))
+    return encoded
 
 
 def _most_tokens(given: int | None, prompt: int, served: ServedModel, *, default: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hone.core.generation import Completion, FinishReason, LikeliestTokens, ScoreResult
 from hone.engine.observe import DrawnToken
-from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, call_shapes, parsed_answer
+from hone.text.serving.completions.asked import AskedAnswers, AskedPrompt, call_shapes
 from hone.text.serving.completions.served_model import GrowingText, ServedModel, TokenText, without_stop
 
 # ------------------------------------------------------------------------------------------------------- logprob shapes
@@ -39,11 +39,9 @@ def _tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list
 
 
 def _text_logprobs(names: TokenText, tokens: Sequence[_ScoredToken], *, start: int = 0) -> dict[str, Any]:
-    """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins.
-
-    A position's likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is
-    the likeliest.
-    """
+    """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins. A position's
+    likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is the
+    likeliest."""
     return {
         "tokens": [names.label(one.token) for one in tokens],
         "token_logprobs": [one.logp for one in tokens],
@@ -75,10 +73,10 @@ def _top(names: TokenText, one: _ScoredToken) -> Mapping[str, float] | None:
     """Likeliest tokens by name, the likeliest first, and the token itself; of two with one name the likelier stays."""
     if one.logp is None:
         return None
-    found: dict[str, float] = {}
+    logps: dict[str, float] = {}
     for token, logp in (*one.likeliest, (one.token, one.logp)):
-        found.setdefault(names.label(token), logp)
-    return found
+        logps.setdefault(names.label(token), logp)
+    return logps
 
 
 def _entry(names: TokenText, token: int, logp: float | None) -> dict[str, Any]:
@@ -144,7 +142,9 @@ class ReplyWriter:
     def content_and_calls(self, number: int, completion: Completion) -> tuple[str | None, list[dict[str, Any]]]:
         """Content of a chat's answer, and its calls in OpenAI's shape; None for calls without any text."""
         text = self.asked.begun + self.answer_text(completion)
-        parsed = parsed_answer(text, self.asked.tools, self.served.tool_format)
+        if not self.asked.tools or self.served.tool_format is None:
+            return text, []
+        parsed = self.served.tool_format.parse(text, self.asked.tools)
         calls = call_shapes(parsed.calls, f"{self.asked.id}_{number}")
         return ((parsed.content.strip() or None) if calls else parsed.content), calls
 
@@ -168,11 +168,11 @@ class ReplyWriter:
 
     def _answers(self, results: Sequence[PromptResults]) -> list[tuple[PromptResults, Completion | None]]:
         """Each answer with its prompt, in the order of choices; None where nothing was to be drawn."""
-        found: list[tuple[PromptResults, Completion | None]] = []
+        answers: list[tuple[PromptResults, Completion | None]] = []
         for result in results:
             samples = [result.completions[number] for number in sorted(result.completions)]
-            found += [(result, one) for one in (samples or [None] * self.asked.samples)]
-        return found
+            answers += [(result, one) for one in (samples or [None] * self.asked.samples)]
+        return answers
 
     def _text_choice(self, number: int, result: PromptResults, one: Completion | None) -> dict[str, Any]:
         before = result.asked.text if self.asked.echo else ""

@@ -1,4 +1,4 @@
-"""A server process: from an opened model to a listening port, until a signal; then requests in progress end first."""
+"""A server process: from a model's folder or run to a listening port, until a signal; then requests in progress end."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -69,10 +69,8 @@ class OpenedModel:
     """By version."""
 
     def take_over(self, fresh: TokenPolicy, version: int) -> None:
-        """Replace the weights, in place, by those of `fresh`. Call it between two passes of the engine.
-
-        Raises DataError for weights of other shapes, DivergedError as `publish` does; the old ones are served then.
-        """
+        """Replace the weights, in place, by those of `fresh`. Call it between two passes of the engine. Raises
+        DataError for weights of other shapes, DivergedError as `publish` does; the old ones are served then."""
         mine, theirs = self.policy.decoder.stored_tensors(), fresh.decoder.stored_tensors()
         if {name: one.shape for name, one in mine.items()} != {name: one.shape for name, one in theirs.items()}:
             raise DataError(f"the checkpoint of step {version} has weights of other shapes than the served model")
@@ -252,10 +250,8 @@ def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace)
 
 
 def serve(opened: OpenedModel, place: ServerPlace, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C; requests in progress end first. `tell` receives lines for the user.
-
-    Raises ConfigError as `place.check`, ResourceError where the port is taken.
-    """
+    """Serve until SIGTERM or Ctrl-C; requests in progress end first. `tell` receives lines for the user. Raises
+    ConfigError as `place.check`, ResourceError where the port is taken."""
     place.check()
     service = EngineService(opened.engine)
     routes = make_routes(opened, service, place)

@@ -1,4 +1,4 @@
-"""The model that a server offers: its name, tokenizer and context, and the fingerprint of each version."""
+"""The model that a server offers, with the bytes and names of its tokens, and text that only grows as it is written."""
 
 import codecs
 import json
@@ -48,11 +48,11 @@ class TokenText:
     def offsets(self, tokens: Sequence[int], start: int = 0) -> list[int]:
         """`[n]` character of the text at which each token begins, counted from `start`; special tokens take no room."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        found: list[int] = []
+        offsets: list[int] = []
         for token in tokens:
-            found.append(start)
+            offsets.append(start)
             start += 0 if token in self._special else len(decoder.decode(self.bytes_of(token)))
-        return found
+        return offsets
 
     def _bytes(self, token: int) -> bytes:
         name = self.tokenizer.backend.id_to_token(token) or ""

@@ -187,8 +187,8 @@ class EngineService:
         while self._open and (completion := self.engine.poll(self._open.keys())) is not None:
             finished.append((self._open[completion.request_id], completion))
         if self._scoring:
-            found = self.engine.poll_scores(list(self._scoring))
-            finished += [(self._scoring.pop(order), result) for order, result in found.items()]
+            scored = self.engine.poll_scores(list(self._scoring))
+            finished += [(self._scoring.pop(order), result) for order, result in scored.items()]
         events = [*self._take_drawn(), *finished]
         for ticket, event in finished:
             if isinstance(event, Completion):
@@ -200,11 +200,11 @@ class EngineService:
             self._fail(HoneError("the engine dropped the request: whoever shares it cancelled everything"))
 
     def _take_drawn(self) -> list[tuple[_Ticket, AnswerEvent]]:
-        found: dict[str, list[DrawnToken]] = {}
+        drawn: dict[str, list[DrawnToken]] = {}
         while self._drawn:
             one = self._drawn.popleft()
-            found.setdefault(one.request_id, []).append(one)
-        tickets = ((self._open.get(name), tokens) for name, tokens in found.items())
+            drawn.setdefault(one.request_id, []).append(one)
+        tickets = ((self._open.get(name), tokens) for name, tokens in drawn.items())
         return [(ticket, tokens) for ticket, tokens in tickets if ticket is not None and ticket.streamed]
 
     def _replace(self) -> None:
@@ -292,11 +292,11 @@ class ServingCounters:
             "hone_prompt_tokens_total": ("Tokens of answered prompts.", self.prompt_tokens),
             "hone_generated_tokens_total": ("Tokens sampled for answers.", self.drawn_tokens),
         }
-        for name, (told, value) in totals.items():
-            yield from _head(name, "counter", told)
+        for name, (meaning, value) in totals.items():
+            yield from _head(name, "counter", meaning)
             yield f"{name} {value}"
-        for name, told, value in gauges:
-            yield from _head(name, "gauge", told)
+        for name, meaning, value in gauges:
+            yield from _head(name, "gauge", meaning)
             yield f"{name} {value:g}"
         yield from _head("hone_time_to_first_token_seconds", "histogram", "Until the first token of a stream.")
         yield from self.first_token.lines("hone_time_to_first_token_seconds")
@@ -354,10 +354,8 @@ class AnswerDesk:
         return progress.results
 
     async def stream(self, asked: AskedAnswers, writer: ReplyWriter) -> AsyncGenerator[str]:
-        """The events of a stream.
-
-        A fault before the first event is an ApiError, a later one an event. Closing it frees what the engine holds.
-        """
+        """The events of a stream. A fault before the first event is an ApiError, a later one an event. Closing it frees
+        what the engine holds."""
         began_s, head = self.clock.monotonic_s(), writer.chunk_head(self.service.engine.version)
         progress = _AnswersInProgress(results=[PromptResults(one) for one in asked.prompts])
         choices = [StreamedChoice(writer, number) for number in range(asked.samples * len(asked.prompts))]
