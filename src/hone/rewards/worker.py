@@ -20,11 +20,7 @@ from hone.process.confine import Confinement, confine
 from hone.process.parent import ParentChannel, connect_to_parent
 from hone.process.user_files import describe_error, user_traceback
 from hone.process.wire import decode
-from hone.rewards.functions import (
-    LoadedFunction,
-    RewardContractError,
-    load_function,
-)
+from hone.rewards.functions import LoadedFunction, RewardContractError, load_function
 
 if TYPE_CHECKING:
     import asyncio

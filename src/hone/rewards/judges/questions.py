@@ -106,12 +106,7 @@ VerdictField = NumberField | ChoiceField | TextField
 def json_schema(fields: Sequence[VerdictField]) -> dict[str, object]:
     """JSON schema of a verdict: a reason in words first, then the fields."""
     properties: dict[str, object] = {"reason": {"type": "string"}, **{field.name: field.schema for field in fields}}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def describe_format(fields: Sequence[VerdictField], form: VerdictFormat) -> str:
@@ -194,10 +189,7 @@ class JudgeRequest:
 
     @property
     def messages(self) -> list[Message]:
-        return [
-            {"role": "system", "content": self.instructions},
-            {"role": "user", "content": self.question},
-        ]
+        return [{"role": "system", "content": self.instructions}, {"role": "user", "content": self.question}]
 
     def key(self, model: str) -> str:
         """Hash of the content and of the judge's model: 64 hexadecimal digits."""

@@ -188,15 +188,19 @@ class DialogueTokens(Protocol):
 
     def prompt(self, messages: Sequence[Message]) -> Tokens:
         """`[n]` a conversation up to the beginning of the first answer."""
+        ...
 
     def bridge(self, history: Sequence[Message], said: str, answer: Tokens, new: Sequence[Message]) -> Bridge:
         """What stands between a sampled answer (`said`, with its tokens `[k]`) to `history` and the next one."""
+        ...
 
     def encode(self, text: str) -> Tokens:
         """`[n]` plain text."""
+        ...
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,19 +47,23 @@ class WorldHost(Protocol):
 
     def number(self) -> int:
         """A number for a dialogue, that none had before."""
+        ...
 
     def begin(self, dialogue: int, columns: Mapping[str, object], seed: int) -> "Future[WorldTurn]":
         """Begin a dialogue and return at once. The future may raise WorldFaultError."""
+        ...
 
     def answer(self, dialogue: int, said: PolicyTurn) -> "Future[WorldTurn]":
         """Hand a turn of the policy to the dialogue's world and return at once. The future may raise
         WorldFaultError."""
+        ...
 
     def end(self, dialogue: int) -> None:
         """Close a dialogue, also one that failed; nothing is awaited."""
 
     def late_answers(self) -> int:
         """Answers that came after their dialogue had ended, since the last call; they were ignored."""
+        ...
 
     def close(self) -> None:
         """End everything that runs. May be called twice."""
@@ -86,10 +90,7 @@ def turn_from_json(value: object) -> WorldTurn:
     table = cast("Json", value) if isinstance(value, dict) else {}
     try:
         turn = WorldTurn(
-            messages=tuple(table["messages"]),
-            reward=table["reward"],
-            done=table["done"],
-            facts=table["facts"],
+            messages=tuple(table["messages"]), reward=table["reward"], done=table["done"], facts=table["facts"]
         )
     except (KeyError, TypeError) as error:
         raise WorldContractError(f"sent an answer that is none ({type(error).__name__}: {error})") from None
@@ -159,6 +160,7 @@ class _ClassWithRows(Protocol):
     def rows(self, size: int, seed: int) -> Sequence[Mapping[str, object]]:
         """`size` rows, or as many as there are: the columns of each, and its `prompt` if it has one. A static
         method."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,20 +33,25 @@ class PolicyEngine(GenerationEngine, Protocol):
     @property
     def own_weights(self) -> bool:
         """True if its weights change on `publish` only."""
+        ...
 
     @property
     def note(self) -> str:
         """Notes for the user, one a line; empty if none."""
+        ...
 
     @property
     def fingerprints(self) -> Mapping[int, WeightFingerprint]:
         """Fingerprints of the latest published versions."""
+        ...
 
     def metrics(self) -> Metrics:
         """Metrics of its own since the last `reset_stats`."""
+        ...
 
     def summary(self) -> str:
         """A sentence on the whole run; empty if there is nothing to say."""
+        ...
 
     def close(self) -> None:
         """End what it has open elsewhere."""
@@ -145,12 +150,7 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
         raise ConfigError('model.exactness = "bitwise" needs the torch runner: server arithmetic differs')
     connect = connect_engine if len(config.urls) == 1 else open_server_fleet
     return connect(
-        config,
-        model=policy.decoder,
-        save=policy.save_merged,
-        text=tokenizer_rules(policy),
-        slots=slots,
-        seed=seed,
+        config, model=policy.decoder, save=policy.save_merged, text=tokenizer_rules(policy), slots=slots, seed=seed
     )
 
 

@@ -53,6 +53,7 @@ class _DialoguePlayer(Protocol):
 
     def reply(self, suggestion: str | None) -> str | None:
         """Ask for the person's turn; `suggestion` is what an empty one stands for. None ends the dialogue."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

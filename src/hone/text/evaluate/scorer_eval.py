@@ -278,12 +278,7 @@ def scorer_record(found: ScorerReport, *, step: int | None = None) -> Calibratio
 
 # -------------------------------------------------------------------------------------------------------- scorer scores
 def held_out_scores(
-    scorer: TokenScorer,
-    episodes: Episodes,
-    *,
-    kind: HeldOutKind,
-    answer_pattern: str,
-    micro_batch_tokens: int,
+    scorer: TokenScorer, episodes: Episodes, *, kind: HeldOutKind, answer_pattern: str, micro_batch_tokens: int
 ) -> HeldOutScores:
     """Ask the scorer about every labelled token of the answers: the last one, or the last of each step."""
     marks = ~np.isnan(episodes.reward) if kind == "steps" else episode_ends(episodes)
@@ -297,11 +292,7 @@ def held_out_scores(
 
 
 def scores_of_answers(
-    values: NDArray[np.float64],
-    episodes: Episodes,
-    *,
-    decode: Callable[[NDArray[np.int32]], str],
-    answer_pattern: str,
+    values: NDArray[np.float64], episodes: Episodes, *, decode: Callable[[NDArray[np.int32]], str], answer_pattern: str
 ) -> HeldOutScores:
     """Logits `[E]` of whole answers, beside their labels."""
     read = (decode, answer_pattern)

@@ -368,10 +368,7 @@ class OpenedSearch:
                 max_tokens=evaluation.max_tokens, temperature=config.temperature, stop=tuple(evaluation.stop)
             ),
             tools=SearchTools(
-                decode=decode,
-                scorer=scorer,
-                answer_of=partial(extract_answer, pattern=config.answer),
-                step=config.step,
+                decode=decode, scorer=scorer, answer_of=partial(extract_answer, pattern=config.answer), step=config.step
             ),
             scorer_name="" if config.scorer is None else config.scorer.name,
             scorer_is_truth=isinstance(config.scorer, SearchVerifierScorer),

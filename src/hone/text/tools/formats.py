@@ -403,6 +403,7 @@ class _ChatRenderer(Protocol):
 
     def __call__(self, messages: Sequence[Message], /, *, add_generation_prompt: bool) -> str:
         """The text of a conversation, the descriptions of the tools included. Raises DataError."""
+        ...
 
 
 def check_round_trip(tool_format: ToolFormat, tools: Sequence[ToolSchema], render: _ChatRenderer) -> None:

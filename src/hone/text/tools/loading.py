@@ -43,10 +43,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = MappingP
     }
 )
 _UNARY: Mapping[type[ast.unaryop], Callable[[float], float]] = MappingProxyType(
-    {
-        ast.USub: operator.neg,
-        ast.UAdd: operator.pos,
-    }
+    {ast.USub: operator.neg, ast.UAdd: operator.pos}
 )
 
 
@@ -142,10 +139,7 @@ def _power(base: float, exponent: float) -> float:
 _KIND = "tool"
 PYTHON_TOOL = "hone:python"
 BUILTIN_TOOLS: Mapping[str, str] = MappingProxyType(
-    {
-        "hone:calculator": "hone.text.tools.loading:calculator",
-        PYTHON_TOOL: "hone.text.tools.loading:SandboxedPython",
-    }
+    {"hone:calculator": "hone.text.tools.loading:calculator", PYTHON_TOOL: "hone.text.tools.loading:SandboxedPython"}
 )
 """Reference of a tool that comes with hone -> its function or class."""
 LIFECYCLE = ("reset", "get_reward", "close")

@@ -40,9 +40,11 @@ class _ToolFunction(Protocol):
     @property
     def schema(self) -> ToolSchema:
         """Name, description and parameters."""
+        ...
 
     def start(self, arguments: Mapping[str, Any]) -> object:
         """Run the tool with checked arguments: its value, of any type, or an awaitable of it. May raise anything."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,12 +122,15 @@ class _JudgeBackend(Protocol):
     @property
     def model(self) -> str:
         """Identity of the model in the keys of the cache."""
+        ...
 
     def check(self) -> Sequence[str]:
         """Return warnings; raise HoneError where it cannot be asked."""
+        ...
 
     def submit(self, request: JudgeRequest, key: str) -> "Future[JudgeReply]":
         """Begin to answer; the future raises JudgeFault, or HoneError where the run must stop."""
+        ...
 
     def run(self) -> None:
         """Work through the submitted questions, where no thread does."""

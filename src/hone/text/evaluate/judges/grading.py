@@ -518,10 +518,7 @@ class JudgeMember(MeasuredMember):
         }
 
     def state(self) -> State:
-        return {
-            "answers": self._answers,
-            "health": self.health.state(),
-        }
+        return {"answers": self._answers, "health": self.health.state()}
 
     def restore(self, state: State) -> None:
         self._answers = integer(state, "answers")

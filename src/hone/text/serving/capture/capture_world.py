@@ -238,11 +238,7 @@ def _scorer_input(session: _CapturedSession, rows: Sequence[TranscriptBuilder]) 
 
 
 def _columns(
-    rows: Sequence[Sequence[TranscriptBuilder]],
-    *,
-    group: NDArray[np.int64],
-    scores: ScoreBatch,
-    first_id: int,
+    rows: Sequence[Sequence[TranscriptBuilder]], *, group: NDArray[np.int64], scores: ScoreBatch, first_id: int
 ) -> Episodes:
     """Columns of the rows of each of S sessions; `group` and `scores` are `[S]`."""
     columns = build_columns([row for session in rows for row in session])

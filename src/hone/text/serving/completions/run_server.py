@@ -100,12 +100,7 @@ def open_served(source: ServedSource) -> OpenedModel:
         raise ConfigError(f"--context must be 2 to {most}, the positions of the model, got {context}")
     guarantees = EngineGuarantees(cache_bytes=_cache_bytes(source.device))
     engine = make_engine(
-        policy,
-        slots=source.slots,
-        longest_prompt=context - 1,
-        max_tokens=1,
-        seed=source.seed,
-        guarantees=guarantees,
+        policy, slots=source.slots, longest_prompt=context - 1, max_tokens=1, seed=source.seed, guarantees=guarantees
     )
     step = source.step
     known = {step or 0: fingerprint(source.name, step, policy.fingerprint())}
