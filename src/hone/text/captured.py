@@ -21,8 +21,7 @@ from hone.text.live import engine_actor
 from hone.text.open_text import TextInputs
 from hone.text.rl_config import TextRunConfig
 from hone.text.rollout_config import RolloutConfig
-from hone.text.serving.capture.capture_desk import CaptureDesk
-from hone.text.serving.capture.capture_world import CaptureLimits, CaptureWorld, SessionPlan
+from hone.text.serving.capture.capture_world import CaptureDesk, CaptureLimits, CaptureWorld, SessionPlan
 from hone.text.serving.completions.served_model import ServedModel
 from hone.text.tasks.agent_sessions import VERIFIERS, AgentSessionsConfig, agent_address
 from hone.text.tasks.dataset import ExampleDataset, build_examples

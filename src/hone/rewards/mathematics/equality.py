@@ -559,17 +559,13 @@ def _same_number(reference: MathNode, answer: MathNode, rules: EqualityRules) ->
     if isinstance(reference, NumberLiteral) and (reference.digits >= ROUNDED_DIGITS or rules.relative_tolerance):
         return _rounds_to(reference, answer, rules.relative_tolerance)
     if rules.relative_tolerance and not names:
-        return _within(reference, answer, rules.relative_tolerance)
+        expected, actual = _real_value(reference), _real_value(answer)
+        if expected is None or actual is None:
+            return _same_value(reference, answer, frozenset()) is True
+        return abs(actual - expected) <= Fraction(rules.relative_tolerance) * abs(expected)
     if not rules.any_form and rational(reference) is not None and rational(answer) is None:
         return False  # a root or constant that cancels is work left undone
     return _same_value(reference, answer, names) is True
-
-
-def _within(reference: MathNode, answer: MathNode, tolerance: float) -> bool:
-    expected, actual = _real_value(reference), _real_value(answer)
-    if expected is None or actual is None:
-        return _same_value(reference, answer, frozenset()) is True
-    return abs(actual - expected) <= Fraction(tolerance) * abs(expected)
 
 
 def _rounds_to(reference: NumberLiteral, answer: MathNode, tolerance: float) -> bool:

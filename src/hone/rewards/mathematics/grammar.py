@@ -104,7 +104,13 @@ class _ExpressionParser:
 
     def whole(self) -> MathNode:
         """The value of all tokens. Raises MathSyntaxError when a token is left over."""
-        node = self._union()
+        parts = [self._over()]
+        while self._peek() == "\\cup" or (self._peek() == "U" and isinstance(parts[-1], ValueCollection)):
+            self._take()
+            parts.append(self._over())
+        if len(parts) > 1 and not all(isinstance(part, ValueCollection) for part in parts):
+            raise MathSyntaxError("a union of values that are no sets")
+        node = parts[0] if len(parts) == 1 else ValueCollection("union", tuple(parts))
         if self.place < len(self.tokens):
             raise MathSyntaxError(self._complaint())
         return node
@@ -130,15 +136,6 @@ class _ExpressionParser:
         if text in _UNDONE:
             return _UNDONE[text]
         return f"{text!r} in this place" if text else "an end in the middle"
-
-    def _union(self) -> MathNode:
-        parts = [self._over()]
-        while self._peek() == "\\cup" or (self._peek() == "U" and isinstance(parts[-1], ValueCollection)):
-            self._take()
-            parts.append(self._over())
-        if len(parts) > 1 and not all(isinstance(part, ValueCollection) for part in parts):
-            raise MathSyntaxError("a union of values that are no sets")
-        return parts[0] if len(parts) == 1 else ValueCollection("union", tuple(parts))
 
     def _over(self) -> MathNode:
         node = self._sum()

@@ -182,7 +182,7 @@ class Bridge:
     """`[n]` the rewritten conversation, where the chat template does not let the present row go on."""
 
 
-class DialogueTokens(Protocol):
+class _DialogueTokens(Protocol):
     """Text of a dialogue as tokens, by the policy's tokenizer. Text of a world is plain text: it cannot name special
     tokens. All methods raise DataError for text that has no tokens, and messages that the chat template refuses."""
 
@@ -236,7 +236,7 @@ class DialogueEnvironment:
         self,
         host: WorldHost,
         rules: DialogueRules,
-        tokens: DialogueTokens,
+        tokens: _DialogueTokens,
         prompts: Sequence[Prompt],
         *,
         seed: int,
@@ -279,7 +279,14 @@ class DialogueEnvironment:
             return
         self._host.end(record.number)
         if conversation.stop is not None:
-            conversation.outcome = self._outcome(conversation, record, conversation.stop)
+            status, reason = record.status, record.reason
+            last = record.paid.get(max(record.paid, default=-1), 0.0)
+            if status is ScoreStatus.SCORED and last is None:
+                status, reason = ScoreStatus.UNSCORABLE, "the world gave no reward at the end"
+            rewards = [record.paid.get(turn) or 0.0 for turn in range(conversation.turns)] if self._rules.pays else []
+            conversation.outcome = DialogueOutcome(
+                stop=conversation.stop, rewards=tuple(rewards), status=status, reason=reason
+            )
             self.tally.add(conversation, record)
 
     def notes(self) -> list[str]:
@@ -400,14 +407,6 @@ class DialogueEnvironment:
         text = str(message["content"])
         cut = cut_result(text, limit, encode=self._tokens.encode, decode=self._tokens.decode)
         return message if cut == text else {**message, "content": cut}
-
-    def _outcome(self, conversation: Conversation, record: _DialogueRecord, stop: StopReason) -> DialogueOutcome:
-        status, reason = record.status, record.reason
-        last = record.paid.get(max(record.paid, default=-1), 0.0)
-        if status is ScoreStatus.SCORED and last is None:
-            status, reason = ScoreStatus.UNSCORABLE, "the world gave no reward at the end"
-        rewards = [record.paid.get(turn) or 0.0 for turn in range(conversation.turns)] if self._rules.pays else []
-        return DialogueOutcome(stop=stop, rewards=tuple(rewards), status=status, reason=reason)
 
 
 def _ready(reply: EnvironmentReply) -> "Future[EnvironmentReply]":

@@ -230,7 +230,18 @@ class ProcessHost:
                     self._lost(child, f"the process of all worlds ended: {reply}")
                     return
                 self._settle(reply)
-            self._expire()
+            now = self._clock.monotonic_s()
+            with self._lock:
+                late = {number: one for number, one in self._pending.items() if one.limit_s <= now}
+                for number in late:
+                    del self._pending[number]
+                    self._living.discard(number)
+                    self._lines.append(b"%d kill {}\n" % number)
+                if late:
+                    self._wake()
+            for one in late.values():
+                reason = f"{one.verb} gave no answer within {one.deadline_s:g} s, and its process was killed"
+                _fail(one.future, WorldFaultError(reason, status=ScoreStatus.TIMEOUT))
 
     def _sleep(self, child: ChildProcess[bytes]) -> set[int]:
         """Wait for something to read or to send, or for a deadline; the descriptors that are ready."""
@@ -260,20 +271,6 @@ class ProcessHost:
             _fail(pending.future, fault)
         else:
             pending.future.set_result(result)
-
-    def _expire(self) -> None:
-        now = self._clock.monotonic_s()
-        with self._lock:
-            late = {number: one for number, one in self._pending.items() if one.limit_s <= now}
-            for number in late:
-                del self._pending[number]
-                self._living.discard(number)
-                self._lines.append(b"%d kill {}\n" % number)
-            if late:
-                self._wake()
-        for one in late.values():
-            reason = f"{one.verb} gave no answer within {one.deadline_s:g} s, and its process was killed"
-            _fail(one.future, WorldFaultError(reason, status=ScoreStatus.TIMEOUT))
 
     def _lost(self, child: ChildProcess[bytes], reason: str) -> None:
         with self._lock:

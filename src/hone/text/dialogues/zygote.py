@@ -160,7 +160,18 @@ class _Zygote:
             number, verb, body = line.split(b" ", 2)
             dialogue = self._dialogues.get(number)
             if verb in (b"begin", b"first", b"rows") and dialogue is None:
-                dialogue = self._fork(number)
+                request_read, request_fd = os.pipe()
+                answer_fd, answer_write = os.pipe()
+                zygote, pid = os.getpid(), os.fork()
+                if pid == 0:
+                    self._become_dialogue(zygote, request_read, answer_write)
+                os.close(request_read)
+                os.close(answer_write)
+                os.set_blocking(request_fd, False)
+                os.set_blocking(answer_fd, False)
+                dialogue = _Dialogue(number, pid, request_fd, answer_fd)
+                self._dialogues[number] = dialogue
+                self._selector.register(answer_fd, selectors.EVENT_READ, dialogue)
             if dialogue is None:
                 continue  # it died, which was told
             if verb == b"kill":
@@ -170,21 +181,6 @@ class _Zygote:
                 dialogue.closing_s = time.monotonic() + _CLOSE_GRACE_S
             dialogue.out += verb + b" " + body + b"\n"
             self._write(dialogue)
-
-    def _fork(self, number: bytes) -> _Dialogue:
-        request_read, request_fd = os.pipe()
-        answer_fd, answer_write = os.pipe()
-        zygote, pid = os.getpid(), os.fork()
-        if pid == 0:
-            self._become_dialogue(zygote, request_read, answer_write)
-        os.close(request_read)
-        os.close(answer_write)
-        os.set_blocking(request_fd, False)
-        os.set_blocking(answer_fd, False)
-        dialogue = _Dialogue(number, pid, request_fd, answer_fd)
-        self._dialogues[number] = dialogue
-        self._selector.register(answer_fd, selectors.EVENT_READ, dialogue)
-        return dialogue
 
     def _become_dialogue(self, zygote: int, request_fd: int, answer_fd: int) -> None:
         """Go on as the process of a dialogue; does not return."""
@@ -213,7 +209,11 @@ class _Zygote:
         if fd == dialogue.answer_fd:
             data = os.read(fd, READ_BYTES)
             if not data:
-                self._died(dialogue)
+                closing = dialogue.closing_s is not None
+                code = self._bury(dialogue)
+                if not closing:
+                    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+                    self._tell(dialogue, f"its process {how}")
                 return
             *lines, rest = bytes(dialogue.answer + data).split(b"\n")
             dialogue.answer = bytearray(rest)
@@ -236,13 +236,6 @@ class _Zygote:
             self._selector.register(dialogue.request_fd, selectors.EVENT_WRITE, dialogue)
         elif waiting and not dialogue.out:
             self._selector.unregister(dialogue.request_fd)
-
-    def _died(self, dialogue: _Dialogue) -> None:
-        closing = dialogue.closing_s is not None
-        code = self._bury(dialogue)
-        if not closing:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            self._tell(dialogue, f"its process {how}")
 
     def _tell(self, dialogue: _Dialogue, died: str) -> None:
         self._channel.reply(dialogue.number + b" " + json.dumps({"died": died}).encode() + b"\n")

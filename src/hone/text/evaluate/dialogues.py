@@ -83,7 +83,13 @@ class OpenedDialogue:
         template that rewrites earlier turns, ConfigError for tools without a format of calls, for a format that the
         template does not write and for a context without room for a turn, UserCodeError for a world that fails."""
         with_tools = self.tokenizer(tokenizer)
-        self._check_room(with_tools, limits)
+        messages = self.opening().messages
+        size = len(with_tools.apply_chat(messages)) if messages else 0
+        if size + limits.max_tokens > limits.context:
+            raise ConfigError(
+                f"rollout.context = {limits.context} has no room for a turn: the prompt that the world begins with has "
+                f"{size} tokens, and rollout.max_tokens = {limits.max_tokens}; raise the one, or lower the other"
+            )
         schemas = self.description.schemas
         if schemas and self.task.tools is None:
             raise ConfigError(
@@ -94,7 +100,15 @@ class OpenedDialogue:
             check_round_trip(TOOL_FORMATS[self.task.tools.format], schemas, with_tools.render_chat)
         if self.is_chat():
             roles = (*(["user"] if self.task.has_world else []), *(["tool"] if self.task.tools is not None else []))
-            _check_template(with_tools, roles, limits.history)
+            with_tools.check_chat_beginning(roles)
+            if limits.history == "append":
+                try:
+                    with_tools.check_chat_continuation(roles)
+                except DataError as fault:
+                    raise DataError(
+                        *fault.messages,
+                        'rollout.history = "template" follows such a template: dialogues go on in new rows',
+                    ) from None
         return self.host.warnings
 
     def check_pay(self, rewards: RewardsConfig) -> None:
@@ -155,16 +169,6 @@ class OpenedDialogue:
         finally:
             self.host.end(number)
 
-    def _check_room(self, tokenizer: Tokenizer, limits: DialogueLimits) -> None:
-        """Raise ConfigError if the first row's dialogue has no room for a turn."""
-        messages = self.opening().messages
-        size = len(tokenizer.apply_chat(messages)) if messages else 0
-        if size + limits.max_tokens > limits.context:
-            raise ConfigError(
-                f"rollout.context = {limits.context} has no room for a turn: the prompt that the world begins with has "
-                f"{size} tokens, and rollout.max_tokens = {limits.max_tokens}; raise the one, or lower the other"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class DialogueEvaluation:
@@ -192,18 +196,6 @@ def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
         return None
     host = ThreadHost if task.world.isolate == "thread" else ProcessHost
     return OpenedDialogue(task, host(task.world_spec, task.world))
-
-
-def _check_template(tokenizer: Tokenizer, roles: Sequence[str], history: History) -> None:
-    """Raise DataError for a chat template that a dialogue cannot go on with, with both of its renderings."""
-    tokenizer.check_chat_beginning(roles)
-    if history == "append":
-        try:
-            tokenizer.check_chat_continuation(roles)
-        except DataError as fault:
-            raise DataError(
-                *fault.messages, 'rollout.history = "template" follows such a template: dialogues go on in new rows'
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt
 
 
-class PolicyEngine(GenerationEngine, Protocol):
+class _PolicyEngine(GenerationEngine, Protocol):
     """An engine that samples from a policy in training: embedded, a server's client, or a fleet of replicas."""
 
     @property
@@ -61,7 +61,7 @@ class PolicyEngine(GenerationEngine, Protocol):
 class EngineActor:
     """Engine as an actor: one that the policy's weights are published to."""
 
-    engine: PolicyEngine
+    engine: _PolicyEngine
     reported_notes: set[str] = field(default_factory=set[str])
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
@@ -143,7 +143,7 @@ def tokenizer_rules(policy: TokenPolicy) -> TokenizerRules:
     return TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode)
 
 
-def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> PolicyEngine:
+def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> _PolicyEngine:
     """Make the client of a server, or of several, that receive the policy's weights. Raises ConfigError for an invalid
     address, and for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":

@@ -308,10 +308,6 @@ def export_policy(policy: Path, target: Path, *, adapter: bool) -> str:
     with writing(target):
         part.replace(target)
     sync_path(target.absolute().parent)
-    return _sentence(policy, target, adapter=adapter)
-
-
-def _sentence(policy: Path, target: Path, *, adapter: bool) -> str:
     if not is_adapter(policy):
         return f"wrote {target}: the whole model, for transformers and vLLM"
     base = read_peft_folder(policy).base

@@ -127,10 +127,7 @@ class _PersonHost:
         if own is not None and self.side == "user":
             self.player.show("environment", prompt_text(own.messages))
             return replace(own, reward=0.0, done=False)
-        return self._replied(own)
-
-    def _replied(self, own: WorldTurn | None) -> WorldTurn:
-        """The person's turn; an empty one in the world's place is the world's own."""
+        # An empty turn in the world's place is the world's own.
         typed = self.player.reply(None if own is None else prompt_text(own.messages))
         if typed is None:
             return WorldTurn(done=True)

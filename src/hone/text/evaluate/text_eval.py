@@ -502,7 +502,17 @@ class _ServerGenerator:
         for entry in [one for one in self._answers if request_ids is None or any(id_ in request_ids for id_ in one[0])]:
             for completion in entry[1]:
                 self.token_counts[completion.request_id] = completion.completion_tokens
-                return _completion(completion)
+                tokens = np.array([*completion.text.encode(), _END], np.int32)
+                nothing = np.full(len(tokens), np.nan, np.float32)
+                return Completion(
+                    request_id=completion.request_id,
+                    sample_index=completion.sample_index,
+                    tokens=tokens,
+                    logp=nothing,
+                    sampled_logp=nothing,
+                    version=np.zeros(len(tokens), np.int32),
+                    finish_reason="length" if completion.finish_reason == "length" else "stop",
+                )
             self._answers.remove(entry)
         return None
 
@@ -518,17 +528,3 @@ class _ServerGenerator:
 
 def decode_bytes(tokens: NDArray[np.int32]) -> str:
     return bytes(tokens[tokens != _END].astype(np.uint8)).decode("utf-8", errors="replace")
-
-
-def _completion(completion: OpenAiCompletion) -> Completion:
-    tokens = np.array([*completion.text.encode(), _END], np.int32)
-    nothing = np.full(len(tokens), np.nan, np.float32)
-    return Completion(
-        request_id=completion.request_id,
-        sample_index=completion.sample_index,
-        tokens=tokens,
-        logp=nothing,
-        sampled_logp=nothing,
-        version=np.zeros(len(tokens), np.int32),
-        finish_reason="length" if completion.finish_reason == "length" else "stop",
-    )

@@ -333,7 +333,7 @@ _FormatRenderer: TypeAlias = Callable[[Sequence[ToolCall], Sequence[ToolSchema]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedAnswer:
+class _ParsedAnswer:
     """An answer of a policy, taken apart."""
 
     content: str
@@ -356,18 +356,18 @@ class ToolFormat:
     call_end: str
     """Text that ends a call; a turn may stop after it. Empty where the end of the answer ends the call."""
 
-    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedAnswer:
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> _ParsedAnswer:
         """Take an answer apart. Unknown tools, unreadable calls, and missing, unknown or mistyped arguments are faults;
         nothing is raised."""
         attempts = self.parser(text, tools)
         faults = [fault for one in attempts for fault in _faults(one, tools)]
         if faults:
-            return ParsedAnswer(content=text, fault=f"{'; '.join(dict.fromkeys(faults))}. {NO_CALL_MADE}")
+            return _ParsedAnswer(content=text, fault=f"{'; '.join(dict.fromkeys(faults))}. {NO_CALL_MADE}")
         content, end = "", 0
         for one in attempts:
             content, end = content + text[end : one.start], one.end
         calls = tuple(one.call for one in attempts if one.call is not None)
-        return ParsedAnswer(content=content + text[end:], calls=calls)
+        return _ParsedAnswer(content=content + text[end:], calls=calls)
 
     def render(self, calls: Sequence[ToolCall], tools: Sequence[ToolSchema]) -> str:
         """Text of some calls. Raises ValueError if the format cannot write them: their text would be read otherwise."""

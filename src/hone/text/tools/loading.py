@@ -102,14 +102,6 @@ class SandboxedPython:
         return ToolResult(name="python", text=text, failed=result.verdict != "ok")
 
 
-def _check_sandbox() -> None:
-    """Check that programs can be run here. Raises ResourceError that says why they cannot."""
-    report = shared_sandbox(SandboxPolicy()).probe()
-    close_shared()  # dialogues start their own
-    if not report.rung:
-        raise ResourceError(f"tool 'hone:python': {no_rung_message(report)}")
-
-
 def _value(node: ast.expr) -> float:
     """The value of an expression; a whole number stays one. Raises ValueError for any other kind of node."""
     match node:
@@ -280,7 +272,10 @@ def _loaded(one: ToolUse) -> tuple[Sequence[LoadedTool], list[str]]:
     if one.use.startswith(MCP):
         return [load_server(one.use, one.options)], []
     if one.use == PYTHON_TOOL and one.options.get("if_no_rung", "refuse") == "refuse":
-        _check_sandbox()
+        report = shared_sandbox(SandboxPolicy()).probe()
+        close_shared()  # dialogues start their own
+        if not report.rung:
+            raise ResourceError(f"tool 'hone:python': {no_rung_message(report)}")
     return _interpreted(one, user_files.load_reference(BUILTIN_TOOLS.get(one.use, one.use), kind=_KIND))
 
 

@@ -267,7 +267,17 @@ class _JudgeServerBackend:
             self._take_turn()
             formatted = self._formats and bool(request.fields) and request.form == "json"
             try:
-                reply = self._once(request, formatted=formatted)
+                body: dict[str, object] = {
+                    "model": self.model,
+                    "messages": list(map(dict, request.messages)),
+                    "max_tokens": request.max_tokens,
+                    "temperature": request.temperature,
+                    "seed": request.seed(self.model),
+                }
+                if formatted:
+                    schema = {"name": "verdict", "schema": json_schema(request.fields), "strict": True}
+                    body["response_format"] = {"type": "json_schema", "json_schema": schema}
+                reply = _parse_reply(self._client.post(_PATH, body, retry="never"), f"{self._client.url}{_PATH}")
             except ServerError as error:
                 if formatted and error.status in _NO_FORMAT:
                     self._formats = False
@@ -307,19 +317,6 @@ class _JudgeServerBackend:
         if asked_s is not None:
             self._hold_until_s = max(self._hold_until_s, clock.monotonic_s() + asked_s)
         return wait_s
-
-    def _once(self, request: JudgeRequest, *, formatted: bool) -> JudgeReply:
-        body: dict[str, object] = {
-            "model": self.model,
-            "messages": list(map(dict, request.messages)),
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "seed": request.seed(self.model),
-        }
-        if formatted:
-            schema = {"name": "verdict", "schema": json_schema(request.fields), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return _parse_reply(self._client.post(_PATH, body, retry="never"), f"{self._client.url}{_PATH}")
 
 
 def _parse_reply(reply: Json, place: str) -> JudgeReply:

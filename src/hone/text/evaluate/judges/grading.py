@@ -503,7 +503,14 @@ class JudgeMember(MeasuredMember):
             self.health.add_canary(outcome)
         self._batch = self._batch_metrics(tickets, graded)
         self._watch.observe([result.score for one in graded for result in one.results])
-        self._stop_below_floor()
+        config = self.config.canaries
+        fault = "" if config is None else self.health.fault(config.floor)
+        if fault:
+            cache = f" Its replies are in {self.config.cache}: set another cache first." if self.config.cache else ""
+            raise UserCodeError(
+                f"judge {self.name!r} {fault}. Nothing was learned from this batch. Fix the judge (`hone plan` prints "
+                f"its question), and resume from the last checkpoint.{cache}"
+            )
         return [[result for one in graded for result in one.results]], []
 
     def metrics(self) -> Metrics:
@@ -573,16 +580,6 @@ class JudgeMember(MeasuredMember):
         if not self._items:
             self._items = read_canaries(Path(self.config.canaries.path), column=self.config.column)
         return self._items
-
-    def _stop_below_floor(self) -> None:
-        config = self.config.canaries
-        fault = "" if config is None else self.health.fault(config.floor)
-        if fault:
-            cache = f" Its replies are in {self.config.cache}: set another cache first." if self.config.cache else ""
-            raise UserCodeError(
-                f"judge {self.name!r} {fault}. Nothing was learned from this batch. Fix the judge (`hone plan` prints "
-                f"its question), and resume from the last checkpoint.{cache}"
-            )
 
     def _batch_metrics(self, tickets: Sequence[_JudgeTicket], graded: Sequence[GradedAnswers]) -> Metrics:
         scores = [np.array([result.score for result in one.results]) for one in graded]

@@ -25,7 +25,7 @@ from hone.core.agent_session import SessionReport
 from hone.core.clock import Clock
 from hone.core.errors import ResourceError
 from hone.core.strict_json import strict_json
-from hone.text.serving.capture.capture_desk import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
+from hone.text.serving.capture.capture_world import AgentAnswer, AgentRequest, CaptureDesk, ReportedSession
 from hone.text.serving.completions.app import IGNORED, error_response
 from hone.text.serving.completions.asked import AskedPrompt, asked_answers, chat_messages
 from hone.text.serving.completions.fields import ApiError, ChatFields, error_of, read_body, unsupported

@@ -1,15 +1,17 @@
 """Episodes of agents that call the policy by its address: one step's sessions, from their requests to columns."""
 
+import queue
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.agent_session import PlannedSession, SessionDriver, SessionReport
 from hone.core.clock import Clock
-from hone.core.conversation import TranscriptBuilder, build_columns
+from hone.core.conversation import Message, TranscriptBuilder, build_columns
 from hone.core.credit import Metrics
 from hone.core.dialogue import DialogueOutcome, StopReason
 from hone.core.episodes import Episodes, ScoreStatus
@@ -20,18 +22,94 @@ from hone.core.ragged import ranges
 from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
 from hone.models.language.tokenizers import Tokenizer
-from hone.text.serving.capture.capture_desk import (
-    AgentAnswer,
-    AgentRequest,
-    CaptureDesk,
-    DeskEvent,
-    ReportedSession,
-    refuse,
-)
 from hone.text.serving.capture.dialogue_tree import DialogueTree, PlannedAnswer, answer_message
 from hone.text.serving.completions.fields import ApiError, error_of
 from hone.text.serving.completions.served_model import without_stop
 from hone.text.tools.formats import ToolFormat
+
+# --------------------------------------------------------------------------------------------------------- capture desk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAnswer:
+    """The answer to a request of an agent."""
+
+    completion: Completion
+    message: Message
+    """The answer as the agent sees it."""
+    prompt: NDArray[np.int32]
+    """`[n]` all tokens before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class AgentRequest:
+    """A request for one answer, as an agent made it."""
+
+    session: str
+    messages: tuple[Message, ...]
+    role: str = ""
+    """Which of an agent's parts asks; empty where it has one."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Tools that the agent offers, as OpenAI's protocol has them."""
+    top_logprobs: int = 0
+    answer: "Future[AgentAnswer]" = field(default_factory=lambda: Future[AgentAnswer]())
+    """Cancelled once nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReportedSession:
+    """A report that waits to be taken."""
+
+    report: SessionReport
+    taken: "Future[None]" = field(default_factory=lambda: Future[None]())
+    """Done once the report was taken; has a ApiError where its session is not under way."""
+
+
+DeskEvent: TypeAlias = AgentRequest | ReportedSession
+
+
+class CaptureDesk:
+    """Hands requests and reports to the owner of the engine, in the order in which they came; for any thread."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[DeskEvent] = queue.SimpleQueue()
+        self._closed = ""
+
+    def put(self, event: DeskEvent) -> None:
+        """Queue an event. After `close` it is refused at once."""
+        if self._closed:
+            _refuse(event, ApiError(503, self._closed, code="training_ended"))
+        else:
+            self._events.put(event)
+
+    def has_events(self) -> bool:
+        return not self._events.empty()
+
+    def take(self, wait_s: float) -> list[DeskEvent]:
+        """All events that wait; waits at most `wait_s` seconds for the first one."""
+        events: list[DeskEvent] = []
+        try:
+            events.append(self._events.get(timeout=wait_s) if wait_s > 0 else self._events.get_nowait())
+            while True:
+                events.append(self._events.get_nowait())
+        except queue.Empty:
+            return events
+
+    def close(self, reason: str) -> None:
+        """Refuse everything that waits, and all that comes."""
+        self._closed = reason
+        for event in self.take(0):
+            _refuse(event, ApiError(503, reason, code="training_ended"))
+
+
+def _refuse(event: DeskEvent, error: ApiError) -> None:
+    """Tell whoever waits for an event that it is refused."""
+    waiting: Future[AgentAnswer] | Future[None] = event.answer if isinstance(event, AgentRequest) else event.taken
+    if waiting.set_running_or_notify_cancel():
+        waiting.set_exception(error)
+
 
 # --------------------------------------------------------------------------------------------------------- capture step
 
@@ -371,7 +449,7 @@ class CaptureWorld:
         finally:
             session.cancel(self._in_flight)
             for one in self._in_flight.values():
-                refuse(one.asked, ApiError(503, "the step ended before this answer", code="step_ended"))
+                _refuse(one.asked, ApiError(503, "the step ended before this answer", code="step_ended"))
             self._in_flight.clear()
         first = self.steps * self.limits.sessions
         self.steps += 1
@@ -435,7 +513,7 @@ class CaptureWorld:
             why, code = (
                 ("has ended", "session_ended") if ended else ("is not under way in this step", "unknown_session")
             )
-            refuse(event, ApiError(410 if ended else 404, f"session {name!r} {why}", code=code))
+            _refuse(event, ApiError(410 if ended else 404, f"session {name!r} {why}", code=code))
         elif isinstance(event, AgentRequest):
             self._ask(engine, event, step.sessions[name])
         elif event.taken.set_running_or_notify_cancel():
@@ -449,7 +527,7 @@ class CaptureWorld:
             request = self._request(asked, session, planned)
             engine.submit([request], round=self.steps)
         except (DataError, ApiError) as error:
-            refuse(asked, error_of(error))
+            _refuse(asked, error_of(error))
             return
         session.requests += 1
         session.in_flight += 1
@@ -463,7 +541,7 @@ class CaptureWorld:
         for id_ in left:
             message = f"session {session.id!r} was reported before this answer"
             ended = ApiError(410, message, code="session_ended")
-            refuse(self._in_flight.pop(id_).asked, ended)
+            _refuse(self._in_flight.pop(id_).asked, ended)
         session.in_flight = 0
 
     def _request(self, asked: AgentRequest, session: _CapturedSession, planned: PlannedAnswer) -> Request:

@@ -125,8 +125,18 @@ class DialogueTree:
         """Place a request. Raises DataError for messages that the chat template does not take."""
         asked, with_tools = tuple(messages), (replace(tokenizer, tools=tuple(tools)) if tools else tokenizer)
         asking = _AskingPart(role=role, tools=_digest(tools) if tools else "")
-        before = self._continued(asked, asking)
-        key = self._key(asked, before, asking)
+        compared = _compared(asked)
+        # The answer with the longest history that the messages begin with and go beyond; the latest of equal ones.
+        before: _DrawnAnswer | None = None
+        for one in self.answers:
+            length = len(one.history)
+            fits = one.asked.asking == asking and length < len(asked) and _compared(one.history) == compared[:length]
+            if fits and (before is None or length >= len(before.history)):
+                before = one
+        content = _digest([compared, asking.tools, "" if before is None else before.asked.key])
+        place = self._asked.get(content, 0)
+        self._asked[content] = place + 1
+        key = f"{content}.{place}"
         if before is not None:
             history, new = for_template(before.history[:-1]), for_template(asked[len(before.history) :])
             try:
@@ -166,23 +176,6 @@ class DialogueTree:
             rows.append(_row(way))
             begun = [*branches, *begun]
         return rows
-
-    def _continued(self, messages: tuple[Message, ...], asking: _AskingPart) -> _DrawnAnswer | None:
-        """The answer with the longest history that `messages` begin with and go beyond; the latest of equal ones."""
-        compared = _compared(messages)
-        best: _DrawnAnswer | None = None
-        for one in self.answers:
-            length = len(one.history)
-            fits = one.asked.asking == asking and length < len(messages) and _compared(one.history) == compared[:length]
-            if fits and (best is None or length >= len(best.history)):
-                best = one
-        return best
-
-    def _key(self, messages: tuple[Message, ...], before: _DrawnAnswer | None, asking: _AskingPart) -> str:
-        content = _digest([_compared(messages), asking.tools, "" if before is None else before.asked.key])
-        place = self._asked.get(content, 0)
-        self._asked[content] = place + 1
-        return f"{content}.{place}"
 
 
 def _follow(

@@ -177,7 +177,10 @@ class CompletionRoutes:
         async def guarded(call: Request) -> Response:
             began_s = self.clock.monotonic_s()
             try:
-                self._check_key(call)
+                kind, _, key = call.headers.get("authorization", "").partition(" ")
+                wanted = self.rules.api_key
+                if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(key.encode(), wanted.encode())):
+                    raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
                 response = await handler(call)
             except Exception as error:  # noqa: BLE001 - every failure has a status and words for its client
                 response = error_response(error_of(error))
@@ -185,12 +188,6 @@ class CompletionRoutes:
             return response
 
         return guarded
-
-    def _check_key(self, call: Request) -> None:
-        kind, _, key = call.headers.get("authorization", "").partition(" ")
-        wanted = self.rules.api_key
-        if wanted and not (kind.lower() == "bearer" and hmac.compare_digest(key.encode(), wanted.encode())):
-            raise ApiError(401, "this server wants its key as a bearer token", code="invalid_api_key")
 
     async def _body(self, call: Request) -> bytes:
         most, body = self.rules.most_body_bytes, bytearray()

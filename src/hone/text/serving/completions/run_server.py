@@ -19,7 +19,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.process.machine_memory import memory_limit_bytes
 from hone.run.http.listening import QuietSignals, listening, signals_end_quietly
 from hone.run.saved_config import is_control
-from hone.run.store.checkpoints import Checkpoint, CheckpointFolder
+from hone.run.store.checkpoints import CheckpointFolder
 from hone.run.store.folder import open_run
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
@@ -153,7 +153,12 @@ class CheckpointFollower:
         if newest <= self.opened.engine.version or newest in self._refused:
             return False
         try:
-            self._take(checkpoints.at(newest))
+            checkpoint = checkpoints.at(newest)
+            source = self.opened.source
+            fresh = open_policy(
+                ModelSource(path=str(checkpoint.policy_folder)), seed=0, device=source.device, temperature=1.0
+            )
+            self.service.replace_weights(lambda: self.opened.take_over(fresh, checkpoint.step)).result()
         except HoneError as error:
             if checkpoints.steps()[-1:] == [newest]:  # otherwise the run has saved and pruned meanwhile
                 self._refused.add(newest)
@@ -166,11 +171,6 @@ class CheckpointFollower:
     def _checkpoints(self) -> CheckpointFolder:
         assert self.opened.source.run is not None
         return open_run(self.opened.source.run, clock=SystemClock()).checkpoints()
-
-    def _take(self, found: Checkpoint) -> None:
-        source = self.opened.source
-        fresh = open_policy(ModelSource(path=str(found.policy_folder)), seed=0, device=source.device, temperature=1.0)
-        self.service.replace_weights(lambda: self.opened.take_over(fresh, found.step)).result()
 
     def _watch(self) -> None:
         fault = ""

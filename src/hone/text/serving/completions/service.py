@@ -394,7 +394,8 @@ class AnswerDesk:
                 for ticket, event in batch:
                     progress.take(ticket, event)
                 yield batch
-        self._count(progress.results)
+        drawn = sum(len(one.tokens) for result in progress.results for one in result.completions.values())
+        self.counters.count_tokens(prompt=sum(len(result.asked.tokens) for result in progress.results), drawn=drawn)
 
     async def _next(self, progress: _AnswersInProgress, until: float) -> tuple[_Ticket, AnswerEvent]:
         try:
@@ -413,7 +414,14 @@ class AnswerDesk:
                 streamed = asked.stream and work is one.request
                 progress.tickets.append(_Ticket(work=work, queue=queue, loop=loop, place=place, streamed=streamed))
         progress.left = wanted = sum(ticket.samples for ticket in progress.tickets)
-        self._admit(wanted)
+        if self.samples and self.samples + wanted > self.most_samples:
+            wait_s = max(1, round(self.counters.request.mean_s))
+            raise ApiError(
+                429,
+                f"{self.samples} answers are in progress, of {self.most_samples} at most; retry in {wait_s} s",
+                code="overloaded",
+                headers={"Retry-After": str(wait_s)},
+            )
         self.samples += wanted
         try:
             for ticket in progress.tickets:
@@ -424,20 +432,6 @@ class AnswerDesk:
             if progress.left:
                 for ticket in progress.tickets:
                     self.service.cancel(ticket)
-
-    def _admit(self, wanted: int) -> None:
-        if self.samples and self.samples + wanted > self.most_samples:
-            wait_s = max(1, round(self.counters.request.mean_s))
-            raise ApiError(
-                429,
-                f"{self.samples} answers are in progress, of {self.most_samples} at most; retry in {wait_s} s",
-                code="overloaded",
-                headers={"Retry-After": str(wait_s)},
-            )
-
-    def _count(self, results: Sequence[PromptResults]) -> None:
-        drawn = sum(len(one.tokens) for result in results for one in result.completions.values())
-        self.counters.count_tokens(prompt=sum(len(result.asked.tokens) for result in results), drawn=drawn)
 
 
 def _pieces(
