@@ -16,6 +16,7 @@ from hone.core.errors import DataError, LostResourceError, ResourceError
 from hone.rewards.judges.config import JudgeBudget
 from hone.rewards.judges.questions import JudgeReply, reply_from_json
 from hone.rewards.judges.spending import (
+    JudgeLedger,
     JudgeSpending,
     RateLimit,
     ReplyCache,
@@ -24,7 +25,6 @@ from hone.rewards.judges.spending import (
     parse_retry_after,
     wait_before_retry_s,
 )
-from hone.text.evaluate.judges.client import JudgeLedger
 
 
 @given(st.integers(1, 6), st.lists(st.floats(0, 40), max_size=30))

@@ -6,10 +6,9 @@ the same is unscorable, and its function is not called: `str(None)` is a text th
 
 import decimal
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hone.core.errors import did_you_mean
 from hone.core.judging import DatasetRow
 from hone.rewards.code_tests import tests_fault
 
@@ -68,16 +67,6 @@ def describe_missing(value: object, *, blank: bool = False) -> str:
     if value.is_nan() if isinstance(value, decimal.Decimal) else isinstance(value, numbers.Real) and value != value:
         return "NaN"
     return "empty text" if blank and isinstance(value, str) and not value.strip() else ""
-
-
-def missing_columns(columns: Collection[str], rules: Sequence[ReferenceRule]) -> list[str]:
-    """Faults of a dataset with these columns: those that a function needs and that it does not have."""
-    return [
-        f"reward function {rule.name!r} asks for a column {column!r} that the dataset does not have"
-        + (did_you_mean(column, sorted(columns)) or "; the dataset has no columns beside the prompt")
-        for rule in rules
-        for column in sorted(rule.required - set(columns))
-    ]
 
 
 def missing_rows(rows: Sequence[DatasetRow], rules: Sequence[ReferenceRule]) -> list[str]:

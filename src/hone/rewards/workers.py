@@ -20,14 +20,14 @@ from typing import Literal, TypeAlias, cast
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import ScoreStatus
-from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError
+from hone.core.errors import ConfigError, DataError, HoneError, UserCodeError, did_you_mean
 from hone.core.judging import DatasetRow
 from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.process.wire import decode, encode
 from hone.rewards.code_tests import check_code_reward
-from hone.rewards.config import RewardsConfig, unique_names
+from hone.rewards.config import RewardsConfig
 from hone.rewards.functions import check_reference
-from hone.rewards.references import ReferenceRule, missing_columns, missing_rows
+from hone.rewards.references import ReferenceRule, missing_rows
 from hone.rewards.score_watch import reward_fault
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result, result_from_value
 
@@ -235,7 +235,7 @@ class RewardWorkerPool:
     def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
         self._config, self._functions = config, config.worker_functions
         self._clock = clock or SystemClock()
-        self._names = unique_names([function.name for function in self._functions])
+        self._names = config.function_names
         self._stats = [_FunctionStats() for _ in self._functions]
         self._changed = threading.Condition()
         self._jobs: deque[_RewardJob] = deque()
@@ -260,7 +260,13 @@ class RewardWorkerPool:
         once."""
         self._start()
         rules = [self._reference_rule(place) for place in range(len(self._names))]
-        faults, wrong_rows = missing_columns(columns, rules), missing_rows(rows, rules)
+        faults = [
+            f"reward function {rule.name!r} asks for a column {column!r} that the dataset does not have"
+            + (did_you_mean(column, sorted(columns)) or "; the dataset has no columns beside the prompt")
+            for rule in rules
+            for column in sorted(rule.required - set(columns))
+        ]
+        wrong_rows = missing_rows(rows, rules)
         if faults or wrong_rows:
             raise (UserCodeError if faults else DataError)(*faults, *wrong_rows)
 

@@ -21,9 +21,9 @@ from hone.estimators.means import wilson_interval
 from hone.rewards.judges.canaries import CanaryItem
 from hone.rewards.judges.config import JudgeBudget, RewardJudge
 from hone.rewards.judges.questions import JudgeReply, JudgeRequest
-from hone.rewards.judges.spending import JudgeSpending
+from hone.rewards.judges.spending import JudgeLedger, JudgeSpending
 from hone.rewards.scores import failed_result, result_from_value
-from hone.text.evaluate.judges.client import JudgeClient, JudgeFault, JudgeLedger
+from hone.text.evaluate.judges.client import JudgeClient, JudgeFault
 from hone.text.evaluate.judges.grading import (
     CanaryOutcome,
     GradedAnswers,

@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import tempfile
+import threading
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from pathlib import Path
 
+from hone.core.clock import Clock
 from hone.core.errors import DataError, LostResourceError, ResourceError
 from hone.core.random import uniforms
 from hone.core.strict_json import strict_json
@@ -89,6 +91,10 @@ def _checksum(key: str, body: dict[str, object]) -> str:
 
 _MINUTE_S = 60.0
 _MILLION = 1e6
+
+
+_FILES = threading.Lock()
+"""Held while a file of totals is read and written."""
 
 
 @dataclass
@@ -187,7 +193,7 @@ class JudgeSpending:
         self.money += other.money
 
 
-class SpendingFile:
+class _SpendingFile:
     """The totals of a run's judge in a file of the run, so that a run that was killed keeps counting where it was. The
     judges of training and of the evaluation share the file of their name, and so the budget."""
 
@@ -214,6 +220,66 @@ class SpendingFile:
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self.path} cannot be read: {why}; delete it to count the judge's spending from 0")
+
+
+@dataclass
+class JudgeLedger:
+    """What a judge's replies cost, and where they are kept; for any number of threads."""
+
+    spending: JudgeSpending
+    cache: ReplyCache | None
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: _SpendingFile | None = None
+        self._written = self.spending.totals()
+
+    def keep_totals(self, path: Path) -> None:
+        """Count on from the totals in a file, and write them there. Raises DataError for a damaged file."""
+        self._file = _SpendingFile(path)
+        self.write_totals()
+
+    def write_totals(self) -> None:
+        """Add the spending since the last call to the file, and take over that of others. Raises ResourceError,
+        DataError."""
+        if self._file is None:
+            return
+        with self._lock, _FILES:
+            own, before, others = self.spending.totals(), self._written, self._file.load()
+            self.spending.add(
+                SpendingTotals(
+                    others.requests - before.requests, others.tokens - before.tokens, others.money - before.money
+                )
+            )
+            self._written = self.spending.totals()
+            if own != before:
+                self._file.save(self._written)
+
+    def load(self, key: str) -> JudgeReply | None:
+        """The reply that was paid for before."""
+        reply = None if self.cache is None else self.cache.load(key)
+        if reply is not None:
+            with self._lock:
+                self.spending.cached += 1
+        return reply
+
+    def try_send(self) -> float:
+        """Count one request and return 0, or return the seconds to wait first. Raises LostResourceError where the
+        budget is spent."""
+        with self._lock:
+            now_s = self.clock.monotonic_s()
+            wait_s = self.spending.wait_s(now_s)
+            if wait_s <= 0:
+                self.spending.send(now_s)
+            return wait_s
+
+    def keep(self, key: str, reply: JudgeReply) -> None:
+        """Keep a reply and count its tokens. Raises LostResourceError, ResourceError."""
+        if self.cache is not None:
+            self.cache.save(key, reply)
+        with self._lock:
+            self.spending.receive(reply, self.clock.monotonic_s())
 
 
 # -------------------------------------------------------------------------------------------------------------- retries

@@ -445,7 +445,12 @@ def parse_answer(text: str) -> MathNode:
             if piece
             or not (separators[place : place + 1] in (["and"], ["or"]) and separators[place - 1 : place] == [","])
         ]
-    items = [item for piece in pieces for item in _statement(piece)]
+    items: list[MathNode] = []
+    for piece in pieces:
+        if any(token.text in ("\\pm", "\\mp") for token in piece):  # two values
+            items += [_comparison([_signed(token, upper=upper) for token in piece]) for upper in (True, False)]
+        else:
+            items.append(_comparison(piece))
     return items[0] if len(items) == 1 else ValueCollection("list", tuple(items))
 
 
@@ -464,14 +469,6 @@ def _split(tokens: Sequence[MathToken], at: frozenset[str]) -> tuple[list[list[M
         else:
             pieces[-1].append(token)
     return pieces, separators
-
-
-def _statement(tokens: Sequence[MathToken]) -> list[MathNode]:
-    """One value or comparison; two where it contains a plus-minus sign."""
-    signs = [token.text for token in tokens if token.text in ("\\pm", "\\mp")]
-    if not signs:
-        return [_comparison(tokens)]
-    return [_comparison([_signed(token, upper=upper) for token in tokens]) for upper in (True, False)]
 
 
 def _signed(token: MathToken, *, upper: bool) -> MathToken:

@@ -182,19 +182,15 @@ def dialogue_examples(
     if not task.has_world:
         return task.examples()
     if task.rows is not None:
-        return _file_rows(Path(task.rows), task)
+        path = Path(task.rows)
+        file_rows = read_rows(path, max_row_bytes=MAX_ROW_BYTES)
+        if {"prompt", "messages", "text"} & {name for row in file_rows for name in row.columns}:
+            return read_examples(path, need="prompt", on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id)
+        return _built([row.columns for row in file_rows], str(path), [row.number for row in file_rows])
     rows = rows_of(task.size, task.seed)
     if rows is None:
         rows = [{"seed": task.seed * task.size + number} for number in range(task.size)]
     return _built(rows, task.source, range(1, len(rows) + 1))
-
-
-def _file_rows(path: Path, task: DialogueTaskConfig) -> ExampleDataset:
-    rows = read_rows(path, max_row_bytes=MAX_ROW_BYTES)
-    names = {name for row in rows for name in row.columns}
-    if {"prompt", "messages", "text"} & names:
-        return read_examples(path, need="prompt", on_bad_row=task.on_bad_row, on_duplicate_id=task.on_duplicate_id)
-    return _built([row.columns for row in rows], str(path), [row.number for row in rows])
 
 
 def _built(rows: Sequence[Mapping[str, object]], source: str, numbers: Sequence[int]) -> ExampleDataset:

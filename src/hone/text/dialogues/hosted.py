@@ -98,14 +98,6 @@ def turn_from_json(value: object) -> WorldTurn:
     return turn
 
 
-def _cut_middle(text: str, limit: int) -> str:
-    """The text, of more than `limit` characters its beginning and its end with a notice between."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-
-
 def _message(message: object, place: int) -> Json:
     if not isinstance(message, Mapping):
         raise WorldContractError(f"returned {_kind(message)} as message {place}, expected role and content")
@@ -116,8 +108,10 @@ def _message(message: object, place: int) -> Json:
     if not isinstance(content, str):
         raise WorldContractError(f"returned content of {_kind(content)} in message {place}, expected text")
     further = {str(key): value for key, value in table.items() if isinstance(value, str)}
-    # Halves of surrogate pairs have no encoding.
-    clean = _cut_middle(content, MAX_CHARACTERS).encode("utf-8", errors="replace").decode("utf-8")
+    if len(content) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        content = f"{content[:half]}\n[... {len(content) - 2 * half} characters left out ...]\n{content[-half:]}"
+    clean = content.encode("utf-8", errors="replace").decode("utf-8")  # halves of surrogate pairs have no encoding
     return {**further, "role": role, "content": clean}
 
 

@@ -12,11 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.conversation import Message, Turn
-from hone.core.credit import Metrics
 from hone.core.dialogue import WorldTurn
-from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, UserCodeError
-from hone.credit.self_correction import answer_turns, correction_metrics
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig, RewardWorld
 from hone.text.dialogues.config import OPENENV, PREFIX, DialogueTaskConfig, dialogue_examples
@@ -24,7 +21,7 @@ from hone.text.dialogues.environment import Bridge, DialogueEnvironment, Dialogu
 from hone.text.dialogues.hosted import WorldDescription, WorldFaultError
 from hone.text.dialogues.hosts import ProcessHost, ThreadHost
 from hone.text.tasks.agent_sessions import is_captured
-from hone.text.tasks.conversation import Conversation, ConversationLimits
+from hone.text.tasks.conversation import Conversation
 from hone.text.tasks.dataset import ExampleDataset
 from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.world import Prompt
@@ -168,26 +165,6 @@ class OpenedDialogue:
             raise UserCodeError(about, *filter(None, [fault.traceback])) from None
         finally:
             self.host.end(number)
-
-
-@dataclass(frozen=True, slots=True)
-class DialogueEvaluation:
-    """Dialogues of an evaluation, ready to be led."""
-
-    dialogue: OpenedDialogue
-    tokenizer: Tokenizer
-    tokens: DialogueLimits
-
-    def check(self) -> list[str]:
-        """Check as `OpenedDialogue.check`."""
-        return self.dialogue.check(self.tokenizer, self.tokens)
-
-    def environment(self, prompts: Sequence[Prompt], *, seed: int) -> DialogueEnvironment:
-        return self.dialogue.environment(self.tokenizer, prompts, self.tokens, seed=seed)
-
-    def limits(self, slots: int) -> ConversationLimits:
-        """Limits of the loop of dialogues on an engine with `slots`."""
-        return ConversationLimits(context=self.tokens.context, slots=slots)
 
 
 def open_dialogue(task: DialogueTaskConfig) -> OpenedDialogue | None:
@@ -348,27 +325,3 @@ class SecondAnswer:
 def has_chats(examples: ExampleDataset) -> bool:
     """True if a prompt is a conversation."""
     return any(example.is_conversation for example in examples.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NudgedEvaluation:
-    """What an evaluation needs to have every prompt answered twice."""
-
-    environment: NudgeEnvironment
-    further_tokens: int
-    """Most tokens after the first answer."""
-    right_from: float
-
-    def shares(self, episodes: Episodes) -> Metrics:
-        """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
-        turns = answer_turns(episodes)
-        metrics = correction_metrics(turns.first_score, turns.second_score, self.right_from)
-        return (
-            {
-                "eval/first_score": metrics["correction/first_score"],
-                "eval/wrong_to_right": metrics["correction/wrong_to_right"],
-                "eval/right_to_wrong": metrics["correction/right_to_wrong"],
-            }
-            if metrics
-            else {}
-        )

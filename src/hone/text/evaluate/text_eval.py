@@ -18,6 +18,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, GenerationSession, GenerationStats, Request, SamplingParams
 from hone.core.judging import Scorer
 from hone.core.strict_json import Json
+from hone.credit.self_correction import answer_turns, correction_metrics
 from hone.engine.clients.openai import OpenAiClient, OpenAiCompletion, OpenAiRequest
 from hone.estimators.means import Estimate, mean_interval
 from hone.models.language.token_policy import TokenPolicy
@@ -27,11 +28,10 @@ from hone.rewards.scorer import EachAnswerScorer, RewardScorer
 from hone.run.saved_config import config_tree, table_of
 from hone.run.store.answers import AnswerRow
 from hone.text.dialogues.config import DialogueTaskConfig
+from hone.text.dialogues.environment import DialogueEnvironment
 from hone.text.evaluate.dialogues import (
-    DialogueEvaluation,
     DialogueLimits,
     History,
-    NudgedEvaluation,
     OpenedDialogue,
     SecondAnswer,
     dialogue_context,
@@ -45,8 +45,9 @@ from hone.text.evaluate.dialogues import (
 from hone.text.evaluate.engine_actor import StreamingEngine, StreamListener, make_engine, make_prompts
 from hone.text.evaluate.evaluation_request import OWN_SEARCH, OWN_TASK, EvaluationTask, SearchOptions
 from hone.text.evaluate.search_config import SearchConfig
-from hone.text.tasks.conversation import NO_LIMITS, Conversation
+from hone.text.tasks.conversation import NO_LIMITS, Conversation, ConversationLimits
 from hone.text.tasks.dataset import ExampleDataset
+from hone.text.tasks.nudge import NudgeEnvironment
 from hone.text.tasks.reasoning_gym import PREFIX
 from hone.text.tasks.task import TaskConfig
 from hone.text.tasks.world import Prompt, TextWorld
@@ -196,6 +197,50 @@ class ScoredAnswers:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _DialogueEvaluation:
+    """Dialogues of an evaluation, ready to be led."""
+
+    dialogue: OpenedDialogue
+    tokenizer: Tokenizer
+    tokens: DialogueLimits
+
+    def check(self) -> list[str]:
+        """Check as `OpenedDialogue.check`."""
+        return self.dialogue.check(self.tokenizer, self.tokens)
+
+    def environment(self, prompts: Sequence[Prompt], *, seed: int) -> DialogueEnvironment:
+        return self.dialogue.environment(self.tokenizer, prompts, self.tokens, seed=seed)
+
+    def limits(self, slots: int) -> ConversationLimits:
+        """Limits of the loop of dialogues on an engine with `slots`."""
+        return ConversationLimits(context=self.tokens.context, slots=slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NudgedEvaluation:
+    """What an evaluation needs to have every prompt answered twice."""
+
+    environment: NudgeEnvironment
+    further_tokens: int
+    """Most tokens after the first answer."""
+    right_from: float
+
+    def shares(self, episodes: Episodes) -> Metrics:
+        """`eval/first_score`, and shares of the episodes that went from wrong to right and from right to wrong."""
+        turns = answer_turns(episodes)
+        metrics = correction_metrics(turns.first_score, turns.second_score, self.right_from)
+        return (
+            {
+                "eval/first_score": metrics["correction/first_score"],
+                "eval/wrong_to_right": metrics["correction/wrong_to_right"],
+                "eval/right_to_wrong": metrics["correction/right_to_wrong"],
+            }
+            if metrics
+            else {}
+        )
+
+
 @dataclass
 class TextEvaluation:
     """Prepared evaluation: the same questions for any policy, any number of times."""
@@ -206,9 +251,9 @@ class TextEvaluation:
     scorer: Scorer
     close: Callable[[], None]
     warnings: list[str]
-    twice: NudgedEvaluation | None = None
+    twice: _NudgedEvaluation | None = None
     """Every prompt is answered a second time after a nudge, and the second answer's score counts."""
-    dialogues: DialogueEvaluation | None = None
+    dialogues: _DialogueEvaluation | None = None
     """The world of a task with dialogues."""
 
     def evaluate(self, session: GenerationSession, decode: Callable[[NDArray[np.int32]], str]) -> ScoredAnswers:
@@ -334,7 +379,7 @@ def prepare_evaluation(
     if dialogue is not None:
         context = dialogue_context(config.context, context)
         limits = DialogueLimits(max_tokens=config.max_tokens, context=context, history=config.history)
-        dialogues, with_tools = DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
+        dialogues, with_tools = _DialogueEvaluation(dialogue, tokenizer, limits), dialogue.tokenizer(tokenizer)
     room = context - config.max_tokens
     further_tokens = 0
     if second_answer is not None:
@@ -352,7 +397,7 @@ def prepare_evaluation(
     return TextEvaluation(
         config=config, examples=examples, prompts=prompts, scorer=scorer, close=close, warnings=notes,
         dialogues=dialogues,
-        twice=None if second_answer is None else NudgedEvaluation(
+        twice=None if second_answer is None else _NudgedEvaluation(
             environment=second_answer.environment(tokenizer, prompts),
             further_tokens=further_tokens,
             right_from=second_answer.right_from,

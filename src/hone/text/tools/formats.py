@@ -137,13 +137,12 @@ def _parse_qwen_xml(text: str, tools: Sequence[ToolSchema], /) -> list[_CallAtte
 def _render_qwen_xml(calls: Sequence[ToolCall], tools: Sequence[ToolSchema], /) -> str:
     """Calls as Qwen's templates write them, one after another."""
     del tools
-    return "\n".join(_qwen_rendered(one) for one in calls)
-
-
-def _qwen_rendered(call: ToolCall) -> str:
-    values = {key: value if isinstance(value, str) else _write_json(value) for key, value in call.arguments.items()}
-    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    return f"{_OPEN}\n<function={call.name}>\n{parameters}</function>\n{_CLOSE}"
+    texts: list[str] = []
+    for call in calls:
+        values = {key: value if isinstance(value, str) else _write_json(value) for key, value in call.arguments.items()}
+        parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        texts.append(f"{_OPEN}\n<function={call.name}>\n{parameters}</function>\n{_CLOSE}")
+    return "\n".join(texts)
 
 
 def _qwen_value(written: str, schema: object, where: str) -> object:

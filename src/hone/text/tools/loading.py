@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType, MethodType
-from typing import Any
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from hone.core.dialogue import ToolSchema
 from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError, did_you_mean
@@ -25,7 +25,7 @@ from hone.sandbox.policy import SandboxPolicy
 from hone.sandbox.run import close_shared, no_rung_message, run_python, shared_sandbox
 from hone.text.tools.mcp_tools import PREFIX as MCP
 from hone.text.tools.mcp_tools import McpTools, load_server, option_faults
-from hone.text.tools.schemas import call_adapter, function_schema
+from hone.text.tools.schemas import function_schema
 from hone.text.tools.toolbox import EnvironmentInstance, PythonTool, ToolBox, ToolResult
 
 # -------------------------------------------------------------------------------------------------------------- builtin
@@ -183,7 +183,7 @@ class ClassTools:
                 f"tool {self.use.use!r}: making an instance failed with {user_files.describe_error(error)}",
                 user_files.user_traceback(error),
             ) from error
-        tools = [PythonTool(schema=one, adapter=call_adapter(attrgetter(one.name)(instance))) for one in self.schemas]
+        tools = [PythonTool(schema=one, adapter=TypeAdapter(attrgetter(one.name)(instance))) for one in self.schemas]
         bound = {name: attrgetter(name)(instance) for name in self.lifecycle}
         environments: list[EnvironmentInstance] = []
         if "reset" in bound:
@@ -293,7 +293,7 @@ def _interpreted(one: ToolUse, found: object) -> tuple[list[LoadedTool], list[st
     schema, wrong = function_schema(found, name)
     if schema is None:
         return [], faults + wrong
-    return [_FunctionTools(tool=PythonTool(schema=schema, adapter=call_adapter(found)))], faults + wrong
+    return [_FunctionTools(tool=PythonTool(schema=schema, adapter=TypeAdapter(cast("Any", found))))], faults + wrong
 
 
 def _class_tools(one: ToolUse, found: type) -> tuple[list[LoadedTool], list[str]]:

@@ -50,17 +50,12 @@ def function_schema(function: Callable[..., object], name: str) -> tuple[ToolSch
     if faults:
         return None, faults
     try:
-        schema = call_adapter(function).json_schema(mode="validation")
+        schema = TypeAdapter[Any](cast("Any", function)).json_schema(mode="validation")
     except (PydanticUserError, NameError) as error:
         first = str(error).partition("\n")[0]
         return None, [f"tool {name}: a type hint cannot be written as JSON ({first})"]
     description, arguments = docstring_parts(inspect.getdoc(function) or "")
     return ToolSchema(name=name, description=description, parameters=_plain_schema(schema, arguments)), []
-
-
-def call_adapter(function: Callable[..., object]) -> TypeAdapter[Any]:
-    """Checker of a function's arguments by its type hints; it calls the function with `ArgsKwargs`."""
-    return TypeAdapter(cast("Any", function))
 
 
 def _name_faults(name: str) -> list[str]:

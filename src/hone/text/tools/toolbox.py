@@ -53,7 +53,7 @@ class PythonTool:
 
     schema: ToolSchema
     adapter: TypeAdapter[Any]
-    """Checks and converts the arguments of the function (`call_adapter`)."""
+    """Checks and converts the arguments of the function by its type hints."""
 
     def start(self, arguments: Mapping[str, Any]) -> object:
         """Call the function with its arguments in the types of its hints (a dataclass from an object, say)."""

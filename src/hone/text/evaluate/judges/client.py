@@ -5,14 +5,13 @@ that speaks OpenAI's protocol or a local model replies.
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.clock import Clock, SystemClock
+from hone.core.clock import SystemClock
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, LostResourceError, ResourceError, did_you_mean
 from hone.core.generation import Completion, Request, SamplingParams, generate
@@ -31,21 +30,12 @@ from hone.engine.engine import EmbeddedEngine
 from hone.models.language.token_policy import TokenPolicy
 from hone.rewards.judges.config import JudgeBudget, JudgeModel, JudgeServer, JudgeSource
 from hone.rewards.judges.questions import JudgeReply, JudgeRequest, json_schema
-from hone.rewards.judges.spending import (
-    JudgeSpending,
-    ReplyCache,
-    SpendingFile,
-    SpendingTotals,
-    parse_retry_after,
-    wait_before_retry_s,
-)
+from hone.rewards.judges.spending import JudgeLedger, JudgeSpending, ReplyCache, parse_retry_after, wait_before_retry_s
 from hone.run.policy_folder import policy_folder
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy, open_tokenizer
 
 _SHOWN = 3
-_FILES = threading.Lock()
-"""Held while a file of totals is read and written."""
 
 
 class JudgeFault(Exception):  # noqa: N818 - a missing verdict, which no user sees as an error
@@ -54,66 +44,6 @@ class JudgeFault(Exception):  # noqa: N818 - a missing verdict, which no user se
     def __init__(self, status: ScoreStatus, reason: str) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
-
-
-@dataclass
-class JudgeLedger:
-    """What a judge's replies cost, and where they are kept; for any number of threads."""
-
-    spending: JudgeSpending
-    cache: ReplyCache | None
-    clock: Clock
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._file: SpendingFile | None = None
-        self._written = self.spending.totals()
-
-    def keep_totals(self, path: Path) -> None:
-        """Count on from the totals in a file, and write them there. Raises DataError for a damaged file."""
-        self._file = SpendingFile(path)
-        self.write_totals()
-
-    def write_totals(self) -> None:
-        """Add the spending since the last call to the file, and take over that of others. Raises ResourceError,
-        DataError."""
-        if self._file is None:
-            return
-        with self._lock, _FILES:
-            own, before, others = self.spending.totals(), self._written, self._file.load()
-            self.spending.add(
-                SpendingTotals(
-                    others.requests - before.requests, others.tokens - before.tokens, others.money - before.money
-                )
-            )
-            self._written = self.spending.totals()
-            if own != before:
-                self._file.save(self._written)
-
-    def load(self, key: str) -> JudgeReply | None:
-        """The reply that was paid for before."""
-        reply = None if self.cache is None else self.cache.load(key)
-        if reply is not None:
-            with self._lock:
-                self.spending.cached += 1
-        return reply
-
-    def try_send(self) -> float:
-        """Count one request and return 0, or return the seconds to wait first. Raises LostResourceError where the
-        budget is spent."""
-        with self._lock:
-            now_s = self.clock.monotonic_s()
-            wait_s = self.spending.wait_s(now_s)
-            if wait_s <= 0:
-                self.spending.send(now_s)
-            return wait_s
-
-    def keep(self, key: str, reply: JudgeReply) -> None:
-        """Keep a reply and count its tokens. Raises LostResourceError, ResourceError."""
-        if self.cache is not None:
-            self.cache.save(key, reply)
-        with self._lock:
-            self.spending.receive(reply, self.clock.monotonic_s())
 
 
 class _JudgeBackend(Protocol):

@@ -544,7 +544,11 @@ class JudgeMember(MeasuredMember):
                 f"{did_you_mean(column, sorted(columns))}"
             )
         elif column is not None:
-            faults.extend(_empty_rows(self.name, column, rows))
+            empty = [row for row in rows if describe_missing(row.columns.get(column), blank=True)]
+            shown = ", ".join(f"{row.source}:{row.row}" for row in empty[:_ROWS_SHOWN])
+            more = ", ..." if len(empty) > _ROWS_SHOWN else ""
+            if empty:
+                faults.add(f"judge {self.name!r}: the column {column!r} is empty in {len(empty)} rows: {shown}{more}")
         if self.config.canaries is not None:
             try:
                 self._canary_items()
@@ -591,12 +595,3 @@ class JudgeMember(MeasuredMember):
         }
         correlation = length_correlation(scores, lengths)
         return metrics if correlation is None else {**metrics, f"judge/{self.name}/length_correlation": correlation}
-
-
-def _empty_rows(name: str, column: str, rows: Sequence[DatasetRow]) -> list[str]:
-    empty = [row for row in rows if describe_missing(row.columns.get(column), blank=True)]
-    if not empty:
-        return []
-    shown = ", ".join(f"{row.source}:{row.row}" for row in empty[:_ROWS_SHOWN])
-    more = ", ..." if len(empty) > _ROWS_SHOWN else ""
-    return [f"judge {name!r}: the column {column!r} is empty in {len(empty)} rows: {shown}{more}"]

@@ -61,14 +61,6 @@ def error_of(error: Exception) -> ApiError:
     return ApiError(500, f"the server failed: {type(error).__name__}: {error}", code="internal_error")
 
 
-def _faults_of(error: ValidationError) -> ApiError:
-    """Every fault of a body in one message; `param` is the first field at fault."""
-    faults = [(_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)]
-    message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
-    missing = all(fault["type"] == "missing" for fault in error.errors(include_input=False))
-    return ApiError(400, message, param=faults[0][0], code="missing_required_parameter" if missing else "invalid_value")
-
-
 def _path(loc: Sequence[str | int]) -> str:
     """`messages[0].content`, without the names of alternatives that pydantic adds."""
     path = ""
@@ -283,7 +275,7 @@ FieldsT = TypeVar("FieldsT", bound=_Body)
 
 
 def read_body(raw: bytes, kind: type[FieldsT]) -> FieldsT:
-    """The fields of a body. Raises ApiError with every fault."""
+    """The fields of a body. Raises ApiError with every fault; its `param` is the first field at fault."""
     try:
         tree = strict_json(raw)
     except ValueError as error:
@@ -293,4 +285,8 @@ def read_body(raw: bytes, kind: type[FieldsT]) -> FieldsT:
     try:
         return kind.model_validate(cast("Mapping[str, object]", tree))
     except ValidationError as error:
-        raise _faults_of(error) from None
+        faults = [(_path(fault["loc"]), fault["msg"]) for fault in error.errors(include_url=False, include_input=False)]
+        message = "; ".join(f"{path}: {text}" for path, text in dict.fromkeys(faults))
+        missing = all(fault["type"] == "missing" for fault in error.errors(include_input=False))
+        code = "missing_required_parameter" if missing else "invalid_value"
+        raise ApiError(400, message, param=faults[0][0], code=code) from None

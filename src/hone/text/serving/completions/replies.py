@@ -30,14 +30,6 @@ def _tokens_of_completion(completion: Completion) -> list[_ScoredToken]:
     return _scored(completion.tokens.tolist(), completion.logp.tolist(), completion.likeliest)
 
 
-def _tokens_of_prompt(tokens: Sequence[int], scored: ScoreResult | None) -> list[_ScoredToken]:
-    """The tokens of a prompt; the first one has no log-probability."""
-    first = _ScoredToken(token=tokens[0], logp=None)
-    if scored is None:
-        return [first]
-    return [first, *_scored(tokens[1:], scored.logp.tolist(), scored.likeliest)]
-
-
 def _text_logprobs(names: TokenText, tokens: Sequence[_ScoredToken], *, start: int = 0) -> dict[str, Any]:
     """`logprobs` of `/v1/completions`; `start`: character of the text at which the first token begins. A position's
     likeliest tokens are named with the token itself, as OpenAI does, so that a client sees whether it is the
@@ -183,7 +175,12 @@ class ReplyWriter:
             "finish_reason": "length" if one is None else FINISH_REASONS[one.finish_reason],
         }
         if self.asked.top_logprobs is not None:
-            tokens = _tokens_of_prompt(result.asked.tokens.tolist(), result.scored) if self.asked.echo else []
+            tokens: list[_ScoredToken] = []
+            if self.asked.echo:
+                first, *rest = result.asked.tokens.tolist()
+                tokens.append(_ScoredToken(token=first, logp=None))
+                if result.scored is not None:
+                    tokens += _scored(rest, result.scored.logp.tolist(), result.scored.likeliest)
             tokens += [] if one is None else _tokens_of_completion(one)
             choice["logprobs"] = _text_logprobs(self.served.token_text, tokens)
         if self.asked.token_ids:

@@ -25,10 +25,14 @@ from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
 from hone.text.serving.completions.app import CompletionRoutes, ServingRules
 from hone.text.serving.completions.asked import find_format
-from hone.text.serving.completions.served_model import ServedModel, fingerprint
-from hone.text.serving.completions.service import AnswerDesk, EngineService, ServingCounters
+from hone.text.serving.completions.served_model import ServedModel
+from hone.text.serving.completions.service import AnswerDesk, EngineService
 
 # ---------------------------------------------------------------------------------------------------------- open served
+
+
+_SHOWN: Final = 12
+"""Digits of a hash in a fingerprint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ class OpenedModel:
         if {name: one.shape for name, one in mine.items()} != {name: one.shape for name, one in theirs.items()}:
             raise DataError(f"the checkpoint of step {version} has weights of other shapes than the served model")
         before, old = {name: tensor.detach().clone() for name, tensor in mine.items()}, self.engine.version
-        self.fingerprints[version] = fingerprint(self.source.name, version, fresh.fingerprint())
+        self.fingerprints[version] = _fingerprint(self.source.name, version, fresh.fingerprint())
         try:
             self._publish(theirs, version)
         except HoneError:
@@ -89,6 +93,11 @@ class OpenedModel:
         self.engine.publish(version)
 
 
+def _fingerprint(run: str, step: int | None, weight_hash: str) -> str:
+    """`run@step-hash` of served weights; without the step where the folder is not a checkpoint's."""
+    return f"{run}{'' if step is None else f'@{step}'}-{weight_hash[:_SHOWN]}"
+
+
 def open_served(source: ServedSource) -> OpenedModel:
     """Open a model and its engine. Raises ConfigError, DataError and ResourceError."""
     if is_control(source.policy):
@@ -98,12 +107,13 @@ def open_served(source: ServedSource) -> OpenedModel:
     context = source.context or most
     if not 2 <= context <= most:
         raise ConfigError(f"--context must be 2 to {most}, the positions of the model, got {context}")
-    guarantees = EngineGuarantees(cache_bytes=_cache_bytes(source.device))
+    free = torch.cuda.mem_get_info(source.device)[0] if source.device.startswith("cuda") else memory_limit_bytes()
+    guarantees = EngineGuarantees(cache_bytes=None if free is None else free // 2)
     engine = make_engine(
         policy, slots=source.slots, longest_prompt=context - 1, max_tokens=1, seed=source.seed, guarantees=guarantees
     )
     step = source.step
-    known = {step or 0: fingerprint(source.name, step, policy.fingerprint())}
+    known = {step or 0: _fingerprint(source.name, step, policy.fingerprint())}
     engine.publish(step or 0)
     served = ServedModel(
         name=source.name,
@@ -113,14 +123,6 @@ def open_served(source: ServedSource) -> OpenedModel:
         tool_format=find_format(policy.tokenizer, source.tool_format),
     )
     return OpenedModel(source, policy, engine, served, known)
-
-
-def _cache_bytes(device: str) -> int | None:
-    """Half of the memory that the process, or the device, has; None where that is not known."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(device)[0] // 2
-    limit = memory_limit_bytes()
-    return None if limit is None else limit // 2
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -236,7 +238,6 @@ def make_routes(opened: OpenedModel, service: EngineService, place: ServerPlace)
     clock = SystemClock()
     desk = AnswerDesk(
         service=service,
-        counters=ServingCounters(),
         clock=clock,
         deadline_s=place.deadline_s,
         most_samples=opened.source.slots + place.queue,

@@ -79,7 +79,9 @@ class GrowingText:
     def add(self, place: int, token: int) -> str:
         """Set token number `place`; returns the text that is certain now, one token behind."""
         self._held += self._detokenizer.add(place, token)
-        return self._send(len(self._held) - _beginning_of(self._stop, self._held))
+        held = self._held
+        starts = (length for one in self._stop for length in range(1, len(one)) if held.endswith(one[:length]))
+        return self._send(len(held) - max(starts, default=0))
 
     def finish(self, whole: str) -> str:
         self._held = whole[len(self.sent) :]
@@ -89,12 +91,6 @@ class GrowingText:
         text, self._held = self._held[:count], self._held[count:]
         self.sent += text
         return text
-
-
-def _beginning_of(stop: Sequence[str], text: str) -> int:
-    """Characters at the end of a text that may be the beginning of a stop string."""
-    lengths = (length for one in stop for length in range(1, len(one)) if text.endswith(one[:length]))
-    return max(lengths, default=0)
 
 
 def without_stop(text: str, stop: Sequence[str]) -> str:
@@ -122,14 +118,6 @@ def _bytes_of_letters() -> dict[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------------- served model
-
-_SHOWN: Final = 12
-"""Digits of a hash in a fingerprint."""
-
-
-def fingerprint(run: str, step: int | None, weight_hash: str) -> str:
-    """`run@step-hash` of served weights; without the step where the folder is not a checkpoint's."""
-    return f"{run}{'' if step is None else f'@{step}'}-{weight_hash[:_SHOWN]}"
 
 
 @dataclass(eq=False, kw_only=True)

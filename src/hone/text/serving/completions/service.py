@@ -254,7 +254,7 @@ def _put(events: Sequence[tuple[_Ticket, AnswerEvent]]) -> None:
 _BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class ServingCounters:
+class _ServingCounters:
     """Counts since the server began."""
 
     def __init__(self) -> None:
@@ -337,13 +337,13 @@ class AnswerDesk:
     """Runs requests on a service, under a deadline and a limit on answers in progress."""
 
     service: EngineService
-    counters: ServingCounters
     clock: Clock
     deadline_s: float
     most_samples: int
     """Largest number of answers in progress; what exceeds it is refused with 429."""
     samples: int = 0
     """Answers in progress."""
+    counters: _ServingCounters = field(default_factory=_ServingCounters)
 
     async def whole(self, asked: AskedAnswers) -> list[PromptResults]:
         """The results of all prompts. Raises ApiError; cancelling the task frees what the engine holds."""
