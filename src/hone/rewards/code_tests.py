@@ -196,7 +196,11 @@ def code_tests(  # noqa: PLR0913 - the columns of a row in their several shapes,
         outcomes = _tested(shared_sandbox(policy), code, read_tests(columns), spaces)
     except (ValueError, DataError) as error:
         return {"score": None, "reason": str(error)}
-    return _score(outcomes, all_or_nothing=all_or_nothing)
+    passed = sum(one.passed for one in outcomes)
+    failed = next(((place, one.reason) for place, one in enumerate(outcomes) if not one.passed), None)
+    why = "" if failed is None else f"; test {failed[0]}: {failed[1]}"
+    share = float(passed == len(outcomes)) if all_or_nothing else passed / len(outcomes)
+    return {"score": share, "reason": f"{passed} of {len(outcomes)} tests{why}"}
 
 
 def visible_code_tests(
@@ -226,11 +230,3 @@ def _tested(
         if len(_kept) > _KEPT:
             _kept.popitem(last=False)
     return outcomes
-
-
-def _score(outcomes: list[HiddenTestOutcome], *, all_or_nothing: bool) -> dict[str, object]:
-    passed = sum(one.passed for one in outcomes)
-    failed = next(((place, one.reason) for place, one in enumerate(outcomes) if not one.passed), None)
-    why = "" if failed is None else f"; test {failed[0]}: {failed[1]}"
-    share = float(passed == len(outcomes)) if all_or_nothing else passed / len(outcomes)
-    return {"score": share, "reason": f"{passed} of {len(outcomes)} tests{why}"}

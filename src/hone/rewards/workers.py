@@ -258,7 +258,23 @@ class RewardWorkerPool:
         Raises ConfigError (a reference that is none), UserCodeError (import fails, no such name, unknown form, a column
         is missing), DataError (rows without a value in a column that a function cannot do without), all faults at
         once."""
-        self._start()
+        # Start the workers if there are none, and wait until the first has imported the functions
+        with self._changed:
+            if self._closing:
+                raise ConfigError("the worker pool is closed")
+            if not self._threads:
+                for function in self._functions:
+                    check_reference(function.use)
+                for function in self._functions:
+                    check_code_reward(function.use, function.options)
+                for number in range(self._config.workers):
+                    name = f"reward-worker-{number}"
+                    thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+            self._changed.wait_for(lambda: self._signatures or self._fatal)
+            if self._fatal:
+                raise self._fatal
         rules = [self._reference_rule(place) for place in range(len(self._names))]
         faults = [
             f"reward function {rule.name!r} asks for a column {column!r} that the dataset does not have"
@@ -341,25 +357,6 @@ class RewardWorkerPool:
         for thread in self._threads:
             thread.join()
         self._threads = []
-
-    def _start(self) -> None:
-        """Start the workers if there are none, and wait until the first has imported the functions."""
-        with self._changed:
-            if self._closing:
-                raise ConfigError("the worker pool is closed")
-            if not self._threads:
-                for function in self._functions:
-                    check_reference(function.use)
-                for function in self._functions:
-                    check_code_reward(function.use, function.options)
-                for number in range(self._config.workers):
-                    name = f"reward-worker-{number}"
-                    thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-            self._changed.wait_for(lambda: self._signatures or self._fatal)
-            if self._fatal:
-                raise self._fatal
 
     def _finished(self, ticket: RewardTicket) -> list[list[RewardResult]]:
         with self._changed:

@@ -492,33 +492,29 @@ def _as_interval(node: MathNode) -> ValueCollection | None:
 def _same_collection(reference: ValueCollection, answer: ValueCollection, rules: EqualityRules) -> bool:
     kinds = {reference.kind, answer.kind}
     if reference.kind in _UNORDERED and (len(kinds) == 1 or kinds == {"list", "set"}):
-        return _same_items(reference, answer, rules)
+        # Equality in any order; a set holds each value once
+        wanted, answers = list(reference.items), list(answer.items)
+        if "set" in (reference.kind, answer.kind):
+            wanted, answers = list(dict.fromkeys(wanted)), list(dict.fromkeys(answers))
+        for item in list(wanted):
+            if item in answers:
+                wanted.remove(item)
+                answers.remove(item)
+        names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
+        names_are_lost = len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
+        if len(wanted) != len(answers) or len(wanted) > MAX_PAIRED or names_are_lost:
+            return False
+        for item in wanted:
+            match = next((place for place, one in enumerate(answers) if same_answer(item, one, rules)), None)
+            if match is None:
+                return False
+            del answers[match]
+        return True
     return (
         len(kinds) == 1
         and len(reference.items) == len(answer.items)
         and all(same_answer(*pair, rules) for pair in zip(reference.items, answer.items, strict=True))
     )
-
-
-def _same_items(reference: ValueCollection, answer: ValueCollection, rules: EqualityRules) -> bool:
-    """Equality in any order; a set holds each value once."""
-    wanted, answers = list(reference.items), list(answer.items)
-    if "set" in (reference.kind, answer.kind):
-        wanted, answers = list(dict.fromkeys(wanted)), list(dict.fromkeys(answers))
-    for item in list(wanted):
-        if item in answers:
-            wanted.remove(item)
-            answers.remove(item)
-    names = {solved[0] for item in reference.items if (solved := _solved(item)) is not None}
-    names_are_lost = len(names) > 1 and not all(isinstance(item, ComparisonChain) for item in answer.items)
-    if len(wanted) != len(answers) or len(wanted) > MAX_PAIRED or names_are_lost:
-        return False
-    for item in wanted:
-        match = next((place for place, one in enumerate(answers) if same_answer(item, one, rules)), None)
-        if match is None:
-            return False
-        del answers[match]
-    return True
 
 
 def _same_quantity(reference: MathNode, answer: MathNode, rules: EqualityRules) -> bool:

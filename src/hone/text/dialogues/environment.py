@@ -264,7 +264,22 @@ class DialogueEnvironment:
     def reply(self, conversation: Conversation) -> "Future[EnvironmentReply]":
         """Answer the latest turn by tools or world."""
         record = self._record(conversation)
-        said = self._said(conversation, record)
+        # The latest answer as the world sees it; its calls are counted
+        answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
+        parsed = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
+        calls, fault = ((), None) if parsed is None else (parsed.calls, parsed.fault)
+        record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
+        record.invalid += fault is not None
+        record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
+        said = PolicyTurn(
+            text=text,
+            calls=calls,
+            fault=fault,
+            finish_reason=answer.finish_reason,
+            turn=conversation.turns - 1,
+            turns_left=max(0, self._rules.turns - conversation.turns),
+            tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
+        )
         if record.invalid_in_a_row >= self._rules.invalid_in_a_row:
             return _ready(EnvironmentReply(done=True, stop="invalid_calls"))
         if not self._rules.begins and not said.calls and said.fault is None:
@@ -309,24 +324,6 @@ class DialogueEnvironment:
 
     def _prompt(self, conversation: Conversation) -> Prompt:
         return self._prompts[conversation.request.id.rpartition("#")[0]]
-
-    def _said(self, conversation: Conversation, record: _DialogueRecord) -> PolicyTurn:
-        """The latest answer as the world sees it; its calls are counted."""
-        answer, text = conversation.transcript.answers[-1], str(conversation.messages[-1]["content"])
-        parsed = None if self._rules.format is None else self._rules.format.parse(text, self._rules.schemas)
-        calls, fault = ((), None) if parsed is None else (parsed.calls, parsed.fault)
-        record.calls.update(f"{call.name} {json.dumps(dict(call.arguments), sort_keys=True)}" for call in calls)
-        record.invalid += fault is not None
-        record.invalid_in_a_row = 0 if fault is None else record.invalid_in_a_row + 1
-        return PolicyTurn(
-            text=text,
-            calls=calls,
-            fault=fault,
-            finish_reason=answer.finish_reason,
-            turn=conversation.turns - 1,
-            turns_left=max(0, self._rules.turns - conversation.turns),
-            tokens_left=max(0, self._rules.context - len(conversation.transcript.tokens)),
-        )
 
     def _when_answered(
         self, asked: "Future[WorldTurn]", record: _DialogueRecord, go_on: Callable[[WorldTurn], EnvironmentReply]

@@ -35,7 +35,7 @@ from hone.text.evaluate.dialogues import (
 )
 from hone.text.evaluate.engine_actor import make_engine
 from hone.text.evaluate.open_policy import ModelSource, open_policy
-from hone.text.tasks.conversation import Conversation, ConversationLimits, ConversationLoop
+from hone.text.tasks.conversation import ConversationLimits, ConversationLoop
 from hone.text.tasks.dataset import Example
 from hone.text.tasks.row_checks import PromptContent
 from hone.text.tasks.world import Prompt
@@ -146,22 +146,6 @@ def play_dialogue(wanted: PlayRequest, player: _DialoguePlayer) -> AnswerRow:
     a task without dialogues on the world's side; HoneError as training does for a world that fails at its start."""
     if is_control(wanted.policy):
         raise ConfigError(f"{wanted.policy} is a control policy, which writes no text")
-    settings = _play_settings(wanted)
-    source = ModelSource(path=str(wanted.policy))
-    policy = open_policy(source, seed=0, device=wanted.device, temperature=wanted.temperature or 1.0)
-    dialogue = open_dialogue(settings.task)
-    if dialogue is None:
-        raise ConfigError(
-            f"{wanted.policy}: its task has neither a world nor tools; name a world: hone play file.py:Class"
-        )
-    try:
-        return _play(wanted, settings, policy, dialogue, player)
-    finally:
-        dialogue.close()
-
-
-def _play_settings(wanted: PlayRequest) -> _PlaySettings:
-    """Settings of the run's evaluation or training, with the world that is asked for. Raises ConfigError."""
     tree = {} if wanted.run is None else config_tree(wanted.run)
     own, rollout = table_of(tree, "evaluation"), table_of(tree, "rollout")
     limits = {**rollout, **own}
@@ -177,13 +161,24 @@ def _play_settings(wanted: PlayRequest) -> _PlaySettings:
     except ValidationError as error:
         raise ConfigError(*(f"world {wanted.world}: {one['msg']}" for one in error.errors())) from None
     context, stop = limits.get("context"), limits.get("stop")
-    return _PlaySettings(
+    settings = _PlaySettings(
         task=config,
         max_tokens=int(cast("int", limits.get("max_tokens") or 256)),
         stop=tuple(cast("list[str]", stop or [])),
         context=context if isinstance(context, int) else None,
         history=cast("History", limits.get("history") or "append"),
     )
+    source = ModelSource(path=str(wanted.policy))
+    policy = open_policy(source, seed=0, device=wanted.device, temperature=wanted.temperature or 1.0)
+    dialogue = open_dialogue(settings.task)
+    if dialogue is None:
+        raise ConfigError(
+            f"{wanted.policy}: its task has neither a world nor tools; name a world: hone play file.py:Class"
+        )
+    try:
+        return _play(wanted, settings, policy, dialogue, player)
+    finally:
+        dialogue.close()
 
 
 def _play(
@@ -216,26 +211,8 @@ def _play(
     )
     for _ in loop.finished_groups():
         pass
-    return _ended(loop.groups[0][0], prompt, player)
-
-
-def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: _DialoguePlayer) -> Prompt:
-    """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
-    content: PromptContent = row.prompt
-    if wanted.side == "user":
-        typed = player.reply(None)
-        if not typed:
-            raise DataError("a dialogue needs first words")
-        asked: list[dict[str, object]] = [{"role": "user", "content": typed}]
-        content = typed if tokenizer.chat_template is None else asked
-    plain = isinstance(content, str)
-    none = np.zeros(0, np.int32)
-    tokens = (tokenizer.encode(content) if content else none) if plain else tokenizer.apply_chat(content)
-    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns)
-
-
-def _ended(conversation: Conversation, prompt: Prompt, player: _DialoguePlayer) -> AnswerRow:
-    """The dialogue with its end; an answer that was cut has not been shown."""
+    # The dialogue with its end; an answer that was cut has not been shown
+    conversation = loop.groups[0][0]
     outcome = conversation.outcome
     turns = said_turns(conversation.messages)
     if conversation.stop == "max_tokens":
@@ -251,6 +228,21 @@ def _ended(conversation: Conversation, prompt: Prompt, player: _DialoguePlayer) 
         stop=conversation.stop or "",
         fault="" if outcome is None else outcome.reason,
     )
+
+
+def _prompt(wanted: PlayRequest, row: Example, tokenizer: Tokenizer, player: _DialoguePlayer) -> Prompt:
+    """The row's prompt, or the person's first words on the user's side. Raises DataError for text without tokens."""
+    content: PromptContent = row.prompt
+    if wanted.side == "user":
+        typed = player.reply(None)
+        if not typed:
+            raise DataError("a dialogue needs first words")
+        asked: list[dict[str, object]] = [{"role": "user", "content": typed}]
+        content = typed if tokenizer.chat_template is None else asked
+    plain = isinstance(content, str)
+    none = np.zeros(0, np.int32)
+    tokens = (tokenizer.encode(content) if content else none) if plain else tokenizer.apply_chat(content)
+    return Prompt(id=row.id, content=content, tokens=tokens, columns=row.columns)
 
 
 def _settled(work: Callable[[], WorldTurn]) -> "Future[WorldTurn]":

@@ -141,7 +141,25 @@ def evaluate_search(
     prompts, pool = _draw_pool(session, prompts, truth, settings)
     if settings.step_plans:
         _require_steps(pool, settings.tools.step)
-    plans = _pool_plans(pool, settings)
+    # Plans on whole answers, by family and size
+    answers = [[settings.tools.answer_of(text) for text in some] for some in pool.texts]
+    likeliest = np.array([[one.mean_logp for one in some] for some in pool.candidates])
+    families: dict[str, tuple[Callable[[int], Floats], bool]] = {
+        ORACLE: (lambda k: estimates.pass_at(pool.truth, k), False),
+        "majority": (lambda k: estimates.vote(answers, pool.truth, k, seed=settings.seed), False),
+        "likeliest": (lambda k: estimates.best_of(likeliest, pool.truth, k), False),
+    }
+    if pool.scores is not None:
+        scores = pool.scores
+        families["best_of"] = (lambda k: estimates.best_of(scores, pool.truth, k), True)
+        families["weighted_vote"] = (
+            lambda k: estimates.vote(answers, pool.truth, k, weights=scores, seed=settings.seed),
+            True,
+        )
+    sizes = [size for size in settings.sizes if size > 1]
+    plans = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
+    for family, (values, scored) in families.items():
+        plans += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
     for plan in settings.step_plans:
         plans.append(_searched(session, plan, prompts, truth, settings))
     judged = [plan for plan in plans if not np.isnan(plan.values).any()]
@@ -266,29 +284,6 @@ def _requests(prompts: Sequence[Prompt], settings: SearchSettings, *, samples: i
 
 def _candidate(one: Completion) -> Candidate:
     return extended(EMPTY, one, finish=one.finish_reason)
-
-
-def _pool_plans(pool: _Pool, settings: SearchSettings) -> list[PlanValues]:
-    """Plans on whole answers, by family and size."""
-    answers = [[settings.tools.answer_of(text) for text in some] for some in pool.texts]
-    likeliest = np.array([[one.mean_logp for one in some] for some in pool.candidates])
-    families: dict[str, tuple[Callable[[int], Floats], bool]] = {
-        ORACLE: (lambda k: estimates.pass_at(pool.truth, k), False),
-        "majority": (lambda k: estimates.vote(answers, pool.truth, k, seed=settings.seed), False),
-        "likeliest": (lambda k: estimates.best_of(likeliest, pool.truth, k), False),
-    }
-    if pool.scores is not None:
-        scores = pool.scores
-        families["best_of"] = (lambda k: estimates.best_of(scores, pool.truth, k), True)
-        families["weighted_vote"] = (
-            lambda k: estimates.vote(answers, pool.truth, k, weights=scores, seed=settings.seed),
-            True,
-        )
-    sizes = [size for size in settings.sizes if size > 1]
-    plans = [_pool_plan(pool, ORACLE, 1, pool.truth.mean(axis=1), scored=False)]
-    for family, (values, scored) in families.items():
-        plans += [_pool_plan(pool, family, size, values(size), scored=scored) for size in sizes]
-    return plans
 
 
 def _pool_plan(pool: _Pool, family: str, size: int, values: Floats, *, scored: bool) -> PlanValues:

@@ -84,34 +84,31 @@ class AnswerReviser:
         """Return the drafts with their rounds. Raises LostResourceError where the budget is spent."""
         revisions = list(drafts)
         for number in range(self.config.rounds):
-            revisions = self._round(revisions, number)
+            principles = [self._principle(draft, number) for draft in revisions]
+            criticisms = self._replies(
+                [
+                    None if draft.fault else self._request(draft, CRITICISE.format(principle=principle), {})
+                    for draft, principle in zip(revisions, principles, strict=True)
+                ]
+            )
+            asked = [
+                None
+                if not isinstance(criticism, JudgeReply)
+                else replace(
+                    self._request(draft, REVISE.format(principle=principle), {"criticism": criticism.text}),
+                    fields=(REVISION,),
+                )
+                for draft, principle, criticism in zip(revisions, principles, criticisms, strict=True)
+            ]
+            revised = self._replies(asked)
+            revisions = [
+                _with_round(draft, principle, criticism, reply)
+                for draft, principle, criticism, reply in zip(revisions, principles, criticisms, revised, strict=True)
+            ]
         return revisions
 
     def close(self) -> None:
         self.client.close()
-
-    def _round(self, drafts: Sequence[AnswerRevision], number: int) -> list[AnswerRevision]:
-        principles = [self._principle(draft, number) for draft in drafts]
-        criticisms = self._replies(
-            [
-                None if draft.fault else self._request(draft, CRITICISE.format(principle=principle), {})
-                for draft, principle in zip(drafts, principles, strict=True)
-            ]
-        )
-        asked = [
-            None
-            if not isinstance(criticism, JudgeReply)
-            else replace(
-                self._request(draft, REVISE.format(principle=principle), {"criticism": criticism.text}),
-                fields=(REVISION,),
-            )
-            for draft, principle, criticism in zip(drafts, principles, criticisms, strict=True)
-        ]
-        revised = self._replies(asked)
-        return [
-            _with_round(draft, principle, criticism, reply)
-            for draft, principle, criticism, reply in zip(drafts, principles, criticisms, revised, strict=True)
-        ]
 
     def _principle(self, draft: AnswerRevision, number: int) -> str:
         count = len(self.config.principles)

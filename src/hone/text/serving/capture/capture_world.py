@@ -524,7 +524,21 @@ class CaptureWorld:
         """Hand a request to the engine, or refuse it."""
         try:
             planned = session.tree.plan(asked.messages, self.tokenizer, tools=asked.tools, role=asked.role)
-            request = self._request(asked, session, planned)
+            room = self.limits.context - len(planned.prompt)
+            most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
+            if most < 1:
+                message = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
+                raise ApiError(400, message, code="context_length_exceeded")
+            stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
+            sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
+            request = Request(
+                id=f"{session.id}:{planned.key}",
+                prompt=planned.prompt,
+                samples=1,
+                sampling=sampling,
+                after=None if planned.before is None else planned.before.completion.request_id,
+                keep_s=self.limits.deadline_s,
+            )
             engine.submit([request], round=self.steps)
         except (DataError, ApiError) as error:
             _refuse(asked, error_of(error))
@@ -543,23 +557,6 @@ class CaptureWorld:
             ended = ApiError(410, message, code="session_ended")
             _refuse(self._in_flight.pop(id_).asked, ended)
         session.in_flight = 0
-
-    def _request(self, asked: AgentRequest, session: _CapturedSession, planned: PlannedAnswer) -> Request:
-        room = self.limits.context - len(planned.prompt)
-        most = min(self.sampling.max_tokens, asked.max_tokens or self.sampling.max_tokens, room)
-        if most < 1:
-            message = f"the messages have {len(planned.prompt)} tokens, and rollout.context = {self.limits.context}"
-            raise ApiError(400, message, code="context_length_exceeded")
-        stop, top = (*self.sampling.stop, *asked.stop), asked.top_logprobs
-        sampling = replace(self.sampling, max_tokens=most, stop=stop, top_logprobs=top)
-        return Request(
-            id=f"{session.id}:{planned.key}",
-            prompt=planned.prompt,
-            samples=1,
-            sampling=sampling,
-            after=None if planned.before is None else planned.before.completion.request_id,
-            keep_s=self.limits.deadline_s,
-        )
 
     def _deliver(self, completion: Completion) -> None:
         """Give an answer to its agent, and keep it; one whose agent has gone is dropped."""
